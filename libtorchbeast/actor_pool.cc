@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/actor_pool.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "libtorchbeast/rollout_writer.h"
+
+namespace torchbeast {
+namespace {
+
+constexpr auto kPollInterval = std::chrono::milliseconds(100);
+constexpr auto kFirstPause = std::chrono::milliseconds(100);  // before a reconnection
+constexpr auto kLongestPause = std::chrono::milliseconds(5000);
+// How long streams may end by themselves, in order, before they are cancelled.
+constexpr auto kGrace = std::chrono::milliseconds(250);
+
+// Another seed for every stream and every connection of it (the finaliser of splitmix64). It
+// stays below 2^63, so that every language reads it as a positive number.
+std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream, std::uint64_t attempt) {
+  std::uint64_t z = seed;
+  for (const std::uint64_t part : {stream, attempt}) {
+    z += 0x9e3779b97f4a7c15ULL * (part + 1);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    z ^= z >> 31;
+  }
+  return z >> 1;
+}
+
+// What the inference loop is asked: ((observation, reward, done, ...), agent_state).
+ArrayNest inference_inputs(const StreamStep& step, const ArrayNest& agent_state) {
+  std::vector<ArrayNest> env{step.observation, ArrayNest(step.reward), ArrayNest(step.done),
+                             ArrayNest(step.episode_step), ArrayNest(step.episode_return)};
+  return ArrayNest(std::vector<ArrayNest>{ArrayNest(std::move(env)), agent_state});
+}
+
+// Its answer must be ((action, ...), new_agent_state).
+void check_agent_answer(const ArrayNest& outputs) {
+  if (!outputs.is_vector()) throw std::invalid_argument("Expected agent output to be tuple");
+  if (outputs.as_vector().size() != 2) {
+    throw std::invalid_argument(
+        "Expected agent output to be ((action, ...), new_state) but got sequence of length " +
+        std::to_string(outputs.as_vector().size()));
+  }
+  if (!outputs.as_vector()[0].is_vector() || outputs.as_vector()[0].as_vector().empty()) {
+    throw std::invalid_argument(
+        "Expected first entry of agent output to be a (action, ...) tuple");
+  }
+}
+
+// Counts a stream as live for a scope.
+class Alive {
+ public:
+  explicit Alive(std::atomic<std::int64_t>* count) : count_(count) { ++*count_; }
+  ~Alive() { --*count_; }
+  Alive(const Alive&) = delete;
+  Alive& operator=(const Alive&) = delete;
+
+ private:
+  std::atomic<std::int64_t>* count_;
+};
+
+}  // namespace
+
+ActorPool::Registration::Registration(ActorPool* pool, EnvStream* stream)
+    : pool_(pool), stream_(stream) {
+  MutexLock lock(pool_->mutex_);
+  pool_->streams_.insert(stream_);
+}
+
+ActorPool::Registration::~Registration() {
+  MutexLock lock(pool_->mutex_);
+  pool_->streams_.erase(stream_);
+}
+
+ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
+                     std::shared_ptr<DynamicBatcher> inference_batcher,
+                     ArrayNest initial_agent_state)
+    : options_(std::move(options)),
+      learner_queue_(std::move(learner_queue)),
+      inference_batcher_(std::move(inference_batcher)),
+      initial_agent_state_(std::move(initial_agent_state)) {
+  if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
+  if (inference_batcher_ == nullptr) {
+    throw std::invalid_argument("inference_batcher must not be None");
+  }
+  if (options_.unroll_length < 1) {
+    throw std::invalid_argument("unroll_length must be >= 1, got " +
+                                std::to_string(options_.unroll_length));
+  }
+  if (options_.addresses.empty()) {
+    throw std::invalid_argument("env_server_addresses must name at least one server");
+  }
+  nest::for_each([](const Array& leaf) {
+    if (leaf.ndim() >= 2 && leaf.size(1) == 1) return;
+    throw std::invalid_argument(
+        "initial_agent_state needs leaves [layers, 1, ...], one environment's, got " +
+        to_string(leaf.shape()));
+  }, initial_agent_state_);
+}
+
+void ActorPool::run(const std::function<void()>& poll) {
+  if (ran_.exchange(true)) throw std::runtime_error("ActorPool.run() may be called once only");
+  {
+    MutexLock lock(mutex_);
+    running_ = options_.addresses.size();
+  }
+  std::vector<std::thread> threads;
+  for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
+    threads.emplace_back([this, i] { run_stream(i); });
+  }
+  try {
+    watch(poll);
+  } catch (...) {  // the threads must be joined whatever poll() threw
+    fail(std::current_exception());
+  }
+  cancel_until_ended();
+  for (std::thread& thread : threads) thread.join();
+  MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void ActorPool::run_stream(std::size_t index) noexcept {
+  try {
+    keep_playing(index);
+  } catch (const ClosedBatchingQueue&) {  // the orderly end
+    stop();
+  } catch (const StreamCancelled&) {  // stopping already
+    stop();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  MutexLock lock(mutex_);
+  --running_;
+  changed_.notify_all();
+}
+
+// Plays, and reconnects when the stream is lost.
+void ActorPool::keep_playing(std::size_t index) {
+  Clock::time_point away_since = Clock::now();
+  std::chrono::milliseconds pause = kFirstPause;
+  for (std::uint64_t attempt = 0;; ++attempt) {
+    const Clock::time_point before = away_since;
+    try {
+      play(index, attempt, &away_since);
+    } catch (const LostStream&) {
+      if (attempt == 0 && away_since == before) throw;  // it never came up
+      if (away_since != before) {  // it had come up
+        ++lost_;
+        pause = kFirstPause;
+      }
+      const bool too_long = Clock::now() - away_since >= options_.reconnect_timeout;
+      if (too_long && !enough_streams_live()) throw;
+    }
+    pause_or_give_up(pause);
+    pause = std::min(2 * pause, kLongestPause);
+  }
+}
+
+bool ActorPool::enough_streams_live() const {
+  return 2 * live_ >= static_cast<std::int64_t>(options_.addresses.size());
+}
+
+// Waits before the next connection. Throws ClosedBatchingQueue when the pool stops meanwhile.
+void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
+  const auto until = Clock::now() + pause;
+  MutexLock lock(mutex_);
+  while (!stopped_ && Clock::now() < until) changed_.wait_until(mutex_, until);
+  if (stopped_) throw ClosedBatchingQueue("the pool stopped");
+}
+
+// One connection, from the first step until it ends. Sets *away_since to when it was lost.
+void ActorPool::play(std::size_t index, std::uint64_t attempt, Clock::time_point* away_since) {
+  EnvStream stream(options_.addresses[index], options_.step_timeout);
+  const Registration registration(this, &stream);
+  const auto timeout = attempt == 0 ? options_.connect_timeout : kLongestPause;
+  StreamStep first = stream.connect(derived_seed(options_.seed, index, attempt), timeout);
+  const Alive alive(&live_);
+  try {
+    step_until_stopped(&stream, index, std::move(first));
+  } catch (const ClosedBatchingQueue&) {
+    stream.close();
+    throw;
+  } catch (const LostStream&) {
+    *away_since = Clock::now();
+    throw;
+  }
+}
+
+Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
+  Answer answer = inference_batcher_->compute(inference_inputs(step, agent_state));
+  check_agent_answer(answer.outputs);
+  return answer;
+}
+
+// Ends with an exception: ClosedBatchingQueue in order, another for a failure.
+void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step) {
+  const std::int64_t num_envs = stream->num_envs();
+  const std::int64_t columns = options_.rollout_columns > 0 ? options_.rollout_columns : num_envs;
+  RolloutWriter writer({.unroll_length = options_.unroll_length,
+                        .num_envs = num_envs,
+                        .columns = columns,
+                        .first_env = static_cast<std::int64_t>(index) * kMaxEnvsPerStream});
+  ArrayNest agent_state = nest::map(
+      [num_envs](const Array& leaf) { return repeat(leaf, 1, num_envs); }, initial_agent_state_);
+  Answer answer = ask(step, agent_state);
+  writer.start(step, {answer.outputs.as_vector()[0], answer.version}, agent_state);
+  for (;;) {
+    const ArrayNest& outputs = answer.outputs.as_vector()[0];
+    step = stream->step(outputs.as_vector()[0]);
+    agent_state = answer.outputs.as_vector()[1];
+    if (writer.append(step, {outputs, answer.version})) {
+      for (QueueItem& item : writer.complete(agent_state)) {
+        learner_queue_->enqueue(std::move(item));
+        count_ += options_.unroll_length * columns;
+      }
+    }
+    answer = ask(step, agent_state);
+  }
+}
+
+// The first failure wins and stops everybody.
+void ActorPool::fail(std::exception_ptr failure) {
+  {
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  stop();
+}
+
+void ActorPool::stop() {
+  inference_batcher_->try_close();
+  learner_queue_->try_close();
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+bool ActorPool::closed() const {
+  return inference_batcher_->is_closed() || learner_queue_->is_closed();
+}
+
+// Until the pool stops: cancels streams that take too long, notices that queues were closed.
+void ActorPool::watch(const std::function<void()>& poll) {
+  while (!closed()) {
+    poll();
+    cancel_overdue_streams();
+    MutexLock lock(mutex_);
+    if (stopped_) break;
+    changed_.wait_until(mutex_, Clock::now() + kPollInterval);
+  }
+  stop();
+}
+
+void ActorPool::cancel_overdue_streams() {
+  MutexLock lock(mutex_);
+  for (EnvStream* stream : streams_) stream->cancel_if_overdue();
+}
+
+// Lets streams end in order for a moment, then cancels whatever still waits for a server.
+void ActorPool::cancel_until_ended() {
+  const auto deadline = Clock::now() + kGrace;
+  MutexLock lock(mutex_);
+  while (running_ > 0) {
+    if (changed_.wait_until(mutex_, std::max(deadline, Clock::now() + kPollInterval))) continue;
+    for (EnvStream* stream : streams_) stream->cancel();
+  }
+}
+
+}  // namespace torchbeast

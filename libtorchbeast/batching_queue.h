@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// A bounded FIFO that hands out batches.
+
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include "libtorchbeast/errors.h"
+#include "libtorchbeast/sync.h"
+
+namespace torchbeast {
+
+struct BatchingQueueOptions {
+  std::int64_t minimum_batch_size = 1;     // items that dequeue_many() waits for
+  std::int64_t maximum_batch_size = 1024;  // items in one batch at the most
+  std::optional<std::chrono::milliseconds> timeout = {};  // none: wait for the minimum for ever
+  std::optional<std::int64_t> maximum_queue_size = {};    // items; none: unbounded
+};
+
+// A bounded FIFO that hands out items in batches.
+//
+//   enqueue()  -> [ item item item ... ] ->  dequeue_many()
+//   blocks at maximum_queue_size             blocks below minimum_batch_size, at most `timeout`
+//                                            once there is an item
+//
+// Thread safety: every method may be called from any number of threads.
+// Closing: close() wakes every waiter. enqueue() throws ClosedBatchingQueue from then on;
+// dequeue_many() gives nothing, save to consumers that were already waiting: they share out what
+// was handed over before the close. Other items are dropped.
+template <typename T>
+class BatchingQueue {
+ public:
+  explicit BatchingQueue(BatchingQueueOptions options) : options_(options) { check(options); }
+
+  // Throws ClosedBatchingQueue when closed, also while it waits for room.
+  void enqueue(T item) EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      while (!closed_ && full()) not_full_.wait(mutex_);
+      if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
+      items_.push_back(std::move(item));
+    }
+    not_empty_.notify_one();
+  }
+
+  // The oldest items, at most maximum_batch_size; nullopt when closed.
+  std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
+    std::optional<std::vector<T>> batch;
+    std::deque<T> dropped;
+    bool more = false;
+    {
+      MutexLock lock(mutex_);
+      if (closed_) return std::nullopt;
+      wait_for_batch();
+      if (!items_.empty()) batch = take();
+      if (closed_ && consumers_waiting_ == 0) dropped.swap(items_);
+      more = !items_.empty();
+    }
+    not_full_.notify_all();
+    if (more) not_empty_.notify_one();
+    return batch;
+  }
+
+  std::int64_t size() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return count();
+  }
+
+  bool is_closed() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return closed_;
+  }
+
+  // Throws std::runtime_error at the second call.
+  void close() {
+    if (!try_close()) throw std::runtime_error("Queue was closed already");
+  }
+
+  // False when it was closed already.
+  bool try_close() EXCLUDES(mutex_) {
+    std::deque<T> dropped;  // destroyed after unlocking: a destructor may be anything
+    {
+      MutexLock lock(mutex_);
+      if (closed_) return false;
+      closed_ = true;
+      if (consumers_waiting_ == 0) dropped.swap(items_);
+    }
+    not_full_.notify_all();
+    not_empty_.notify_all();
+    return true;
+  }
+
+  const BatchingQueueOptions& options() const { return options_; }
+
+ private:
+  static void check(const BatchingQueueOptions& options) {
+    if (options.minimum_batch_size < 1) throw std::invalid_argument("Min batch size must be >= 1");
+    if (options.maximum_batch_size < options.minimum_batch_size) {
+      throw std::invalid_argument("Max batch size must be >= min batch size");
+    }
+    if (options.maximum_queue_size && *options.maximum_queue_size < options.maximum_batch_size) {
+      throw std::invalid_argument("Max queue size must be >= max batch size");
+    }
+  }
+
+  std::int64_t count() const REQUIRES(mutex_) { return static_cast<std::int64_t>(items_.size()); }
+
+  bool full() const REQUIRES(mutex_) {
+    return options_.maximum_queue_size && count() >= *options_.maximum_queue_size;
+  }
+
+  bool enough(bool timed_out) const REQUIRES(mutex_) {
+    return count() >= options_.minimum_batch_size || (timed_out && !items_.empty());
+  }
+
+  void wait_for_batch() REQUIRES(mutex_) {
+    const auto deadline = Clock::now() + options_.timeout.value_or(std::chrono::milliseconds(0));
+    bool timed_out = false;
+    ++consumers_waiting_;
+    while (!closed_ && !enough(timed_out)) {
+      if (!options_.timeout || timed_out) {
+        not_empty_.wait(mutex_);
+      } else {
+        timed_out = !not_empty_.wait_until(mutex_, deadline) && Clock::now() >= deadline;
+      }
+    }
+    --consumers_waiting_;
+  }
+
+  std::vector<T> take() REQUIRES(mutex_) {
+    const auto size = std::min(count(), options_.maximum_batch_size);
+    const auto end = items_.begin() + static_cast<std::ptrdiff_t>(size);
+    std::vector<T> batch(std::make_move_iterator(items_.begin()), std::make_move_iterator(end));
+    items_.erase(items_.begin(), end);
+    return batch;
+  }
+
+  const BatchingQueueOptions options_;
+  mutable Mutex mutex_;
+  CondVar not_full_;   // room came, or closed
+  CondVar not_empty_;  // an item came, or closed
+  std::deque<T> items_ GUARDED_BY(mutex_);
+  int consumers_waiting_ GUARDED_BY(mutex_) = 0;
+  bool closed_ GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace torchbeast

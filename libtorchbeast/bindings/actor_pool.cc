@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// ActorPool and describe() for Python.
+
+#include "libtorchbeast/actor_pool.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "libtorchbeast/bindings/arrays.h"
+#include "libtorchbeast/bindings/bindings.h"
+#include "libtorchbeast/bindings/gil.h"
+#include "libtorchbeast/bindings/options.h"
+#include "nest/nest_pybind.h"
+
+namespace torchbeast::bindings {
+namespace {
+
+std::unique_ptr<ActorPool> make_pool(std::int64_t unroll_length,
+                                     std::shared_ptr<RolloutQueue> learner_queue,
+                                     std::shared_ptr<DynamicBatcher> inference_batcher,
+                                     std::vector<std::string> addresses,
+                                     const py::object& initial_agent_state,
+                                     std::int64_t rollout_columns, std::uint64_t seed,
+                                     double connect_timeout_s, double step_timeout_s,
+                                     double reconnect_timeout_s) {
+  ActorPoolOptions options{.unroll_length = unroll_length,
+                           .addresses = std::move(addresses),
+                           .rollout_columns = rollout_columns,
+                           .seed = seed,
+                           .connect_timeout = from_seconds(connect_timeout_s),
+                           .step_timeout = from_seconds(step_timeout_s),
+                           .reconnect_timeout = from_seconds(reconnect_timeout_s)};
+  return std::make_unique<ActorPool>(std::move(options), std::move(learner_queue),
+                                     std::move(inference_batcher),
+                                     from_python(initial_agent_state));
+}
+
+py::object spec_leaf(const Array& leaf) {
+  return py::make_tuple(info(leaf.dtype()).name, py::tuple(py::cast(leaf.shape())));
+}
+
+py::dict describe(const std::string& address, double timeout_s) {
+  const EnvDescription description =
+      without_gil([&] { return describe_server(address, from_seconds(timeout_s)); });
+  py::dict result;
+  result["protocol_version"] = description.protocol_version;
+  result["env_id"] = description.env_id;
+  result["num_envs"] = description.num_envs;
+  result["num_streams"] = description.num_streams;
+  result["frame_stack"] = description.frame_stack;
+  result["observation"] = nest::to_python(description.observation, spec_leaf);
+  result["action_space"] = py::none();
+  if (!description.action_space.empty()) {
+    result["action_space"] = py::module_::import("json").attr("loads")(description.action_space);
+  }
+  return result;
+}
+
+}  // namespace
+
+void bind_actor_pool(py::module_& module) {
+  py::class_<ActorPool>(module, "ActorPool")
+      .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"),
+           py::arg("inference_batcher"), py::arg("env_server_addresses"),
+           py::arg("initial_agent_state"), py::kw_only(), py::arg("rollout_columns") = 0,
+           py::arg("seed") = 0, py::arg("connect_timeout_s") = 60.0,
+           py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0)
+      .def("run", [](ActorPool& pool) { without_gil([&] { pool.run(raise_pending_signals); }); })
+      .def("count", &ActorPool::count)
+      .def("live_streams", &ActorPool::live_streams)
+      .def("lost_streams", &ActorPool::lost_streams);
+
+  module.def("describe", &describe, py::arg("address"), py::arg("timeout_s") = 60.0);
+}
+
+}  // namespace torchbeast::bindings

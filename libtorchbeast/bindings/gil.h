@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one way across the border: convert with the GIL, block without it, convert with it.
+
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <utility>
+
+namespace torchbeast::bindings {
+
+namespace py = pybind11;
+
+// Runs what may block, or takes long, without the GIL. `call` must not touch Python objects.
+template <typename Call>
+auto without_gil(const Call& call) {
+  const py::gil_scoped_release release;
+  return call();
+}
+
+// Lets Ctrl-C through while the main thread waits inside the core.
+inline void raise_pending_signals() {
+  const py::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+// The one holder of a Python object that C++ keeps: it may be copied and dropped by any thread.
+class SharedObject {
+ public:
+  explicit SharedObject(py::object object)
+      : object_(new py::object(std::move(object)), [](py::object* held) {
+          const py::gil_scoped_acquire acquire;
+          delete held;
+        }) {}
+
+  // Needs the GIL.
+  const py::object& get() const { return *object_; }
+
+ private:
+  std::shared_ptr<py::object> object_;
+};
+
+}  // namespace torchbeast::bindings

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// The module libtorchbeast._C: exceptions, then classes.
+
+#include <pybind11/pybind11.h>
+
+#include "libtorchbeast/bindings/bindings.h"
+#include "libtorchbeast/errors.h"
+#include "nest/nest.h"
+
+namespace py = pybind11;
+
+PYBIND11_MODULE(_C, module) {
+  using namespace torchbeast;
+  module.doc() = "The compiled part of libtorchbeast. See libtorchbeast/__init__.py.";
+
+  py::register_exception<ClosedBatchingQueue>(module, "ClosedBatchingQueue", PyExc_RuntimeError);
+  py::register_exception<AsyncError>(module, "AsyncError", PyExc_RuntimeError);
+  py::register_exception<nest::NestError>(module, "NestError", PyExc_ValueError);
+  py::register_exception_translator([](std::exception_ptr failure) {
+    try {
+      if (failure) std::rethrow_exception(failure);
+    } catch (const TimeoutError& error) {
+      py::set_error(PyExc_TimeoutError, error.what());
+    } catch (const ConnectionError& error) {
+      py::set_error(PyExc_ConnectionError, error.what());
+    }
+  });
+
+  bindings::bind_batching_queue(module);
+  bindings::bind_dynamic_batcher(module);
+  bindings::bind_actor_pool(module);
+  bindings::bind_server(module);
+}

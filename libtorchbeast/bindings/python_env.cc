@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/bindings/python_env.h"
+
+#include <pybind11/pybind11.h>
+
+#include <cmath>
+#include <string>
+
+#include "libtorchbeast/bindings/arrays.h"
+#include "libtorchbeast/errors.h"
+#include "libtorchbeast/input_check.h"
+
+namespace torchbeast::bindings {
+namespace {
+
+// Environments may insist on seeds of 31 bits.
+constexpr std::uint64_t kSeedMask = 0x7fffffff;
+
+std::string traceback_of(const py::error_already_set& error) {
+  const py::object lines = py::module_::import("traceback")
+                               .attr("format_exception")(error.type(), error.value(), error.trace());
+  return py::str("").attr("join")(lines).cast<std::string>();
+}
+
+// Runs Python code with the GIL; what it raises becomes EnvironmentFailure.
+template <typename Call>
+auto in_python(const Call& call) {
+  const py::gil_scoped_acquire acquire;
+  try {
+    return call();
+  } catch (const py::error_already_set& error) {
+    throw EnvironmentFailure(traceback_of(error));
+  } catch (const std::exception& error) {  // a conversion refused what the environment returned
+    throw EnvironmentFailure(error.what());
+  }
+}
+
+ArrayNest with_env_dimension(const ArrayNest& nest) {
+  return nest::map(
+      [](const Array& leaf) {
+        Shape shape{1};
+        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
+        return leaf.reshaped(shape);
+      },
+      nest);
+}
+
+ArrayNest without_env_dimension(const ArrayNest& nest) {
+  return nest::map(
+      [](const Array& leaf) {
+        return leaf.reshaped({leaf.shape().begin() + 1, leaf.shape().end()});
+      },
+      nest);
+}
+
+Array one(bool value) { return Array::filled<bool>({1}, value); }
+
+void check_reward(float reward) {
+  if (std::isfinite(reward)) return;
+  throw std::invalid_argument("the environment returned reward " + std::to_string(reward) +
+                              ", expected a finite number");
+}
+
+// Discrete spaces can be told by their `n`; others need a description from the program.
+std::string discrete_space(const py::object& env) {
+  const py::object space = py::getattr(env, "action_space", py::none());
+  if (!py::hasattr(space, "n")) return "";
+  const py::object start = py::getattr(space, "start", py::int_(0));
+  return "{\"type\": \"Discrete\", \"n\": " + std::string(py::str(space.attr("n"))) +
+         ", \"start\": " + std::string(py::str(start)) + "}";
+}
+
+class SinglePythonEnv final : public Env {
+ public:
+  explicit SinglePythonEnv(py::object env) : env_(std::move(env)) {}
+  ~SinglePythonEnv() override { close(env_); }
+
+  static void close(const SharedObject& env) noexcept {
+    const py::gil_scoped_acquire acquire;
+    try {
+      if (py::hasattr(env.get(), "close")) env.get().attr("close")();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("closing an environment");
+    }
+  }
+
+  std::int64_t num_envs() const override { return 1; }
+  std::int64_t frame_stack() const override { return 1; }
+  std::string action_space() const override {
+    return in_python([&] { return discrete_space(env_.get()); });
+  }
+
+  ArrayNest reset(std::uint64_t seed) override {
+    return in_python([&] { return with_env_dimension(checked(reset_observation(seed))); });
+  }
+
+  EnvStep step(const ArrayNest& action) override {
+    return in_python([&] {
+      const py::object result = env_.get().attr("step")(to_numpy(without_env_dimension(action)));
+      return as_step(result);
+    });
+  }
+
+ private:
+  // Gymnasium takes a seed and returns (obs, info); legacy Gym takes none and returns obs.
+  py::object reset_observation(std::optional<std::uint64_t> seed) {
+    py::object result;
+    if (seed && takes_seed()) {
+      result = env_.get().attr("reset")(py::arg("seed") = *seed & kSeedMask);
+    } else {
+      result = env_.get().attr("reset")();
+    }
+    const bool with_info = py::isinstance<py::tuple>(result) && py::len(result) == 2 &&
+                           py::isinstance<py::dict>(result[py::int_(1)]);
+    return with_info ? py::object(result[py::int_(0)]) : result;
+  }
+
+  bool takes_seed() const {
+    const py::object signature = py::module_::import("inspect").attr("signature");
+    const py::object parameters = signature(env_.get().attr("reset")).attr("parameters");
+    return parameters.contains("seed") || parameters.contains("kwargs");
+  }
+
+  EnvStep as_step(const py::object& result) {
+    const auto values = py::tuple(result);
+    if (values.size() < 4) {
+      throw std::invalid_argument(
+          "step() must return (obs, reward, terminated, truncated, info) or (obs, reward, done, "
+          "...), got " + std::to_string(values.size()) + " values");
+    }
+    const bool gymnasium = values.size() == 5 && !py::isinstance<py::dict>(values[3]);
+    const auto reward = values[1].attr("__float__")().cast<float>();
+    check_reward(reward);
+    const bool over = py::bool_(py::object(values[2]));
+    const bool truncated = gymnasium ? !over && py::bool_(py::object(values[3]))
+                                     : over && time_limit(values[3]);
+    return finished(checked(values[0]), reward, over && !truncated, truncated);
+  }
+
+  // Legacy Gym's TimeLimit says so in the info.
+  static bool time_limit(const py::object& info) {
+    if (!py::isinstance<py::dict>(info)) return false;
+    const auto dict = py::reinterpret_borrow<py::dict>(info);
+    return dict.contains("TimeLimit.truncated") &&
+           py::bool_(py::object(dict["TimeLimit.truncated"]));
+  }
+
+  EnvStep finished(const ArrayNest& observation, float reward, bool terminated, bool truncated) {
+    EnvStep step{.observation = with_env_dimension(observation),
+                 .reward = Array::filled<float>({1}, reward),
+                 .terminated = one(terminated),
+                 .truncated = one(truncated),
+                 .episode_end = one(terminated || truncated)};
+    if (truncated) step.final_observation = step.observation;
+    if (terminated || truncated) {
+      step.observation = with_env_dimension(checked(reset_observation(std::nullopt)));
+    }
+    return step;
+  }
+
+  // Every observation must look like the first.
+  ArrayNest checked(const py::object& observation) {
+    const ArrayNest converted = from_environment(observation);
+    if (!first_) first_ = converted;
+    nest::for_each2(
+        [](const Array& first, const Array& now) {
+          if (first.dtype() == now.dtype() && first.shape() == now.shape()) return;
+          throw std::invalid_argument("the environment returned an observation of " +
+                                      summary(now) + ", its first one was " + summary(first));
+        },
+        *first_, converted);
+    return converted;
+  }
+
+  const SharedObject env_;
+  std::optional<ArrayNest> first_;
+};
+
+class VectorPythonEnv final : public Env {
+ public:
+  explicit VectorPythonEnv(py::object env)
+      : num_envs_(env.attr("num_envs").cast<std::int64_t>()),
+        frame_stack_(py::getattr(env, "frame_stack", py::int_(1)).cast<std::int64_t>()),
+        env_(std::move(env)) {}
+  ~VectorPythonEnv() override { SinglePythonEnv::close(env_); }
+
+  std::int64_t num_envs() const override { return num_envs_; }
+  std::int64_t frame_stack() const override { return frame_stack_; }
+  std::string action_space() const override {
+    return in_python([&] { return discrete_space(env_.get()); });
+  }
+
+  ArrayNest reset(std::uint64_t seed) override {
+    return in_python([&] {
+      return rows(from_environment(env_.get().attr("reset")(seed)), "observation");
+    });
+  }
+
+  EnvStep step(const ArrayNest& action) override {
+    return in_python([&] {
+      const auto values = py::tuple(env_.get().attr("step")(to_numpy(action)));
+      if (values.size() != 6) {
+        throw std::invalid_argument(
+            "step() must return (observation, reward, terminated, truncated, episode_end, "
+            "final_observation), got " + std::to_string(values.size()) + " values");
+      }
+      EnvStep step{.observation = rows(from_environment(values[0]), "observation"),
+                   .reward = column<float>(values[1], "reward"),
+                   .terminated = column<bool>(values[2], "terminated"),
+                   .truncated = column<bool>(values[3], "truncated"),
+                   .episode_end = column<bool>(values[4], "episode_end")};
+      if (!values[5].is_none()) step.final_observation = from_environment(values[5]);
+      for (std::int64_t e = 0; e < num_envs_; ++e) check_reward(step.reward.as<float>()[e]);
+      return step;
+    });
+  }
+
+ private:
+  ArrayNest rows(ArrayNest nest, const char* what) const {
+    nest::for_each(
+        [&](const Array& leaf) {
+          if (leaf.ndim() >= 1 && leaf.size(0) == num_envs_) return;
+          throw std::invalid_argument(std::string(what) + " needs a first dimension of " +
+                                      std::to_string(num_envs_) + " environments, got " +
+                                      summary(leaf));
+        },
+        nest);
+    return nest;
+  }
+
+  template <typename T>
+  Array column(const py::handle& value, const char* what) const {
+    const Array array = array_from_python(value);
+    if (array.dtype() == kDTypeOf<T> && array.shape() == Shape{num_envs_}) return array;
+    throw std::invalid_argument(std::string(what) + " must be " +
+                                summary(Array::spec(kDTypeOf<T>, {num_envs_})) + ", got " +
+                                summary(array));
+  }
+
+  const std::int64_t num_envs_;
+  const std::int64_t frame_stack_;
+  const SharedObject env_;
+};
+
+}  // namespace
+
+std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
+  return in_python([&]() -> std::unique_ptr<Env> {
+    py::object env = env_class.get()();
+    if (py::hasattr(env, "num_envs")) return std::make_unique<VectorPythonEnv>(std::move(env));
+    return std::make_unique<SinglePythonEnv>(std::move(env));
+  });
+}
+
+}  // namespace torchbeast::bindings

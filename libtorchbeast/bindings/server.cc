@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Server for Python.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "libtorchbeast/bindings/arrays.h"
+#include "libtorchbeast/bindings/bindings.h"
+#include "libtorchbeast/bindings/gil.h"
+#include "libtorchbeast/bindings/options.h"
+#include "libtorchbeast/bindings/python_env.h"
+#include "libtorchbeast/env_server.h"
+#include "nest/nest_pybind.h"
+
+namespace torchbeast::bindings {
+namespace {
+
+// ("uint8", (1, 84, 84)) is a leaf of an observation's description.
+bool is_spec(const py::handle& object) {
+  return py::isinstance<py::tuple>(object) && py::len(object) == 2 &&
+         py::isinstance<py::str>(object[py::int_(0)]) &&
+         py::isinstance<py::tuple>(object[py::int_(1)]);
+}
+
+Array read_spec(const py::handle& leaf) {
+  const auto name = leaf[py::int_(0)].cast<std::string>();
+  for (const DTypeInfo& entry : kDTypes) {
+    if (entry.name == name) return Array::spec(entry.dtype, leaf[py::int_(1)].cast<Shape>());
+  }
+  throw std::invalid_argument("unknown dtype '" + name + "' in the description of an observation");
+}
+
+ArrayNest read_specs(const py::handle& object) {
+  if (is_spec(object)) return ArrayNest(read_spec(object));
+  if (py::isinstance<py::dict>(object)) {
+    ArrayNest::Map map;
+    for (const auto& [key, value] : py::reinterpret_borrow<py::dict>(object)) {
+      map.emplace(key.cast<std::string>(), read_specs(value));
+    }
+    return ArrayNest(std::move(map));
+  }
+  ArrayNest::Vector vector;
+  for (const auto& value : py::reinterpret_borrow<py::sequence>(object)) {
+    vector.push_back(read_specs(value));
+  }
+  return ArrayNest(std::move(vector));
+}
+
+EnvDescription read_description(const py::dict& dict) {
+  EnvDescription description;
+  description.env_id = dict["env_id"].cast<std::string>();
+  description.num_envs = dict["num_envs"].cast<std::int64_t>();
+  description.num_streams = dict["num_streams"].cast<std::int64_t>();
+  description.frame_stack = dict["frame_stack"].cast<std::int64_t>();
+  description.observation = read_specs(dict["observation"]);
+  description.action_space =
+      py::module_::import("json").attr("dumps")(dict["action_space"]).cast<std::string>();
+  return description;
+}
+
+std::unique_ptr<EnvServer> make_server(const py::object& env_class, std::string address,
+                                       std::string env_id, std::int64_t num_streams,
+                                       const std::optional<py::dict>& description) {
+  EnvServerOptions options{.env_id = std::move(env_id), .num_streams = num_streams};
+  if (description) options.description = read_description(*description);
+  return std::make_unique<EnvServer>(
+      [factory = SharedObject(env_class)] { return make_python_env(factory); },
+      std::move(address), std::move(options));
+}
+
+}  // namespace
+
+void bind_server(py::module_& module) {
+  py::class_<EnvServer>(module, "Server")
+      .def(py::init(&make_server), py::arg("env_class"),
+           py::arg("server_address") = "unix:/tmp/polybeast", py::kw_only(),
+           py::arg("env_id") = "", py::arg("num_streams") = 1,
+           py::arg("description") = py::none())
+      .def("run",
+           [](EnvServer& server) { without_gil([&] { server.run(raise_pending_signals); }); })
+      .def("stop", &EnvServer::stop, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "wait_until_serving",
+          [](EnvServer& server, double timeout_s) {
+            return without_gil([&] { return server.wait_until_serving(from_seconds(timeout_s)); });
+          },
+          py::arg("timeout_s") = 10.0);
+}
+
+}  // namespace torchbeast::bindings

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a server needs of an environment: E of them, described, reset and stepped together.
+
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "libtorchbeast/array_ops.h"
+
+namespace torchbeast {
+
+// What a learner has to know before it builds its model.
+struct EnvDescription {
+  std::string env_id = {};
+  std::int64_t num_envs = 1;     // E of one stream
+  std::int64_t num_streams = 1;  // streams that the server would like to have opened
+  std::int64_t frame_stack = 1;  // see rpcenv.proto
+  ArrayNest observation = {};    // one environment's; only dtype and shape count
+  std::string action_space = {}; // JSON, see rpcenv.proto; empty: unknown
+  std::int64_t protocol_version = 1;  // 0: a server that knows only the original protocol
+};
+
+// What one step of E environments gives. Leaves and arrays are [E, ...].
+struct EnvStep {
+  ArrayNest observation;  // of the next episode where one ended
+  Array reward;           // float32 [E]
+  Array terminated;       // bool [E]
+  Array truncated;        // bool [E]; never together with terminated
+  Array episode_end;      // bool [E]; the whole game is over, not only a life
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...] of the K truncated ones
+};
+
+// E environments stepped together; an ended one restarts in the same step.
+//
+// Thread safety: one thread at a time. Whatever an implementation throws ends its stream;
+// EnvironmentFailure carries the environment's own traceback.
+class Env {
+ public:
+  virtual ~Env() = default;
+  virtual std::int64_t num_envs() const = 0;
+  virtual std::int64_t frame_stack() const = 0;
+  // JSON as in rpcenv.proto; empty when it cannot be told.
+  virtual std::string action_space() const = 0;
+  // Observation leaves [E, ...].
+  virtual ArrayNest reset(std::uint64_t seed) = 0;
+  // Action leaves [E, ...].
+  virtual EnvStep step(const ArrayNest& action) = 0;
+};
+
+using EnvFactory = std::function<std::unique_ptr<Env>()>;
+
+}  // namespace torchbeast

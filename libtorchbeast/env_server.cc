@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/env_server.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <vector>
+
+#include "libtorchbeast/errors.h"
+#include "libtorchbeast/frame_stack.h"
+#include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/unix_address.h"
+#include "rpcenv.grpc.pb.h"
+
+namespace torchbeast {
+namespace {
+
+// A status message travels as a header, and peers refuse headers above 8 KiB. Newlines take three
+// bytes there. The end of a traceback says most.
+constexpr std::size_t kMaxStatusMessage = 4000;
+constexpr auto kPollInterval = std::chrono::milliseconds(100);
+
+std::string shortened(const std::string& message) {
+  if (message.size() <= kMaxStatusMessage) return message;
+  return "... " + message.substr(message.size() - kMaxStatusMessage);
+}
+
+// Runs the body of a call and turns what it throws into the status that the protocol names.
+template <typename Body>
+grpc::Status as_status(const Body& body) {
+  try {
+    body();
+    return grpc::Status::OK;
+  } catch (const std::invalid_argument& error) {
+    return {grpc::StatusCode::INVALID_ARGUMENT, shortened(error.what())};
+  } catch (const std::exception& error) {
+    return {grpc::StatusCode::INTERNAL, shortened(error.what())};
+  }
+}
+
+// Steps and return of the running episode of each environment.
+class EpisodeCounters {
+ public:
+  explicit EpisodeCounters(std::int64_t num_envs)
+      : steps_(static_cast<std::size_t>(num_envs)), returns_(static_cast<std::size_t>(num_envs)) {}
+
+  // Counts a step; the counters then include it.
+  void add(const EnvStep& step) {
+    for (std::size_t e = 0; e < steps_.size(); ++e) {
+      steps_[e] += 1;
+      returns_[e] += step.reward.as<float>()[e];
+    }
+  }
+
+  // Starts again where an episode ended.
+  void restart(const EnvStep& step) {
+    for (std::size_t e = 0; e < steps_.size(); ++e) {
+      if (!step.episode_end.as<bool>()[e]) continue;
+      steps_[e] = 0;
+      returns_[e] = 0;
+    }
+  }
+
+  Array steps() const { return copied(steps_); }
+  Array returns() const { return copied(returns_); }
+
+ private:
+  template <typename T>
+  static Array copied(const std::vector<T>& values) {
+    Array array(kDTypeOf<T>, {static_cast<std::int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), array.as<T>());
+    return array;
+  }
+
+  std::vector<std::int32_t> steps_;
+  std::vector<float> returns_;
+};
+
+// The "step" that brings the first observation: an episode starts in every environment.
+EnvStep first_step(Env& env, std::uint64_t seed) {
+  const Shape shape{env.num_envs()};
+  return {.observation = env.reset(seed),
+          .reward = Array::zeros(DType::kFloat32, shape),
+          .terminated = Array::filled<bool>(shape, true),
+          .truncated = Array::zeros(DType::kBool, shape),
+          .episode_end = Array::zeros(DType::kBool, shape)};
+}
+
+void check_action(const ArrayNest& action, const Shape& prefix) {
+  nest::for_each([&](const Array& leaf) {
+    const bool fits = leaf.ndim() >= prefix.size() &&
+                      std::equal(prefix.begin(), prefix.end(), leaf.shape().begin());
+    if (fits) return;
+    throw std::invalid_argument("an action's shape must begin with " + to_string(prefix) +
+                                ", got " + to_string(leaf.shape()));
+  }, action);
+}
+
+void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorStep* message) {
+  message->Clear();
+  codec::encode(step.observation, message->mutable_observation());
+  codec::encode(step.reward, message->mutable_reward());
+  codec::encode(step.terminated, message->mutable_terminated());
+  codec::encode(step.truncated, message->mutable_truncated());
+  codec::encode(step.episode_end, message->mutable_episode_end());
+  codec::encode(counters.steps(), message->mutable_episode_step());
+  codec::encode(counters.returns(), message->mutable_episode_return());
+  if (step.final_observation) {
+    codec::encode(*step.final_observation, message->mutable_final_observation());
+  }
+}
+
+// Drops the first `dims` dimensions, all of size 1.
+ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
+  return nest::map([dims](const Array& leaf) {
+    return leaf.reshaped({leaf.shape().begin() + static_cast<std::ptrdiff_t>(dims),
+                          leaf.shape().end()});
+  }, nest);
+}
+
+// One environment behind the original protocol: whole stacks, one `done`.
+class OriginalStream {
+ public:
+  explicit OriginalStream(Env& env) : env_(env), counters_(1), stack_(env.frame_stack()) {
+    if (env.num_envs() != 1) {
+      throw std::invalid_argument(
+          "the original protocol carries one environment a stream, this server steps " +
+          std::to_string(env.num_envs()) + " together; start it with one");
+    }
+  }
+
+  void reset(rpcenv::Step* message) { fill(first_step(env_, 0), message); }
+
+  void step(const rpcenv::Action& action, rpcenv::Step* message) {
+    const ArrayNest nest = codec::decode(action.nest_action());
+    check_action(nest, {1, 1});
+    const EnvStep step = env_.step(without_leading_dim(nest));
+    counters_.add(step);
+    fill(step, message);
+    counters_.restart(step);
+  }
+
+ private:
+  static ArrayNest without_leading_dim(const ArrayNest& nest) { return without_leading(nest, 1); }
+
+  void fill(const EnvStep& step, rpcenv::Step* message) {
+    const bool done = step.terminated.as<bool>()[0] || step.truncated.as<bool>()[0];
+    const Array starts = Array::filled<bool>({1}, done);
+    message->Clear();
+    codec::encode(without_leading(stack_.push(step.observation, starts), 1),
+                  message->mutable_observation());
+    message->set_reward(step.reward.as<float>()[0]);
+    message->set_done(done);
+    message->set_episode_step(counters_.steps().as<std::int32_t>()[0]);
+    message->set_episode_return(counters_.returns().as<float>()[0]);
+  }
+
+  Env& env_;
+  EpisodeCounters counters_;
+  FrameStack stack_;
+};
+
+template <typename Stream>
+void stream_original(Env& env, Stream* stream) {
+  OriginalStream original(env);
+  rpcenv::Step step;
+  original.reset(&step);
+  rpcenv::Action action;
+  while (stream->Write(step) && stream->Read(&action)) original.step(action, &step);
+}
+
+template <typename Stream>
+void stream_vector(const EnvFactory& factory, Stream* stream) {
+  rpcenv::VectorAction action;
+  if (!stream->Read(&action)) return;
+  const std::unique_ptr<Env> env = factory();
+  EpisodeCounters counters(env->num_envs());
+  rpcenv::VectorStep message;
+  fill(first_step(*env, action.seed()), counters, &message);
+  while (stream->Write(message) && stream->Read(&action)) {
+    const ArrayNest nest = codec::decode(action.nest_action());
+    check_action(nest, {env->num_envs()});
+    const EnvStep step = env->step(nest);
+    counters.add(step);
+    fill(step, counters, &message);
+    counters.restart(step);
+  }
+}
+
+void fill(const EnvDescription& description, rpcenv::Description* message) {
+  message->set_protocol_version(static_cast<std::int32_t>(description.protocol_version));
+  message->set_env_id(description.env_id);
+  message->set_num_envs(static_cast<std::int32_t>(description.num_envs));
+  message->set_num_streams(static_cast<std::int32_t>(description.num_streams));
+  message->set_frame_stack(static_cast<std::int32_t>(description.frame_stack));
+  codec::encode_spec(description.observation, message->mutable_observation());
+  message->set_action_space(description.action_space);
+}
+
+}  // namespace
+
+class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
+ public:
+  Service(EnvFactory factory, const EnvServerOptions& options)
+      : factory_(std::move(factory)), options_(options), description_(options.description) {}
+
+ private:
+  grpc::Status StreamingEnv(grpc::ServerContext*,
+                            grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
+    return as_status([&] { stream_original(*factory_(), stream); });
+  }
+
+  grpc::Status StreamingVectorEnv(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
+    return as_status([&] { stream_vector(factory_, stream); });
+  }
+
+  grpc::Status Describe(grpc::ServerContext*, const rpcenv::DescribeRequest*,
+                        rpcenv::Description* message) override {
+    return as_status([&] { fill(description(), message); });
+  }
+
+  EnvDescription description() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (!description_) description_ = describe_one();
+    return *description_;
+  }
+
+  // Holds the lock that only Describe takes: two learners that ask at once make one environment.
+  EnvDescription describe_one() const {
+    const std::unique_ptr<Env> env = factory_();
+    return {.env_id = options_.env_id,
+            .num_envs = env->num_envs(),
+            .num_streams = options_.num_streams,
+            .frame_stack = env->frame_stack(),
+            .observation = nest::map([](const Array& leaf) {
+              return Array::spec(leaf.dtype(), {leaf.shape().begin() + 1, leaf.shape().end()});
+            }, narrow(env->reset(0), 0, 0, 1)),
+            .action_space = env->action_space()};
+  }
+
+  const EnvFactory factory_;
+  const EnvServerOptions& options_;
+  Mutex mutex_;
+  std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
+};
+
+EnvServer::EnvServer(EnvFactory factory, std::string address, EnvServerOptions options)
+    : address_(std::move(address)),
+      options_(std::move(options)),
+      service_(std::make_unique<Service>(std::move(factory), options_)) {}
+
+EnvServer::~EnvServer() = default;
+
+void EnvServer::run(const std::function<void()>& poll) {
+  begin();
+  try {
+    serve(poll);
+  } catch (...) {  // whatever ends the server, it is idle afterwards
+    set_state(State::kIdle);
+    throw;
+  }
+  set_state(State::kIdle);
+}
+
+void EnvServer::begin() {
+  MutexLock lock(mutex_);
+  if (state_ != State::kIdle) throw std::runtime_error("Server already running");
+  state_ = State::kStarting;
+}
+
+void EnvServer::serve(const std::function<void()>& poll) {
+  claim_unix_address(address_);
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(address_, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(service_.get());
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0) {
+    throw ConnectionError("cannot serve at " + address_ +
+                          ": the address is in use or cannot be bound");
+  }
+  set_state(State::kServing);
+  std::exception_ptr failure;
+  try {
+    wait_for_stop(poll);
+  } catch (...) {  // the server must be shut down before it goes
+    failure = std::current_exception();
+  }
+  server->Shutdown(std::chrono::system_clock::now() + options_.stop_grace);
+  release_unix_address(address_);
+  if (failure) std::rethrow_exception(failure);
+}
+
+void EnvServer::wait_for_stop(const std::function<void()>& poll) {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      if (state_ == State::kStopping) return;
+      state_changed_.wait_until(mutex_, Clock::now() + kPollInterval);
+      if (state_ == State::kStopping) return;
+    }
+    poll();
+  }
+}
+
+void EnvServer::stop() {
+  MutexLock lock(mutex_);
+  while (state_ == State::kStarting) state_changed_.wait(mutex_);
+  if (state_ == State::kIdle) throw std::runtime_error("Server not running");
+  state_ = State::kStopping;
+  state_changed_.notify_all();
+  while (state_ == State::kStopping) state_changed_.wait(mutex_);
+}
+
+bool EnvServer::wait_until_serving(std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  MutexLock lock(mutex_);
+  while (state_ != State::kServing) {
+    if (!state_changed_.wait_until(mutex_, deadline) && Clock::now() >= deadline) break;
+  }
+  return state_ == State::kServing;
+}
+
+void EnvServer::set_state(State state) {
+  MutexLock lock(mutex_);
+  state_ = state;
+  state_changed_.notify_all();
+}
+
+}  // namespace torchbeast

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Mutex and condition variable with the annotations that let clang check locking at compile time.
+//
+// Build with clang and -Wthread-safety -Werror to have the mistakes rejected; g++ ignores the
+// annotations. See https://clang.llvm.org/docs/ThreadSafetyAnalysis.html.
+
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#if defined(__clang__)
+#define TB_THREAD_ANNOTATION(x) __attribute__((x))
+#else
+#define TB_THREAD_ANNOTATION(x)
+#endif
+
+#define CAPABILITY(x) TB_THREAD_ANNOTATION(capability(x))
+#define SCOPED_CAPABILITY TB_THREAD_ANNOTATION(scoped_lockable)
+#define GUARDED_BY(x) TB_THREAD_ANNOTATION(guarded_by(x))
+#define REQUIRES(...) TB_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
+#define ACQUIRE(...) TB_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define RELEASE(...) TB_THREAD_ANNOTATION(release_capability(__VA_ARGS__))
+#define EXCLUDES(...) TB_THREAD_ANNOTATION(locks_excluded(__VA_ARGS__))
+
+namespace torchbeast {
+
+using Clock = std::chrono::steady_clock;
+
+class CAPABILITY("mutex") Mutex {
+ public:
+  void lock() ACQUIRE() { mutex_.lock(); }
+  void unlock() RELEASE() { mutex_.unlock(); }
+
+ private:
+  friend class CondVar;
+  std::mutex mutex_;
+};
+
+// Holds a Mutex for a scope.
+class SCOPED_CAPABILITY MutexLock {
+ public:
+  explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~MutexLock() RELEASE() { mutex_.unlock(); }
+  MutexLock(const MutexLock&) = delete;
+  MutexLock& operator=(const MutexLock&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+// Waits release the mutex and take it again before they return.
+class CondVar {
+ public:
+  void wait(Mutex& mutex) REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    condition_.wait(lock);
+    lock.release();
+  }
+  // False when the deadline has passed.
+  bool wait_until(Mutex& mutex, Clock::time_point deadline) REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    const bool in_time = condition_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    lock.release();
+    return in_time;
+  }
+  void notify_one() { condition_.notify_one(); }
+  void notify_all() { condition_.notify_all(); }
+
+ private:
+  std::condition_variable condition_;
+};
+
+}  // namespace torchbeast

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/unix_address.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "libtorchbeast/errors.h"
+
+namespace torchbeast {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::optional<std::string> path_of(const std::string& address) {
+  if (!address.starts_with("unix:")) return std::nullopt;
+  const std::string path = address.substr(5);
+  return path.starts_with("//") ? path.substr(2) : path;
+}
+
+[[noreturn]] void refuse(const std::string& address, const std::string& why) {
+  throw ConnectionError("cannot serve at " + address + ": " + why);
+}
+
+sockaddr_un socket_address(const std::string& address, const std::string& path) {
+  sockaddr_un result{};
+  result.sun_family = AF_UNIX;
+  if (path.size() >= sizeof(result.sun_path)) {
+    refuse(address, "a socket's path may have " + std::to_string(sizeof(result.sun_path) - 1) +
+                        " bytes, this one has " + std::to_string(path.size()) +
+                        "; choose a shorter one");
+  }
+  std::memcpy(result.sun_path, path.c_str(), path.size() + 1);
+  return result;
+}
+
+bool somebody_listens(const sockaddr_un& name) {
+  const int descriptor = ::socket(AF_UNIX, SOCK_STREAM, 0);
+  if (descriptor < 0) return false;
+  const int result = ::connect(descriptor, reinterpret_cast<const sockaddr*>(&name), sizeof(name));
+  const bool listens = result == 0 || errno == EAGAIN || errno == EACCES || errno == EPERM;
+  ::close(descriptor);
+  return listens;
+}
+
+}  // namespace
+
+void claim_unix_address(const std::string& address) {
+  const auto path = path_of(address);
+  if (!path) return;
+  const sockaddr_un name = socket_address(address, *path);
+  std::error_code error;
+  const fs::path folder = fs::path(*path).parent_path();
+  if (!folder.empty() && !fs::is_directory(folder, error)) {
+    refuse(address, "the folder " + folder.string() + " does not exist");
+  }
+  const fs::file_status status = fs::symlink_status(*path, error);
+  if (!fs::exists(status)) return;
+  if (!fs::is_socket(status)) refuse(address, "a file that is no socket is there");
+  if (somebody_listens(name)) {
+    refuse(address, "another process serves it; stop that one or choose another address");
+  }
+  fs::remove(*path, error);
+}
+
+void release_unix_address(const std::string& address) {
+  std::error_code error;
+  if (const auto path = path_of(address)) fs::remove(*path, error);
+}
+
+}  // namespace torchbeast

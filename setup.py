@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the modules nest and libtorchbeast._C with CMake; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+TARGETS = {"nest": "nest_module", "libtorchbeast._C": "_C"}
+
+
+class CMakeBuild(build_ext):
+    """Runs CMake once and puts each module where setuptools wants it."""
+
+    def run(self) -> None:
+        self.configure()
+        super().run()
+
+    def configure(self) -> None:
+        build = self.cmake_folder()
+        build.mkdir(parents=True, exist_ok=True)
+        arguments = [f"-DPython_EXECUTABLE={sys.executable}", "-DTORCHBEAST_TESTS=OFF"]
+        self.cmake("-S", str(ROOT), "-B", str(build), *arguments)
+
+    def build_extension(self, ext: Extension) -> None:
+        build = self.cmake_folder()
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+        self.cmake("--build", str(build), "--target", TARGETS[ext.name], "-j", jobs)
+        wanted = Path(self.get_ext_fullpath(ext.name)).resolve()
+        wanted.parent.mkdir(parents=True, exist_ok=True)
+        self.copy_file(str(self.built_module(build, ext.name)), str(wanted))
+
+    def built_module(self, build: Path, name: str) -> Path:
+        return build / Path(self.get_ext_filename(name)).name
+
+    def cmake_folder(self) -> Path:
+        return Path(self.build_temp).resolve() / "cmake"
+
+    def cmake(self, *arguments: str) -> None:
+        try:
+            subprocess.run(["cmake", *arguments], check=True)
+        except FileNotFoundError:
+            sys.exit("error: cmake was not found; install it with 'pip install cmake' or your system's packages")
+        except subprocess.CalledProcessError as error:
+            sys.exit(f"error: the build of TorchBeast's C++ part failed (cmake exited with {error.returncode}); "
+                     "its own messages above say what is missing")
+
+
+setup(
+    ext_modules=[Extension(name, sources=[]) for name in TARGETS],
+    cmdclass={"build_ext": CMakeBuild},
+)

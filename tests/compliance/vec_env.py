@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every VecEnv must do, whoever wrote it.
+
+Inherit and say how to make one:
+
+    class TestMyEnv(VecEnvCompliance):
+        def make(self, num_envs): return MyEnv(num_envs)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchbeast.core.envs import spaces
+from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+
+NUM_ENVS = 3
+
+
+def random_action(space: spaces.ActionSpace, num_envs: int, rng: np.random.Generator) -> Any:
+    """One valid action for each environment: leaves [num_envs, ...]."""
+    return map_leaves(lambda leaf: _random_leaf(leaf, num_envs, rng), space)
+
+
+def _random_leaf(leaf: Any, num_envs: int, rng: np.random.Generator) -> np.ndarray:
+    match leaf:
+        case spaces.Discrete(n, start):
+            return rng.integers(start, start + n, num_envs)
+        case spaces.MultiDiscrete(nvec):
+            return rng.integers(0, nvec, (num_envs, len(nvec)))
+        case spaces.MultiBinary(shape):
+            return rng.integers(0, 2, (num_envs, *shape))
+        case spaces.Box(_, _, shape, dtype):
+            return rng.normal(size=(num_envs, *shape)).astype(dtype)
+    raise AssertionError(f"not an action space: {leaf}")
+
+
+def play(env: VecEnv, num_steps: int, seed: int = 0) -> Iterator[VecStep]:
+    """The results of random actions, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    for _ in range(num_steps):
+        yield env.step(random_action(env.action_space, env.num_envs, rng))
+
+
+class VecEnvCompliance:
+    num_steps = 300  # enough for an episode to end
+
+    def make(self, num_envs: int) -> VecEnv:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def env(self) -> Iterator[VecEnv]:
+        env = self.make(NUM_ENVS)
+        yield env
+        env.close()
+
+    def test_it_says_how_many_environments_it_steps(self, env: VecEnv) -> None:
+        assert env.num_envs == NUM_ENVS
+        assert env.env_id and env.frame_stack >= 1
+
+    def test_its_action_space_survives_json(self, env: VecEnv) -> None:
+        data = spaces.action_space_to_json(env.action_space)
+        assert spaces.action_space_from_json(data) == env.action_space
+
+    def test_observations_are_of_the_observation_space(self, env: VecEnv) -> None:
+        _check_rows(env.observation_space, env.reset(0), NUM_ENVS)
+        for step in play(env, self.num_steps):
+            _check_rows(env.observation_space, step.observation, NUM_ENVS)
+
+    def test_rewards_are_finite_float32_and_ends_are_bool(self, env: VecEnv) -> None:
+        env.reset(0)
+        for step in play(env, self.num_steps):
+            assert step.reward.dtype == np.float32 and step.reward.shape == (NUM_ENVS,)
+            assert np.isfinite(step.reward).all()
+            for flag in (step.terminated, step.truncated, step.episode_end):
+                assert flag.dtype == bool and flag.shape == (NUM_ENVS,)
+
+    def test_an_end_is_either_terminated_or_truncated(self, env: VecEnv) -> None:
+        env.reset(0)
+        ended = 0
+        for step in play(env, self.num_steps):
+            assert not (step.terminated & step.truncated).any()
+            assert not (step.episode_end & ~(step.terminated | step.truncated)).any()
+            assert not (step.truncated & ~step.episode_end).any()
+            ended += int((step.terminated | step.truncated).sum())
+        assert ended, "nothing ended: raise num_steps"
+
+    def test_there_is_one_final_observation_for_each_truncated_episode(self, env: VecEnv) -> None:
+        env.reset(0)
+        for step in play(env, self.num_steps):
+            if step.truncated.any():
+                _check_rows(env.observation_space, step.final_observation, step.truncated.sum())
+            else:
+                assert step.final_observation is None
+
+    def test_the_same_seed_gives_the_same_play(self) -> None:
+        first, second = self._recording(seed=7), self._recording(seed=7)
+        assert len(first) > 1
+        for a, b in zip(first, second, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_a_reset_with_the_same_seed_starts_the_same_play_again(self, env: VecEnv) -> None:
+        first = self._recording_of(env, seed=7)
+        for a, b in zip(first, self._recording_of(env, seed=7), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_another_seed_gives_another_play(self) -> None:
+        first, second = self._recording(seed=7), self._recording(seed=8)
+        assert any((a != b).any() for a, b in zip(first, second, strict=True))
+
+    def test_each_environment_has_a_seed_of_its_own(self, env: VecEnv) -> None:
+        recording = self._recording_of(env, seed=7)
+        assert any((leaf[:1] != leaf[1:]).any() for leaf in recording)
+
+    def test_what_was_returned_is_not_written_to_by_later_steps(self, env: VecEnv) -> None:
+        returned: list[Any] = [env.reset(0)]
+        kept = copy.deepcopy(returned)
+        for step in play(env, self.num_steps):
+            returned.append(tuple(step))
+            kept.append(copy.deepcopy(tuple(step)))
+        for a, b in zip(returned, kept, strict=True):
+            map_leaves2(np.testing.assert_array_equal, a, b)
+
+    def test_the_action_is_not_written_to(self, env: VecEnv) -> None:
+        env.reset(0)
+        action = random_action(env.action_space, NUM_ENVS, np.random.default_rng(0))
+        kept = copy.deepcopy(action)
+        env.step(action)
+        map_leaves2(np.testing.assert_array_equal, action, kept)
+
+    def test_actions_for_another_number_of_environments_are_refused(self, env: VecEnv) -> None:
+        env.reset(0)
+        action = random_action(env.action_space, NUM_ENVS + 1, np.random.default_rng(0))
+        with pytest.raises(ValueError, match=str(NUM_ENVS)):
+            env.step(action)
+
+    def test_another_one_can_be_made_after_close(self) -> None:
+        for _ in range(2):
+            env = self.make(1)
+            env.reset(0)
+            env.close()
+
+    def _recording(self, seed: int) -> list[np.ndarray]:
+        env = self.make(NUM_ENVS)
+        recording = self._recording_of(env, seed)
+        env.close()
+        return recording
+
+    def _recording_of(self, env: VecEnv, seed: int) -> list[np.ndarray]:
+        """All observation leaves and rewards of one play with actions that are always the same."""
+        recording = flatten(env.reset(seed))
+        for step in play(env, self.num_steps):
+            recording += [*flatten(step.observation), step.reward]
+        return recording
+
+
+def _check_rows(space: spaces.ObservationSpace, observation: Any, num_rows: int) -> None:
+    """Raises unless every leaf is [num_rows, *shape] of its dtype."""
+    for leaf in flatten(observation):
+        assert isinstance(leaf, np.ndarray) and leaf.shape[0] == num_rows
+    first_rows = map_leaves(lambda leaf: leaf[0], observation)
+    assert len(list(spaces.matching_leaves(space, first_rows, "row 0"))) == len(flatten(space))

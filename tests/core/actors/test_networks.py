@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks by name: their weights' names and shapes, what they compute, what they accept."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.actors.policy import act
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import (
+    ArraySpec,
+    Box,
+    Discrete,
+    MultiBinary,
+    MultiDiscrete,
+    ObservationSpace,
+)
+from torchbeast.core.nest_py import map_leaves
+
+T, B, ACTIONS = 4, 3, 6
+ATARI = ArraySpec((4, 84, 84), "uint8")
+NETS = [DeepNet, AtariNet, MLPNet]
+
+
+def random_leaf(spec: ArraySpec, steps: int = T) -> Tensor:
+    dtype = getattr(torch, spec.dtype)
+    shape = (steps, B, *spec.shape)
+    return torch.randn(shape).to(dtype) if dtype.is_floating_point else _integers(shape, dtype)
+
+
+def _integers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.randint(2 if dtype == torch.bool else 128, shape).to(dtype)
+
+
+def random_inputs(space: ObservationSpace, steps: int = T) -> ModelInputs:
+    return ModelInputs(
+        observation=map_leaves(lambda spec: random_leaf(spec, steps), space),
+        reward=2 * torch.randn(steps, B),
+        done=torch.rand(steps, B) < 0.3,
+        last_action=torch.randint(ACTIONS, (steps, B)),
+    )
+
+
+def shapes(model: ActorCritic) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def with_biases(weights: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """{name.weight, name.bias} of layers given by name and shape of their weight."""
+    both = {}
+    for name, shape in weights.items():
+        both[f"{name}.weight"] = shape
+        both[f"{name}.bias"] = shape[:1]
+    return both
+
+
+def lstm_shapes(size: int, hidden: int, layers: int) -> dict[str, tuple[int, ...]]:
+    named: dict[str, tuple[int, ...]] = {}
+    for layer in range(layers):
+        named[f"core.weight_ih_l{layer}"] = (4 * hidden, size if layer == 0 else hidden)
+        named[f"core.weight_hh_l{layer}"] = (4 * hidden, hidden)
+        named[f"core.bias_ih_l{layer}"] = named[f"core.bias_hh_l{layer}"] = (4 * hidden,)
+    return named
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_the_shallow_net_has_the_names_and_shapes_of_published_checkpoints(use_lstm: bool) -> None:
+    core = 512 + 1 + ACTIONS
+    expected = with_biases(
+        {
+            "conv1": (32, 4, 8, 8),
+            "conv2": (64, 32, 4, 4),
+            "conv3": (64, 64, 3, 3),
+            "fc": (512, 3136),
+            "policy": (ACTIONS, core),
+            "baseline": (1, core),
+        }
+    )
+    if use_lstm:
+        expected |= lstm_shapes(core, core, layers=2)
+    assert shapes(AtariNet(ATARI, Discrete(ACTIONS), use_lstm)) == expected
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_the_deep_net_has_the_names_and_shapes_of_published_checkpoints(use_lstm: bool) -> None:
+    weights: dict[str, tuple[int, ...]] = {}
+    for section, (before, after) in enumerate([(4, 16), (16, 32), (32, 32)]):
+        weights[f"feat_convs.{section}.0"] = (after, before, 3, 3)
+        for block in ("resnet1", "resnet2"):
+            weights[f"{block}.{section}.1"] = weights[f"{block}.{section}.3"] = (after, after, 3, 3)
+    core = 256 if use_lstm else 257
+    heads = {"fc": (256, 3872), "policy": (ACTIONS, core), "baseline": (1, core)}
+    expected = with_biases({**weights, **heads})
+    if use_lstm:
+        expected |= lstm_shapes(257, 256, layers=1)
+    assert shapes(DeepNet(ATARI, Discrete(ACTIONS), use_lstm)) == expected
+
+
+@pytest.mark.parametrize(
+    ("net", "first", "last"),
+    [
+        (AtariNet, "conv1.weight", "baseline.bias"),
+        (DeepNet, "feat_convs.0.0.weight", "baseline.bias"),
+    ],
+)
+def test_weights_come_in_the_original_order(net: Any, first: str, last: str) -> None:
+    names = list(net(ATARI, Discrete(ACTIONS), True).state_dict())
+    assert (names[0], names[-1]) == (first, last)
+    groups = [name.split(".")[0] for name in names]
+    assert list(dict.fromkeys(groups))[-4:] == ["fc", "core", "policy", "baseline"]
+
+
+def shallow_by_hand(w: dict[str, Tensor], inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+    x = inputs.observation.flatten(0, 1).float() / 255.0
+    for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
+        x = F.relu(F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], stride))
+    x = F.relu(F.linear(x.flatten(1), w["fc.weight"], w["fc.bias"])).view(T, B, -1)
+    one_hot = F.one_hot(inputs.last_action, ACTIONS).float()
+    x = torch.cat([x, inputs.reward.clamp(-1, 1).unsqueeze(-1), one_hot], -1)
+    return heads_by_hand(w, x)
+
+
+def deep_by_hand(w: dict[str, Tensor], inputs: ModelInputs) -> tuple[Tensor, Tensor]:
+    def conv(x: Tensor, name: str) -> Tensor:
+        return F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], padding=1)
+
+    x = inputs.observation.flatten(0, 1).float() / 255.0
+    for i in range(3):
+        x = F.max_pool2d(conv(x, f"feat_convs.{i}.0"), 3, 2, padding=1)
+        for block in ("resnet1", "resnet2"):
+            x = x + conv(F.relu(conv(F.relu(x), f"{block}.{i}.1")), f"{block}.{i}.3")
+    x = F.relu(F.linear(F.relu(x).flatten(1), w["fc.weight"], w["fc.bias"])).view(T, B, -1)
+    return heads_by_hand(w, torch.cat([x, inputs.reward.clamp(-1, 1).unsqueeze(-1)], -1))
+
+
+def heads_by_hand(w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    logits = F.linear(x, w["policy.weight"], w["policy.bias"])
+    return logits, F.linear(x, w["baseline.weight"], w["baseline.bias"]).squeeze(-1)
+
+
+@pytest.mark.parametrize(("net", "by_hand"), [(AtariNet, shallow_by_hand), (DeepNet, deep_by_hand)])
+def test_the_original_nets_compute_what_their_description_says(net: Any, by_hand: Any) -> None:
+    model, inputs = net(ATARI, Discrete(ACTIONS), False), random_inputs(ATARI)
+    output = model(inputs, ())
+    logits, baseline = by_hand(model.state_dict(), inputs)
+    torch.testing.assert_close(output.policy_logits, logits)
+    torch.testing.assert_close(output.baseline, baseline)
+
+
+SMALL: list[ObservationSpace] = [
+    ArraySpec((1, 40, 52), "uint8"),
+    ArraySpec((10, 5), "float32"),
+    ArraySpec((10, 10, 4), "bool"),
+    ArraySpec((48, 40, 3), "uint8"),
+    ArraySpec((4,), "float64"),
+    ArraySpec((), "int64"),
+    {"image": ArraySpec((3, 36, 36), "uint8"), "inventory": ArraySpec((7,), "float32")},
+    (ArraySpec((3, 36, 36), "uint8"), {"map": ArraySpec((1, 36, 36), "float32")}),
+]
+
+
+@pytest.mark.parametrize("space", SMALL, ids=str)
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("net", NETS)
+def test_other_observations_work(net: Any, use_lstm: bool, space: ObservationSpace) -> None:
+    model = net(space, Discrete(ACTIONS), use_lstm)
+    output = model(random_inputs(space), model.initial_state(B))
+    assert output.policy_logits.shape == (T, B, ACTIONS)
+    assert output.baseline.shape == (T, B)
+    (output.policy_logits.sum() + output.baseline.sum()).backward()
+    without = [
+        n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()
+    ]
+    assert without == []
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_every_leaf_of_a_dict_observation_counts(net: Any) -> None:
+    space = SMALL[6]
+    model, inputs = net(space, Discrete(ACTIONS), False), random_inputs(space)
+    before = model(inputs, ()).policy_logits
+    for name in ("image", "inventory"):
+        changed = {**inputs.observation, name: inputs.observation[name] + 1}
+        after = model(inputs._replace(observation=changed), ()).policy_logits
+        assert not torch.equal(before, after), name
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_bytes_are_divided_by_255_and_floats_are_not(net: Any) -> None:
+    model = net(ArraySpec((2, 36, 36), "uint8"), Discrete(ACTIONS), False)
+    inputs = random_inputs(ArraySpec((2, 36, 36), "uint8"))
+    as_floats = inputs._replace(observation=inputs.observation.float() / 255.0)
+    torch.testing.assert_close(model(inputs, ()), model(as_floats, ()))
+    undivided = inputs._replace(observation=inputs.observation.float())
+    assert not torch.allclose(model(inputs, ()).baseline, model(undivided, ()).baseline)
+
+
+@pytest.mark.parametrize("net", [DeepNet, AtariNet])
+def test_images_with_channels_last_are_seen_as_with_channels_first(net: Any) -> None:
+    first = net(ArraySpec((3, 40, 48), "uint8"), Discrete(ACTIONS), False)
+    last = net(ArraySpec((40, 48, 3), "uint8"), Discrete(ACTIONS), False)
+    last.load_state_dict(first.state_dict())
+    inputs = random_inputs(ArraySpec((3, 40, 48), "uint8"))
+    turned = inputs._replace(observation=inputs.observation.permute(0, 1, 3, 4, 2))
+    torch.testing.assert_close(last(turned, ()), first(inputs, ()))
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_done_may_be_bytes_or_booleans(net: Any) -> None:
+    space = ArraySpec((5,), "float32")
+    model, inputs = net(space, Discrete(ACTIONS), True), random_inputs(space)
+    assert inputs.done.any()
+    state = map_leaves(torch.randn_like, model.initial_state(B))
+    as_bytes = inputs._replace(done=inputs.done.to(torch.uint8))
+    torch.testing.assert_close(model(as_bytes, state), model(inputs, state))
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("net", NETS)
+def test_forward_draws_no_random_number(net: Any, use_lstm: bool) -> None:
+    space = ArraySpec((5,), "float32")
+    model, inputs = net(space, Discrete(ACTIONS), use_lstm), random_inputs(space)
+    before = torch.get_rng_state()
+    model(inputs, model.initial_state(B))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("net", NETS)
+def test_the_learners_forward_equals_acting_step_by_step(net: Any, use_lstm: bool) -> None:
+    """With resets in some columns, and the last action being the one that was acted."""
+    space, steps = ArraySpec((5,), "float32"), 12
+    model, actions = net(space, Discrete(ACTIONS), use_lstm), distribution_for(Discrete(ACTIONS))
+    rows = random_inputs(space, steps)
+    assert rows.done[1:].any()
+    state = model.initial_state(B)
+    last_action = actions.zero_action((1, B))
+    acted, last_actions = [], []
+    for t in range(steps):
+        row = ModelInputs(
+            rows.observation[t : t + 1], rows.reward[t : t + 1], rows.done[t : t + 1], last_action
+        )
+        last_actions.append(last_action)
+        (last_action, logits, baseline), state = act(model, actions, row, state)
+        acted.append((logits, baseline))
+    learnt = model(rows._replace(last_action=torch.cat(last_actions)), model.initial_state(B))
+    torch.testing.assert_close(learnt.policy_logits, torch.cat([a[0] for a in acted]))
+    torch.testing.assert_close(learnt.baseline, torch.cat([a[1] for a in acted]))
+    torch.testing.assert_close(learnt.core_state, map_leaves(torch.clone, state))
+
+
+@pytest.mark.parametrize("net", [AtariNet, MLPNet])
+def test_the_last_action_is_seen_and_the_reward_is_clamped(net: Any) -> None:
+    space = ArraySpec((5,), "float32")
+    model, inputs = net(space, Discrete(ACTIONS), False), random_inputs(space)
+    other = inputs._replace(last_action=(inputs.last_action + 1) % ACTIONS)
+    assert not torch.equal(model(inputs, ()).policy_logits, model(other, ()).policy_logits)
+    big, bigger = (inputs._replace(reward=torch.full((T, B), r)) for r in (1.0, 50.0))
+    assert torch.equal(model(big, ()).policy_logits, model(bigger, ()).policy_logits)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_nested_actions_size_the_policy(net: Any) -> None:
+    space = ArraySpec((5,), "float32")
+    action_space = {
+        "keys": MultiBinary((3,)),
+        "move": (Discrete(4, start=1), MultiDiscrete((2, 3))),
+        "aim": Box(-1.0, 1.0, (2,)),
+    }
+    actions = distribution_for(action_space)
+    model = net(space, action_space, True)
+    inputs = random_inputs(space)._replace(last_action=actions.zero_action((T, B)))
+    logits = model(inputs, model.initial_state(B)).policy_logits
+    assert logits.shape == (T, B, 3 + 4 + 5 + 4)
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_a_copy_of_a_net_shares_no_weight_with_it(net: Any) -> None:
+    space = ArraySpec((36, 36), "float32")
+    model, inputs = net(space, Discrete(ACTIONS), False), random_inputs(space)
+    before = model(inputs, ())
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    torch.testing.assert_close(twin(inputs, ()), before)
+    twin.load_state_dict(model.state_dict())
+    torch.testing.assert_close(twin(inputs, ()), model(inputs, ()))

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An LSTM run in segments, against a loop over steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, run_lstm
+
+T, B, SIZE, HIDDEN, LAYERS = 9, 3, 4, 5, 2
+
+
+def step_by_step(
+    lstm: nn.LSTM, features: Tensor, done: Tensor, state: LSTMState
+) -> tuple[Tensor, LSTMState]:
+    outputs = []
+    for row, ended in zip(features, done):
+        keep = (~ended).float().view(1, -1, 1)
+        output, state = lstm(row.unsqueeze(0), (state[0] * keep, state[1] * keep))
+        outputs.append(output)
+    return torch.cat(outputs), state
+
+
+PATTERNS: dict[str, list[tuple[int, int]]] = {
+    "nowhere": [],
+    "first row": [(0, 0), (0, 2)],
+    "last row": [(8, 1)],
+    "one column": [(3, 1)],
+    "all columns": [(4, 0), (4, 1), (4, 2)],
+    "neighbouring rows": [(3, 0), (4, 1), (4, 0), (5, 2)],
+    "every row": [(t, t % 3) for t in range(T)],
+}
+
+
+@pytest.mark.parametrize("places", PATTERNS.values(), ids=PATTERNS.keys())
+def test_segments_equal_the_loop_over_steps(places: list[tuple[int, int]]) -> None:
+    lstm = nn.LSTM(SIZE, HIDDEN, LAYERS)
+    features = torch.randn(T, B, SIZE)
+    done = torch.zeros(T, B, dtype=torch.bool)
+    for place in places:
+        done[place] = True
+    state = (torch.randn(LAYERS, B, HIDDEN), torch.randn(LAYERS, B, HIDDEN))
+    output, after = run_lstm(lstm, features, done, state)
+    expected, expected_after = step_by_step(lstm, features, done, state)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(after, expected_after)
+
+
+def test_random_dones_equal_the_loop_over_steps_in_output_and_gradient() -> None:
+    lstm = nn.LSTM(SIZE, HIDDEN, LAYERS)
+    for _ in range(20):
+        features = torch.randn(T, B, SIZE, requires_grad=True)
+        done = torch.rand(T, B) < 0.2
+        state = initial_lstm_state(lstm, B)
+        gradients = [
+            torch.autograd.grad(run(lstm, features, done, state)[0].square().sum(), features)[0]
+            for run in (run_lstm, step_by_step)
+        ]
+        torch.testing.assert_close(*gradients)
+
+
+def test_an_episode_forgets_whatever_was_before_it() -> None:
+    lstm = nn.LSTM(SIZE, HIDDEN, LAYERS)
+    features, done = torch.randn(1, B, SIZE), torch.ones(1, B, dtype=torch.bool)
+    broken = torch.full((LAYERS, B, HIDDEN), torch.nan)
+    fresh, _ = run_lstm(lstm, features, done, initial_lstm_state(lstm, B))
+    after_nan, _ = run_lstm(lstm, features, done, (broken, broken))
+    assert torch.equal(fresh, after_nan)
+
+
+def test_the_initial_state_is_zero_and_has_no_graph() -> None:
+    for part in initial_lstm_state(nn.LSTM(SIZE, HIDDEN, LAYERS), B):
+        assert part.shape == (LAYERS, B, HIDDEN)
+        assert not part.any()
+        assert not part.requires_grad

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learner's batch and its checks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torchbeast.core.storages.rollout import Rollout
+
+T, B = 5, 3
+Make = Callable[..., Rollout]
+
+
+def test_steps_are_counted_without_the_overlapping_row(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    assert (rollout.unroll_length, rollout.batch_size, rollout.num_steps) == (T, B, T * B)
+
+
+@pytest.mark.parametrize("state", [(), (torch.zeros(2, B, 4), torch.zeros(2, B, 4))])
+def test_a_sound_rollout_passes_its_check(make_rollout: Make, state: Any) -> None:
+    make_rollout(T, B, truncated=[(0, 0), (2, 1), (5, 0)], terminated=[(3, 2)], state=state).check()
+
+
+def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: Make) -> None:
+    make_rollout(T, B, final_observation=()).check()
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("reward", torch.zeros(T), r"reward has shape \[5\]"),
+        ("reward", torch.zeros(1, B), r"reward has shape \[1, 3\], expected \[T\+1 > 1, B\]"),
+        ("done", torch.zeros(T, B), r"done has shape \[5, 3\], expected \[6, 3\]"),
+        (
+            "baseline",
+            torch.zeros(T + 1, B, 1),
+            r"baseline has shape \[6, 3, 1\], expected \[6, 3\]",
+        ),
+        ("policy_version", torch.zeros(T, B), r"policy_version has shape \[5, 3\]"),
+        ("truncated", torch.zeros(T + 1, 1), r"truncated has shape \[6, 1\], expected \[6, 3\]"),
+        (
+            "observation",
+            {"a": torch.zeros(T + 1, B, 2), "b": torch.zeros(B, T + 1, 2)},
+            r"observation has shape \[3, 6, 2\], expected \[6, 3, ...\]",
+        ),
+        ("action", torch.zeros(T, B), r"action has shape \[5, 3\], expected \[6, 3, ...\]"),
+        ("policy_logits", torch.zeros(T, B, 3), r"policy_logits has shape \[5, 3, 3\]"),
+        (
+            "initial_agent_state",
+            (torch.zeros(1, B + 1, 4),),
+            r"initial_agent_state has shape \[1, 4, 4\], expected \[layers, 3, ...\]",
+        ),
+        (
+            "final_observation",
+            torch.zeros(2, 4),
+            r"final_observation has shape \[2, 4\], expected \[1, 4\]",
+        ),
+        ("final_observation", torch.zeros(1, 5), r"shape \[1, 5\], expected \[1, 4\]"),
+        ("final_observation", (), r"1 truncations, but the leaves of final_observation differ"),
+    ],
+)
+def test_a_wrong_shape_is_named_with_both_sides(
+    make_rollout: Make, field: str, value: Any, message: str
+) -> None:
+    rollout = make_rollout(T, B, truncated=[(2, 1)])
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(rollout, **{field: value}).check()
+
+
+def test_truncations_are_ordered_by_column_then_row_and_row_0_is_not_ours(
+    make_rollout: Make,
+) -> None:
+    rollout = make_rollout(T, B, truncated=[(0, 0), (4, 0), (1, 2), (2, 0), (5, 1)])
+    rows, columns = rollout.truncations()
+    assert list(zip(columns.tolist(), rows.tolist())) == [(0, 2), (0, 4), (1, 5), (2, 1)]
+
+
+def test_finished_episodes_are_whole_games_of_rows_1_to_T(make_rollout: Make) -> None:
+    ends = torch.zeros(T + 1, B, dtype=torch.bool)
+    ends[0, 0] = ends[3, 1] = ends[5, 2] = True
+    rollout = make_rollout(T, B, terminated=[(0, 0), (2, 0), (3, 1), (5, 2)], episode_end=ends)
+    returns, lengths = rollout.finished_episodes()
+    assert returns == [rollout.episode_return[3, 1].item(), rollout.episode_return[5, 2].item()]
+    assert lengths == [rollout.episode_step[3, 1].item(), rollout.episode_step[5, 2].item()]
+
+
+def test_to_moves_every_leaf(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),))
+    moved = rollout.to("meta")
+    for field in dataclasses.fields(moved):
+        leaf = getattr(moved, field.name)
+        leaf = leaf[0] if isinstance(leaf, tuple) else leaf
+        assert leaf.device.type == "meta", field.name

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What importing parts of torchbeast.core loads."""
+
+import subprocess
+import sys
+
+import pytest
+
+ENVIRONMENT_SIDE = "import torchbeast.core, torchbeast.core.envs"
+LEARNER_SIDE = (
+    "import torchbeast.core.algos.impala, torchbeast.core.actors.registry, "
+    "torchbeast.core.actors.policy"
+)
+
+
+@pytest.mark.parametrize(
+    ("imports", "unwanted"),
+    [
+        (ENVIRONMENT_SIDE, ["torch", "gymnasium", "libtorchbeast", "nest"]),
+        (LEARNER_SIDE, ["gymnasium", "libtorchbeast", "nest"]),
+    ],
+)
+def test_core_loads_only_what_its_side_needs(imports: str, unwanted: list[str]) -> None:
+    code = f"import sys; {imports}; print([name for name in {unwanted} if name in sys.modules])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments of a user, copied into the folder where the tests start programs."""
+
+import sys
+import threading
+
+import numpy as np
+
+
+
+
+class Plain:
+    """Gymnasium's interface; 10 steps an episode, each with reward 1."""
+
+    def __init__(self):
+        from gymnasium.spaces import Discrete
+
+        self.action_space = Discrete(2)
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.episode_step = 0
+        return self.observation(), {}
+
+    def step(self, action):
+        self.steps += 1
+        self.episode_step += 1
+        return self.observation(), self.reward(), self.episode_step == 10, False, {}
+
+    def observation(self):
+        return np.full(4, self.episode_step / 10, np.float32)
+
+    def reward(self):
+        return 1.0
+
+
+class Legacy(Plain):
+    """Old Gym's interface."""
+
+    def reset(self):
+        self.episode_step = 0
+        return self.observation()
+
+    def step(self, action):
+        observation, reward, terminated, _, info = super().step(action)
+        return observation, reward, terminated, info
+
+
+class NaNReward(Plain):
+    def reward(self):
+        return float("nan") if self.steps == 100 else 1.0
+
+
+class ChangesShape(Plain):
+    def observation(self):
+        return np.zeros(5 if self.steps == 100 else 4, np.float32)
+
+
+class Raises(Plain):
+    def observation(self):
+        if self.steps == 100:
+            raise KeyError("the joystick is gone")
+        return super().observation()
+
+
+class CannotBeMade(Plain):
+    def __init__(self):
+        raise OSError("no ROM in the slot")
+
+
+class Stuck(Plain):
+    """Its 100th step never ends."""
+
+    def observation(self):
+        if self.steps == 100:
+            threading.Event().wait()
+        return super().observation()
+
+
+class Exits(Plain):
+    """Its process ends in the 100th step, as after a crash in its C code."""
+
+    def observation(self):
+        if self.steps == 100:
+            import os
+
+            print("out of memory in the emulator", flush=True)
+            os._exit(3)
+        return super().observation()
+
+
+class NeverWithTorch(Plain):
+    """Fails when anything in its process has imported torch."""
+
+    def observation(self):
+        assert "torch" not in sys.modules, "torch was imported by an environment server"
+        return super().observation()
+
+
+class NaNObservation(Plain):
+    """Observations are not checked by servers: what the network makes of them fails the update."""
+
+    def observation(self):
+        return np.full(4, np.nan if self.steps > 2000 else 0.5, np.float32)
+
+
+class Truncated(Plain):
+    """Ends by a time limit only."""
+
+    def step(self, action):
+        observation, reward, over, _, info = super().step(action)
+        return observation, reward, False, over, info

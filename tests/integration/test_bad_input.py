@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is wrong ends the run within seconds, with the right exit code and a sentence that names it."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch
+
+from tests.integration.conftest import Workshop
+
+SMALL = (
+    "--num_servers 1 --num_actors 2 --batch_size 2 --unroll_length 10 --torch_threads 1 "
+    "--total_steps 2000 --xpid a"
+).split()
+
+CANNOT_BE_MADE = [
+    ("NoSuchEnvironment-v0", "NoSuchEnvironment"),
+    ("PoongNoFrameskip-v4", "Poong"),
+    ("no_such_module:make", "no_such_module"),
+    ("environments:NoSuchClass", "NoSuchClass"),
+]
+FAIL_WHILE_RUNNING = [
+    ("NaNReward", ["reward", "nan"]),
+    ("ChangesShape", ["observation", "(5,)", "(4,)"]),
+    ("Raises", ["KeyError: 'the joystick is gone'", "environments.py"]),
+    ("CannotBeMade", ["no ROM in the slot"]),
+    ("Exits", ["environment server 0", "exited with code 3", "out of memory in the emulator"]),
+]
+
+
+@pytest.mark.parametrize(("env", "names"), CANNOT_BE_MADE)
+def test_an_environment_that_does_not_exist_is_a_sentence(
+    workshop: Workshop, env: str, names: str
+) -> None:
+    code, said = workshop.run("polybeast", "--env", env, *SMALL)
+    assert code == 2, said
+    assert names in said and "Traceback" not in said and said.count("\n") == 1, said
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(("env", "words"), FAIL_WHILE_RUNNING)
+def test_an_environment_that_fails_ends_the_run_and_says_why(
+    workshop: Workshop, env: str, words: list[str]
+) -> None:
+    code, said = workshop.run("polybeast", "--env", f"environments:{env}", *SMALL)
+    assert code == 1, said
+    for word in words:
+        assert word in said, said
+    assert "torchbeast/runtime/learner_run.py" not in said, "no traceback of ours"
+    assert "Traceback" in (workshop.run_folder("a") / "out.log").read_text() or env == "Exits"
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("env", ["Plain", "Legacy", "Truncated", "NeverWithTorch"])
+def test_an_environment_of_the_users_own_is_trained_on(workshop: Workshop, env: str) -> None:
+    code, said = workshop.run("polybeast", "--env", f"environments:{env}", *SMALL)
+    assert code == 0, said
+    assert "mean return 10.00" in said, said
+    workshop.assert_nothing_is_left()
+
+
+def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
+    workshop: Workshop,
+) -> None:
+    run = workshop.start("polybeast", "--env", "environments:Stuck", *SMALL)
+    run.wait_for("steps")
+    run.send(signal.SIGINT)
+    assert run.end(timeout=30) == 0, run.said
+    workshop.assert_nothing_is_left()
+
+
+def test_nan_in_the_loss_keeps_the_checkpoint_before_it(workshop: Workshop) -> None:
+    args = [*SMALL, "--env", "environments:NaNObservation", "--total_steps", "100000"]
+    code, said = workshop.run("polybeast", *args)
+    assert code == 1, said
+    assert "loss is nan" in said and "Traceback" not in said
+    assert not (workshop.run_folder("a") / "model.tar").exists()
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("more", "names"),
+    [(["--use_lstm"], "core"), (["--env", "environments:Plain"], "--env Catch")],
+    ids=["model", "environment"],
+)
+def test_a_checkpoint_of_something_else_is_refused_and_kept(
+    workshop: Workshop, more: list[str], names: str
+) -> None:
+    code, said = workshop.run("polybeast", "--env", "Catch", *SMALL)
+    assert code == 0, said
+    path = workshop.run_folder("a") / "model.tar"
+    before = path.read_bytes()
+    args = ["--env", "Catch", *SMALL, "--total_steps", "4000", *more]
+    code, said = workshop.run("polybeast", *args)
+    assert code == 2, said
+    assert names in said and "Traceback" not in said, said
+    assert path.read_bytes() == before
+    workshop.assert_nothing_is_left()
+
+
+def test_a_torn_checkpoint_is_a_sentence(workshop: Workshop) -> None:
+    workshop.run_folder("a").mkdir(parents=True)
+    (workshop.run_folder("a") / "model.tar").write_bytes(b"PK\x03\x04torn")
+    code, said = workshop.run("polybeast", "--env", "Catch", *SMALL)
+    assert code == 2 and "no readable checkpoint" in said and "Traceback" not in said, said
+
+
+def test_a_model_of_the_users_own_is_checked_before_it_is_trained(workshop: Workshop) -> None:
+    (workshop.folder / "models.py").write_text(WRONG_MODEL)
+    args = ["--env", "Catch", *SMALL, "--model", "models:Wrong"]
+    code, said = workshop.run("polybeast", *args)
+    assert code == 2, said
+    assert "models:Wrong" in said and "policy_logits" in said and "Traceback" not in said, said
+
+
+WRONG_MODEL = """
+import torch
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelOutput
+
+class Wrong(ActorCritic):
+    def __init__(self, observation_space, action_space, use_lstm):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, inputs, core_state):
+        rows, columns = inputs.reward.shape
+        return ModelOutput(torch.zeros(rows, columns, 99), torch.zeros(rows, columns), core_state)
+"""
+
+
+def test_a_model_of_the_users_own_is_trained_saved_and_tested(workshop: Workshop) -> None:
+    (workshop.folder / "models.py").write_text(
+        WRONG_MODEL.replace("Wrong", "Right").replace(
+            "torch.zeros(rows, columns, 99)", "self.weight.expand(rows, columns, 3)"
+        ).replace("torch.zeros(rows, columns)", "self.weight.expand(rows, columns)")
+    )
+    args = ["--env", "Catch", *SMALL, "--model", "models:Right"]
+    code, said = workshop.run("polybeast", *args)
+    assert code == 0, said
+    saved = torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)
+    assert list(saved["model_state_dict"]) == ["weight"]
+    code, said = workshop.run("polybeast", "--mode", "test", "--xpid", "a")
+    assert code == 0 and "over 10 episodes" in said, said

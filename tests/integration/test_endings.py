@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every way in which a run ends: in good order, by a signal, by a failure; and what it leaves behind."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+import torch
+
+from tests.integration.conftest import Program, Workshop
+from torchbeast.runtime.log_files import read_logs
+
+SMALL = (
+    "--num_servers 2 --num_actors 4 --batch_size 4 --unroll_length 10 --torch_threads 1 --model mlp"
+).split()
+LEARNING = r"steps ([1-9][\d,]*) of "
+
+
+def catch(workshop: Workshop, xpid: str, total_steps: int, *more: str) -> Program:
+    steps = str(total_steps)
+    args = ["--env", "Catch", "--xpid", xpid, "--total_steps", steps, *SMALL, *more]
+    return workshop.start("polybeast", *args)
+
+
+def saved_step(workshop: Workshop, xpid: str) -> int:
+    saved = torch.load(workshop.run_folder(xpid) / "model.tar", weights_only=True)
+    return saved["stats"]["step"]
+
+
+def test_a_run_leaves_its_files_and_nothing_else(workshop: Workshop) -> None:
+    run = catch(workshop, "a", 2000)
+    assert run.end() == 0, run.said
+    names = {path.name.split(".", 1)[0] for path in workshop.run_folder("a").iterdir()}
+    assert names == {"meta", "out", "logs", "fields", "model", "events"}
+    assert (workshop.folder / "runs" / "latest").resolve() == workshop.run_folder("a").resolve()
+    meta = workshop.meta("a")
+    assert meta["successful"] is True and meta["args"]["env"] == "Catch"
+    assert saved_step(workshop, "a") == 2000
+    workshop.assert_nothing_is_left()
+
+
+def test_the_end_says_how_to_resume_test_and_plot(workshop: Workshop) -> None:
+    run = catch(workshop, "a", 400)
+    assert run.end() == 0, run.said
+    for words in ("--mode test", "-m torchbeast.plot", "--xpid a", "steps/s"):
+        assert words in run.said, run.said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_the_same_command_resumes(
+    workshop: Workshop, number: signal.Signals
+) -> None:
+    first = catch(workshop, "a", 10**8)
+    first.wait_for(LEARNING)
+    first.send(number)
+    assert first.end(timeout=20) == 0, first.said
+    assert f"Stopped by {number.name}" in first.said and "Traceback" not in first.said
+    workshop.assert_nothing_is_left()
+    step = saved_step(workshop, "a")
+    assert step > 0
+
+    second = catch(workshop, "a", step + 400)
+    found = second.wait_for(r"Resuming .* at step ([\d,]+)")
+    assert int(found[1].replace(",", "")) == step
+    assert second.end() == 0, second.said
+    assert saved_step(workshop, "a") == step + 400
+    rows = list(read_logs(workshop.run_folder("a")))
+    assert [row["_tick"] for row in rows] == list(range(len(rows)))
+    assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
+
+
+def test_a_complete_run_says_so_and_ends_well(workshop: Workshop) -> None:
+    assert catch(workshop, "a", 400).end() == 0
+    again = catch(workshop, "a", 400)
+    assert again.end() == 0
+    assert "has learnt 400 steps already" in again.said
+    workshop.assert_nothing_is_left()
+
+
+def test_a_killed_learner_leaves_no_process_and_no_socket_and_its_run_goes_on(
+    workshop: Workshop,
+) -> None:
+    run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1")
+    for _ in range(2):
+        run.wait_for(LEARNING)
+    assert workshop.servers() and workshop.sockets()
+    run.send(signal.SIGKILL)
+    assert run.end() == -signal.SIGKILL
+    workshop.assert_nothing_is_left()
+    step = saved_step(workshop, "a")
+    again = catch(workshop, "a", step + 400)
+    again.wait_for("Resuming")
+    assert again.end() == 0, again.said
+
+
+def test_a_killed_environment_server_ends_the_run_with_its_name(workshop: Workshop) -> None:
+    run = catch(workshop, "a", 10**8)
+    run.wait_for(LEARNING)
+    workshop.servers()[1].kill()
+    assert run.end(timeout=30) == 1
+    assert re.search(r"environment server 1: process \d+ at unix:.*\.1 was killed by SIGKILL", run.said)
+    assert "Traceback" not in run.said
+    assert workshop.meta("a")["successful"] is False
+    assert saved_step(workshop, "a") > 0, "what was learnt is saved"
+    workshop.assert_nothing_is_left()
+
+
+def test_two_runs_at_a_time_do_not_meet(workshop: Workshop) -> None:
+    runs = [catch(workshop, name, 2000) for name in ("a", "b")]
+    for run in runs:
+        assert run.end() == 0, run.said
+    workshop.assert_nothing_is_left()
+
+
+def test_a_run_of_the_same_name_at_a_time_is_refused(workshop: Workshop) -> None:
+    first = catch(workshop, "a", 10**8)
+    first.wait_for(LEARNING)
+    second = catch(workshop, "a", 10**8)
+    assert second.end() == 2
+    assert "another process runs in" in second.said
+    first.send(signal.SIGINT)
+    assert first.end() == 0, first.said
+
+
+def test_without_a_checkpoint_none_is_written(workshop: Workshop) -> None:
+    run = catch(workshop, "a", 400, "--disable_checkpoint")
+    assert run.end() == 0, run.said
+    assert not (workshop.run_folder("a") / "model.tar").exists()

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Toy tasks are learnt through real servers, sockets and processes."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.integration.conftest import Workshop
+
+FAST = (
+    "--num_servers 2 --num_actors 16 --batch_size 8 --unroll_length 20 "
+    "--learning_rate 0.003 --entropy_cost 0.01 --torch_threads 1 --seed 1"
+).split()
+PAGE = 200.0
+
+
+def mean_return(output: str) -> float:
+    match = re.search(r"Mean (-?[\d.]+), median", output)
+    assert match, output
+    return float(match[1])
+
+
+@pytest.mark.parametrize(
+    ("env", "more"),
+    [("Catch", ()), ("Catch", ("--use_lstm",)), ("Memory", ("--use_lstm",))],
+    ids=["catch", "catch-lstm", "memory-lstm"],
+)
+def test_a_toy_task_is_learnt(workshop: Workshop, env: str, more: tuple[str, ...]) -> None:
+    args = ["--env", env, "--xpid", "toy", "--total_steps", "100000", *FAST, *more]
+    code, said = workshop.run("polybeast", *args, timeout=PAGE)
+    assert code == 0, said
+    workshop.assert_nothing_is_left()
+    code, said = workshop.run(
+        "polybeast", "--mode", "test", "--xpid", "toy", "--num_episodes", "100", "--seed", "2"
+    )
+    assert code == 0, said
+    assert mean_return(said) >= 0.9, said
+
+
+def test_a_policy_without_memory_cannot_do_the_memory_task(workshop: Workshop) -> None:
+    """Otherwise the test above would say nothing about the recurrent state."""
+    args = ["--env", "Memory", "--xpid", "toy", "--total_steps", "30000", *FAST]
+    code, said = workshop.run("polybeast", *args, timeout=PAGE)
+    assert code == 0, said
+    code, said = workshop.run(
+        "polybeast", "--mode", "test", "--xpid", "toy", "--num_episodes", "100", "--seed", "2"
+    )
+    assert code == 0 and abs(mean_return(said)) < 0.5, said

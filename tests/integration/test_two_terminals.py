@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers in one terminal, the learner in another."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.integration.conftest import Workshop
+
+SMALL = (
+    "--batch_size 2 --unroll_length 10 --torch_threads 1 --total_steps 400 --xpid a"
+).split()
+
+
+def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "3")
+    servers.wait_for("Serving 3 environments of Catch")
+    for xpid in ("a", "b"):  # one learner after the other
+        args = [*SMALL, "--num_actors", "3", "--xpid", xpid]
+        code, said = workshop.run("polybeast_learner", *args)
+        assert code == 0, said
+        assert workshop.meta(xpid)["args"]["env"] == "Catch"
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=20) == 0, servers.said
+    workshop.assert_nothing_is_left()
+
+
+def test_a_basename_that_is_given_is_used(workshop: Workshop) -> None:
+    basename = f"unix:{workshop.runtime_folder}/mine"
+    servers = workshop.start(
+        "polybeast_env", "--env", "Catch", "--num_servers", "1", "--pipes_basename", basename
+    )
+    servers.wait_for("Serving 1 environments")
+    assert [path.name for path in workshop.sockets()] == ["mine.0"]
+    args = [*SMALL, "--num_actors", "1", "--pipes_basename", basename, "--env", "Catch"]
+    code, said = workshop.run("polybeast_learner", *args)
+    assert code == 0, said
+
+
+def test_more_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> None:
+    servers = workshop.start(
+        "polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_actors", "6"
+    )
+    servers.wait_for("Serving 6 environments")
+    code, said = workshop.run("polybeast_learner", *SMALL, "--num_actors", "4")
+    assert code == 2, said
+    assert "serve 6 environments, but --num_actors is 4: give --num_actors 6" in said, said
+
+
+def test_fewer_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
+    servers.wait_for("Serving 2 environments")
+    args = [*SMALL, "--num_actors", "4", "--connect_timeout", "2"]
+    code, said = workshop.run("polybeast_learner", *args)
+    assert code == 1, said
+    assert "polybeast.2" in said and "2 of --num_actors 4 environments were found" in said, said
+    assert "Traceback" not in said, said
+
+
+def test_servers_of_another_environment_are_a_sentence(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
+    servers.wait_for("Serving")
+    args = [*SMALL, "--num_actors", "1", "--env", "Memory"]
+    code, said = workshop.run("polybeast_learner", *args)
+    assert code == 2 and "the servers serve Catch, but --env is Memory" in said, said
+
+
+def test_servers_that_are_not_there_are_a_sentence(workshop: Workshop) -> None:
+    code, said = workshop.run("polybeast_learner", *SMALL, "--connect_timeout", "1")
+    assert code == 1, said
+    assert "no environment server answers at unix:" in said and "Traceback" not in said, said
+
+
+def test_an_address_in_use_is_a_sentence_and_the_first_server_goes_on(workshop: Workshop) -> None:
+    first = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
+    first.wait_for("Serving")
+    code, said = workshop.run("polybeast_env", "--env", "Catch", "--num_servers", "1")
+    assert code == 1, said
+    assert "polybeast.0" in said and "Traceback" not in said, said
+    code, said = workshop.run("polybeast_learner", *SMALL, "--num_actors", "1")
+    assert code == 0, said
+
+
+def test_a_server_that_dies_ends_its_program_with_its_name(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
+    servers.wait_for("Serving")
+    workshop.servers()[0].kill()
+    assert servers.end(timeout=20) == 1
+    assert "environment server 0" in servers.said and "SIGKILL" in servers.said
+    workshop.assert_nothing_is_left()

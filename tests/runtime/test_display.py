@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows while it runs, when it stalls, and at its end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from torchbeast.runtime.display import Display, Rate, Shown, clock
+from torchbeast.runtime.summary import next_commands, summary
+from torchbeast.runtime.training import Progress
+from torchbeast.runtime.watchdog import Watchdog
+
+
+def shown(step: int) -> Shown:
+    return Shown(
+        step=step,
+        total_steps=100_000,
+        episodes=3,
+        mean_return=0.25,
+        loss=float("nan"),
+        learner_queue_size=2,
+        live_streams=4,
+    )
+
+
+def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with Display("Catch", stream) as display:
+        for second in range(11):
+            display.show(shown(1000 * second), now=float(second))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("steps 5,000 of 100,000  steps/s 1,000  left 0:01:35  episodes 3")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
+    rate = Rate()
+    assert rate.add(0, 0.0) == 0.0
+    for second in range(1, 31):
+        last = rate.add(10 * second if second <= 15 else 150 + 100 * (second - 15), float(second))
+    assert last == 100.0
+
+
+def test_the_clock_shows_a_dash_for_what_is_not_known() -> None:
+    assert clock(float("nan")) == "-"
+    assert clock(3723) == "1:02:03"
+
+
+def test_the_watchdog_names_the_queue_that_is_stuck() -> None:
+    watchdog = Watchdog(now=0.0)
+    status = {"learner_queue_size": 3, "inference_queue_size": 0, "live_streams": 2}
+    assert watchdog.check(0, status, 1.0) is None
+    assert watchdog.check(0, status, 60.0) is None
+    sentence = watchdog.check(0, status, 61.0)
+    assert sentence is not None and "the learner does not take them" in sentence
+    assert watchdog.check(0, status, 62.0) is None, "once a minute is enough"
+    assert watchdog.check(1, status, 200.0) is None, "an update was done"
+
+
+def test_the_watchdog_tells_empty_queues_from_full_ones() -> None:
+    def said(**status: int) -> str:
+        watchdog = Watchdog(now=0.0)
+        watchdog.check(0, status, 0.0)
+        return watchdog.check(0, status, 100.0) or ""
+
+    assert "no environment server" in said(live_streams=0)
+    assert "the policy does not answer" in said(live_streams=1, inference_queue_size=1)
+    assert "environments do not step" in said(live_streams=1, inference_queue_size=0)
+
+
+def test_the_summary_says_what_was_reached() -> None:
+    progress = Progress(step=3000)
+    progress.returns.extend([1.0, 0.0])
+    assert summary(progress, 2000, 10.0) == (
+        "Learnt 2,000 steps in 0:00:10 (200 steps/s), 3,000 in all; "
+        "mean return 0.50 over the last 2 episodes."
+    )
+    assert "no episode has ended yet" in summary(Progress(), 0, 0.0)
+
+
+def test_the_resuming_command_is_the_same_command_with_the_name_of_the_run() -> None:
+    argv = ["--env", "Catch", "--xpid=old", "--use_lstm", "--savedir", "/x"]
+    text = next_commands("polybeast", argv, Path("/runs/my run"), True, False)
+    assert (
+        "-m torchbeast.polybeast --env Catch --use_lstm --savedir /runs --xpid 'my run'\n"
+        in text + "\n"
+    )
+    assert "-m torchbeast.polybeast --mode test --savedir /runs --xpid 'my run'" in text
+    assert "-m torchbeast.plot '/runs/my run'" in text
+
+
+def test_without_a_checkpoint_nothing_is_offered_that_needs_one() -> None:
+    text = next_commands("polybeast", [], Path("/runs/a"), False, False)
+    assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments are spread evenly, in pairs where that gives two streams a server."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchbeast.runtime.env_plan import ServerPlan, rollout_columns, spread
+
+CASES = {
+    (4, 2): [ServerPlan(2, 1), ServerPlan(2, 1)],
+    (4, 4): [ServerPlan(1, 1)] * 4,
+    (10, 2): [ServerPlan(2, 3), ServerPlan(2, 2)],
+    (32, 2): [ServerPlan(2, 8), ServerPlan(2, 8)],
+    (5, 2): [ServerPlan(2, 1), ServerPlan(1, 3)],
+    (1, 1): [ServerPlan(1, 1)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_known_plans(case: tuple[int, int]) -> None:
+    assert spread(*case) == CASES[case]
+
+
+def test_all_environments_are_served_and_no_server_is_idle() -> None:
+    cases = [(actors, servers) for actors in range(1, 40) for servers in range(1, actors + 1)]
+    assert cases
+    for actors, servers in cases:
+        plans = spread(actors, servers)
+        assert len(plans) == servers
+        assert sum(plan.num_envs for plan in plans) == actors
+        counts = [plan.num_envs for plan in plans]
+        assert min(counts) >= 1 and max(counts) - min(counts) <= 3
+
+
+def test_more_servers_than_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 environments cannot occupy 4 servers"):
+        spread(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "streams", "columns"),
+    [(8, [16], 8), (8, [3, 2], 1), (8, [6, 6], 2), (6, [4], 2)],
+)
+def test_items_fill_a_batch_and_divide_every_stream(
+    batch_size: int, streams: list[int], columns: int
+) -> None:
+    assert rollout_columns(batch_size, streams) == columns

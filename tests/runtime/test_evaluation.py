@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation plays whole episodes, carries the recurrent state,
+and counts each environment's share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchbeast import envs
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime.agent import Agent, default_model, make_agent, stacked
+from torchbeast.runtime.errors import UsageError
+from torchbeast.runtime.evaluation import play, report
+from torchbeast.runtime.flags import RunFlags
+from torchbeast.runtime.testing import test as run_test
+from torchbeast.runtime.video import VideoWriter, to_frame
+
+
+class CatchPlayer(ActorCritic):
+    """Moves the paddle under the ball."""
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        board = inputs.observation
+        ball = board[..., :-1, :].sum(-2).argmax(-1)
+        paddle = board[..., -1, :].argmax(-1)
+        direction = 1 + (ball - paddle).sign()
+        logits = torch.nn.functional.one_hot(direction, 3).float()
+        return ModelOutput(logits, torch.zeros_like(inputs.reward), core_state)
+
+
+class Rememberer(ActorCritic):
+    """Keeps the cue of Memory in its state, which it clears at an episode's start."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        return (torch.zeros(1, batch_size, 1),)
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        (state,) = core_state
+        state = state * ~inputs.done.bool()[..., None] + inputs.observation[..., 1:2]
+        logits = torch.cat([-state, state], dim=-1)
+        return ModelOutput(logits, torch.zeros_like(inputs.reward), (state,))
+
+
+class Lengths:
+    """Episodes of a length that is the environment's own; each step rewards 1."""
+
+    observation_space = None
+
+    def __init__(self, length: int) -> None:
+        from gymnasium.spaces import Discrete as GymDiscrete
+
+        self.action_space = GymDiscrete(3)
+        self._length = length
+
+    def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._step = 0
+        return np.zeros((10, 5), np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return np.zeros((10, 5), np.float32), 1.0, self._step == self._length, False, {}
+
+
+def test_the_best_policy_catches_every_ball() -> None:
+    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    assert play(envs.make("Catch", 4), agent, 30, seed=0) == [1.0] * 30
+
+
+def test_the_recurrent_state_is_carried_and_cleared() -> None:
+    agent = Agent(Rememberer(), distribution_for(Discrete(2)))
+    assert play(envs.make("Memory", 3), agent, 20, seed=0) == [1.0] * 20
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    env = SyncVecEnv([lambda: Lengths(2), lambda: Lengths(11)], "Lengths")
+    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    assert sorted(play(env, agent, 8, seed=0)) == [2.0] * 4 + [11.0] * 4
+
+
+@pytest.mark.parametrize(("episodes", "parallel"), [(1, 1), (5, 2), (7, 7)])
+def test_exactly_as_many_episodes_as_asked_for_are_counted(episodes: int, parallel: int) -> None:
+    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1)) == episodes
+
+
+def test_stacked_frames_reach_the_policy() -> None:
+    env = envs.make("Mock", 1)
+    agent = make_agent("shallow", env.observation_space, env.action_space, env.frame_stack, False)
+    assert len(play(env, agent, 1, seed=0)) == 1
+
+
+def test_the_policy_of_an_image_is_the_deep_net_and_that_of_a_vector_the_mlp() -> None:
+    image, vector = ArraySpec((1, 84, 84), "uint8"), ArraySpec((8,), "float32")
+    assert default_model({"camera": image, "speed": vector}) == "deep"
+    assert default_model((vector, vector)) == "mlp"
+    assert stacked({"camera": image}, 4) == {"camera": ArraySpec((4, 84, 84), "uint8")}
+
+
+@pytest.mark.parametrize("name", ["no_such_model", "no_such_module:Net", "math:pi"])
+def test_a_model_that_does_not_fit_is_a_sentence(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--model {name} does not work") as error:
+        make_agent(name, ArraySpec((8,), "float32"), Discrete(3), 1, False)
+    assert "\n" not in str(error.value)
+
+
+def test_the_report_tells_each_return_and_their_spread() -> None:
+    assert report([1.0, -1.0, 1.0]) == (
+        "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes."
+    )
+
+
+def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
+    """A run's folder with a checkpoint of an untrained model."""
+    env = envs.make(env_id, 1)
+    name = flags.get("model", "auto")
+    lstm = flags.get("use_lstm", False)
+    agent = make_agent(name, env.observation_space, env.action_space, env.frame_stack, lstm)
+    (folder / "run").mkdir()
+    saved = {key: {} for key in checkpoints.KEYS} | {
+        "model_state_dict": agent.model.state_dict(),
+        "flags": {"env": env_id, **flags},
+    }
+    checkpoints.save(folder / "run" / "model.tar", saved)
+    return RunFlags(mode="test", savedir=str(folder), xpid="run", num_episodes=3, seed=1)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
+) -> None:
+    assert run_test(save_run(tmp_path, "Catch", use_lstm=use_lstm)) == 0
+    assert "over 3 episodes." in capsys.readouterr().out
+
+
+def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no checkpoint"):
+        run_test(RunFlags(mode="test", savedir=str(tmp_path), xpid="nothing"))
+
+
+def test_a_video_is_written_of_images_and_refused_for_vectors(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "video.mp4") as video:
+        for _ in range(5):
+            video.write(np.random.randint(0, 255, (1, 4, 84, 84), np.uint8))
+    assert (tmp_path / "video.mp4").stat().st_size > 1000
+    with pytest.raises(UsageError, match="use --mode test"):
+        to_frame(np.zeros((1, 8), np.float32))
+
+
+def test_the_frame_of_a_video_is_the_newest_one() -> None:
+    stack = np.stack([np.full((84, 84), value, np.uint8) for value in (1, 2, 3, 9)])[None]
+    frame = to_frame(stack)
+    assert frame.shape == (252, 252, 3) and (frame == 9).all()

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Networks: what sees observations and gives a policy and a value."""

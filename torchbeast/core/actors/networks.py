@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks by name: deep (IMPALA's ResNet), shallow (AtariNet) and mlp.
+
+    leaf -> torso ┐
+    leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
+    ...           ┘                                                        └-> baseline
+
+With one leaf the torso's layers are the network's own, named as in the original programs: published
+checkpoints load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, run_lstm
+from torchbeast.core.actors.torsos import (
+    SHALLOW_MINIMUM,
+    DeepTorso,
+    ShallowTorso,
+    Torso,
+    VectorTorso,
+    is_image,
+)
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.nest_py import Nest, flatten
+
+# Width of the layers over leaves that are not images.
+_VECTOR_SIZE = 128
+
+
+class TorsoActorCritic(ActorCritic):
+    """What the networks of this module share: everything but the torsos.
+
+    fc_size: features after the joint linear layer.
+    sees_last_action: the last action is among the inputs of the core.
+    """
+
+    core: nn.LSTM | None
+
+    def __init__(
+        self,
+        torsos: Sequence[Torso],
+        action_space: ActionSpace,
+        fc_size: int,
+        sees_last_action: bool,
+    ) -> None:
+        super().__init__()
+        self._actions = distribution_for(action_space)
+        self._sees_last_action = sees_last_action
+        self._torsos = self._adopt(torsos)
+        self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
+
+    def _adopt(self, torsos: Sequence[Torso]) -> tuple[Torso, ...]:
+        """Registers layers, not torsos: nn.Module does not see into the tuple."""
+        if len(torsos) == 1:
+            for name, layer in torsos[0].named_children():
+                self.add_module(name, layer)
+        else:
+            self.torsos = nn.ModuleList(torsos)
+        return tuple(torsos)
+
+    @property
+    def _core_input_size(self) -> int:
+        return self.fc.out_features + 1 + self._actions.num_features * self._sees_last_action
+
+    def _add_heads(self, core: nn.LSTM | None) -> None:
+        """The last layers, in the original's order: saved optimisers number the parameters."""
+        self.core = core
+        size = self._core_input_size if core is None else core.hidden_size
+        self.policy = nn.Linear(size, self._actions.num_params)
+        self.baseline = nn.Linear(size, 1)
+
+    def initial_state(self, batch_size: int) -> Nest[Tensor]:
+        return () if self.core is None else initial_lstm_state(self.core, batch_size)
+
+    def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
+        features = self._features(inputs)
+        if self.core is not None:
+            state = cast(LSTMState, core_state)
+            features, core_state = run_lstm(self.core, features, inputs.done.bool(), state)
+        baseline = self.baseline(features).squeeze(-1)
+        return ModelOutput(self.policy(features), baseline, core_state)
+
+    def _features(self, inputs: ModelInputs) -> Tensor:
+        """[T, B, core_input_size]."""
+        steps, batch = inputs.reward.shape
+        leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
+        seen = [torso(leaf) for torso, leaf in zip(self._torsos, leaves, strict=True)]
+        features = F.relu(self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1)))
+        parts = [features.view(steps, batch, -1), inputs.reward.clamp(-1, 1).unsqueeze(-1)]
+        if self._sees_last_action:
+            parts.append(self._actions.features(inputs.last_action))
+        return torch.cat(parts, -1)
+
+
+class DeepNet(TorsoActorCritic):
+    """IMPALA's ResNet; optional LSTM of 256, one layer."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [_deep_torso(leaf) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
+        self._add_heads(nn.LSTM(self._core_input_size, 256) if use_lstm else None)
+
+
+class AtariNet(TorsoActorCritic):
+    """Three convolutions; optional LSTM as wide as its input, two layers."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [_shallow_torso(leaf) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
+        size = self._core_input_size
+        self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
+
+
+class MLPNet(TorsoActorCritic):
+    """Two layers of 128 over the flattened observation; optional LSTM of 128, one layer."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [VectorTorso(leaf.shape, _VECTOR_SIZE) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=_VECTOR_SIZE, sees_last_action=True)
+        self._add_heads(nn.LSTM(self._core_input_size, _VECTOR_SIZE) if use_lstm else None)
+
+
+def _deep_torso(leaf: ArraySpec) -> Torso:
+    return DeepTorso(leaf.shape) if is_image(leaf.shape) else VectorTorso(leaf.shape, _VECTOR_SIZE)
+
+
+def _shallow_torso(leaf: ArraySpec) -> Torso:
+    if is_image(leaf.shape, SHALLOW_MINIMUM):
+        return ShallowTorso(leaf.shape)
+    return VectorTorso(leaf.shape, _VECTOR_SIZE)

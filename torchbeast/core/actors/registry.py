@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models by name: the built-in ones, or a user's "my_module:MyNet"."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.distributions import ActionDistribution, distribution_for
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+
+ModelFactory = Callable[[ObservationSpace, ActionSpace, bool], ActorCritic]
+
+MODELS: dict[str, ModelFactory] = {"deep": DeepNet, "shallow": AtariNet, "mlp": MLPNet}
+
+
+def make_model(
+    name: str, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+) -> ActorCritic:
+    """The model of that name; the observation space is what the policy sees, stacks included.
+
+    A name with a colon, "my_module:MyNet", is imported and called with (observation_space,
+    action_space, use_lstm). ValueError when there is no such model or its output does not have the
+    contract's shapes, TypeError when the name is not that of a model.
+    """
+    if not flatten(observation_space):
+        raise ValueError("a model needs an observation with at least one array, got none")
+    model = _factory(name)(observation_space, action_space, use_lstm)
+    check_model(model, observation_space, action_space, name)
+    return model
+
+
+def check_model(
+    model: ActorCritic, observation_space: ObservationSpace, action_space: ActionSpace, name: str
+) -> None:
+    """ValueError unless two rows of zeros give outputs of the contract's shapes."""
+    if not callable(getattr(model, "initial_state", None)) or not callable(model):
+        raise TypeError(f"model {name} is a {type(model).__name__}, not an ActorCritic")
+    actions = distribution_for(action_space)
+    state = model.initial_state(3)
+    with torch.inference_mode():
+        output = model(_zero_inputs(observation_space, actions), state)
+    _check_shape(name, "policy_logits", output.policy_logits, (2, 3, actions.num_params))
+    _check_shape(name, "baseline", output.baseline, (2, 3))
+    _check_state(name, state, output.core_state)
+
+
+def _factory(name: str) -> ModelFactory:
+    if name in MODELS:
+        return MODELS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(f"no model {name!r}: use {', '.join(MODELS)}, or my_module:MyNet")
+    try:
+        return cast(ModelFactory, getattr(importlib.import_module(module), attribute))
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise ValueError(f"cannot import the model {name!r}: {error}") from error
+
+
+def _zero_inputs(observation_space: ObservationSpace, actions: ActionDistribution) -> ModelInputs:
+    """Two rows of three columns."""
+
+    def zeros(spec: ArraySpec) -> Tensor:
+        return torch.zeros((2, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
+
+    return ModelInputs(
+        observation=map_leaves(zeros, observation_space),
+        reward=torch.zeros(2, 3),
+        done=torch.zeros(2, 3, dtype=torch.bool),
+        last_action=actions.zero_action((2, 3)),
+    )
+
+
+def _check_shape(name: str, what: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(tensor.shape) != expected:
+        raise ValueError(
+            f"model {name}: {what} has shape {list(tensor.shape)} for 2 steps of 3 environments, "
+            f"expected {list(expected)}"
+        )
+
+
+def _check_state(name: str, initial: Any, after: Any) -> None:
+    def check(a: Tensor, b: Tensor) -> None:
+        if a.shape != b.shape or a.dim() < 2 or a.shape[1] != 3:
+            shapes = f"{list(a.shape)} before, {list(b.shape)} after"
+            raise ValueError(f"{shapes}, expected [layers, 3, ...]")
+
+    try:
+        map_leaves2(check, initial, after)
+    except ValueError as error:
+        raise ValueError(f"model {name}: the recurrent state does not fit: {error}") from error

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torsos: from one leaf of an observation, frames [N, *shape], to features [N, num_features].
+
+uint8 is divided by 255, every other dtype taken as it is, in float32. Leaves of two dimensions are
+images of one channel, leaves of three images whose channels come first, or last where that
+dimension is smaller than both others.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+# An image smaller than this does not survive the strides of ShallowTorso.
+SHALLOW_MINIMUM = 36
+
+
+class Torso(nn.Module):
+    """Features of one leaf; `num_features` says how many."""
+
+    num_features: int
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """[N, *shape] to [N, num_features]."""
+        raise NotImplementedError
+
+
+class VectorTorso(Torso):
+    """One linear layer with ReLU over the flattened leaf."""
+
+    def __init__(self, shape: tuple[int, ...], size: int) -> None:
+        super().__init__()
+        self.num_features = size
+        self.linear = nn.Linear(math.prod(shape), size)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return F.relu(self.linear(as_float(frames).flatten(1)))
+
+
+class ShallowTorso(Torso):
+    """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels = image_shape(shape)[0]
+        self.conv1 = nn.Conv2d(channels, 32, kernel_size=8, stride=4)
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=4, stride=2)
+        self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
+        self.num_features = _count_features(self, shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = channels_first(as_float(frames))
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.relu_(conv(x))
+        return x.flatten(1)
+
+
+class DeepTorso(Torso):
+    """IMPALA's ResNet: sections of 16, 32 and 32 channels, each halving height and width."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        sizes = [image_shape(shape)[0], 16, 32, 32]
+        self.feat_convs = nn.ModuleList(_downsample(*pair) for pair in pairwise(sizes))
+        self.resnet1 = nn.ModuleList(_residual(size) for size in sizes[1:])
+        self.resnet2 = nn.ModuleList(_residual(size) for size in sizes[1:])
+        self.num_features = _count_features(self, shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = channels_first(as_float(frames))
+        for downsample, first, second in zip(self.feat_convs, self.resnet1, self.resnet2):
+            x = downsample(x)
+            x = x + first(x)
+            x = x + second(x)
+        return F.relu_(x).flatten(1)
+
+
+def as_float(frames: Tensor) -> Tensor:
+    """float32; bytes in [0, 1]."""
+    if frames.dtype == torch.uint8:
+        return frames.float().div_(255.0)
+    return frames.float()
+
+
+def is_image(shape: tuple[int, ...], smallest: int = 1) -> bool:
+    """Whether a leaf of this shape is an image at least `smallest` high and wide."""
+    return len(shape) in (2, 3) and min(image_shape(shape)[1:]) >= smallest
+
+
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Channels, height and width of a leaf of two or three dimensions."""
+    if len(shape) == 2:
+        return 1, shape[0], shape[1]
+    first, second, third = shape
+    return (third, first, second) if _channels_are_last(shape) else (first, second, third)
+
+
+def channels_first(frames: Tensor) -> Tensor:
+    """[N, *shape] as [N, channels, height, width]."""
+    if frames.dim() == 3:
+        return frames.unsqueeze(1)
+    return frames.permute(0, 3, 1, 2) if _channels_are_last(frames.shape[1:]) else frames
+
+
+def _channels_are_last(shape: tuple[int, ...]) -> bool:
+    return shape[2] < min(shape[0], shape[1])
+
+
+def _count_features(torso: Torso, shape: tuple[int, ...]) -> int:
+    with torch.no_grad():
+        return torso.forward(torch.zeros(1, *shape)).shape[1]
+
+
+def _downsample(channels: int, out_channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, out_channels, kernel_size=3, padding=1),
+        nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+    )
+
+
+def _residual(channels: int) -> nn.Sequential:
+    """Works on a copy at first, since its input is added to its output; in place inside."""
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.Conv2d(channels, channels, kernel_size=3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(channels, channels, kernel_size=3, padding=1),
+    )

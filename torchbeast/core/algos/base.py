@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one optimiser step (backward, clip, step, schedule) and all that a checkpoint must hold.
+
+An algorithm defines `losses`; everything else is here. An algorithm is used by one thread at a
+time.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.storages.rollout import Rollout
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient is NaN or infinite; the weights are as before the update."""
+
+
+class LinearDecay:
+    """A learning rate that goes linearly to 0 over total_steps, and stays there."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, total_steps: int) -> None:
+        self._optimizer = optimizer
+        self._total_steps = total_steps
+        self._initial = [float(group["lr"]) for group in optimizer.param_groups]
+        self.steps = 0
+
+    def advance(self, steps: int) -> None:
+        """Counts agent steps learnt and sets the optimiser's learning rates for the next update."""
+        self.steps += steps
+        remaining = max(0.0, 1.0 - self.steps / self._total_steps)
+        for group, initial in zip(self._optimizer.param_groups, self._initial):
+            group["lr"] = initial * remaining
+
+
+class Algorithm(ABC):
+    """Updates a model's weights in place.
+
+    version: learner steps done, also over restarts; what a rollout's policy_version counts in.
+    """
+
+    def __init__(
+        self,
+        model: ActorCritic,
+        optimizer: torch.optim.Optimizer,
+        *,
+        total_steps: int,
+        grad_norm_clipping: float,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.schedule = LinearDecay(optimizer, total_steps)
+        self.version = 0
+        self._grad_norm_clipping = grad_norm_clipping
+
+    @abstractmethod
+    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
+        """The parts of the loss by name, with their costs; their sum is minimised."""
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Learns from a batch; returns losses, grad_norm (before clipping), learning_rate, lags.
+
+        NonFiniteError, before any weight is touched, when a loss or a gradient is NaN or infinite.
+        """
+        parts = self.losses(rollout)
+        total = torch.stack(list(parts.values())).sum()
+        self.optimizer.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        norm = gradient_norm(self.model.parameters())
+        stats = _fetch({**parts, "total_loss": total, "grad_norm": norm, **self._lags(rollout)})
+        self._check_finite(stats, [*parts, "total_loss"])
+        return stats | {"learning_rate": self._apply(stats["grad_norm"], rollout.num_steps)}
+
+    def _apply(self, norm: float, num_steps: int) -> float:
+        """Clips, steps and counts; returns the learning rate this was done with."""
+        learning_rate = float(self.optimizer.param_groups[0]["lr"])
+        clip_gradients(self.model.parameters(), norm, self._grad_norm_clipping)
+        self.optimizer.step()
+        self.version += 1
+        self.schedule.advance(num_steps)
+        return learning_rate
+
+    def _lags(self, rollout: Rollout) -> dict[str, Tensor]:
+        """How many learner steps the acting weights were behind, over the actions learnt from."""
+        lags = self.version - rollout.policy_version[1:]
+        return {"mean_lag": lags.float().mean(), "max_lag": lags.max()}
+
+    def _check_finite(self, stats: dict[str, float], losses: list[str]) -> None:
+        for name in losses:
+            if not math.isfinite(stats[name]):
+                raise NonFiniteError(self._failure(f"{name} is {stats[name]}"))
+        if not math.isfinite(stats["grad_norm"]):
+            name = _first_non_finite_gradient(self.model)
+            raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
+
+    def _failure(self, what: str) -> str:
+        return (
+            f"{what} in learner step {self.version}; the weights are as before it. "
+            "Look for NaN in the observations, or lower the learning rate"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on. The tensors are the live ones: copy to keep."""
+        return {
+            "model_state_dict": self.model.state_dict(),
+            "optimizer_state_dict": self.optimizer.state_dict(),
+            "scheduler_state_dict": {"steps": self.schedule.steps, "version": self.version},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues from a state_dict; ValueError, nothing changed, if it is another model's."""
+        check_fits(self.model, state["model_state_dict"])
+        self.model.load_state_dict(state["model_state_dict"])
+        self.optimizer.load_state_dict(state["optimizer_state_dict"])
+        self.version = int(state["scheduler_state_dict"]["version"])
+        self.schedule.steps = int(state["scheduler_state_dict"]["steps"])
+        self.schedule.advance(0)
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The 2-norm of all gradients as one vector; a tensor, so that nothing waits for the device."""
+    norms = [torch.linalg.vector_norm(gradient) for gradient in _gradients(parameters)]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:
+    """Scales the gradients, whose norm is given, so that their norm is at most the maximum."""
+    if norm > maximum:
+        for gradient in _gradients(parameters):
+            gradient.mul_(maximum / norm)
+
+
+def check_fits(model: nn.Module, state: dict[str, Tensor]) -> None:
+    """ValueError naming the first parameter in which a model_state_dict and the model differ."""
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in state.items()}
+    for name in [*shapes, *found]:
+        if shapes.get(name) != found.get(name):
+            raise ValueError(
+                f"the checkpoint is another model's: {name} is {found.get(name, 'missing')} in the "
+                f"checkpoint and {shapes.get(name, 'missing')} in the model; "
+                "use the model and environment it was trained with"
+            )
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _fetch(stats: dict[str, Tensor]) -> dict[str, float]:
+    """All figures as floats in one transfer from the device."""
+    values = torch.stack([value.detach().float() for value in stats.values()])
+    return dict(zip(stats, values.tolist()))
+
+
+def _first_non_finite_gradient(model: nn.Module) -> str:
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return name
+    return "the whole model (its norm overflows)"

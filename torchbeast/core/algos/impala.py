@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""IMPALA: actor-critic with V-trace (Espeholt et al. 2018, arXiv 1802.01561).
+
+    total = sum -log pi(a) * advantage + baseline_cost * 0.5 * sum (vs - V)^2 + entropy_cost * sum
+    pi log pi
+
+Policy and value of rows 0..T-1 belong to the actions, rewards and dones of rows 1..T; V of row T is
+the bootstrap. The optimiser is PyTorch's RMSprop: epsilon is added to the root and the running
+square starts at 0. TensorFlow's has epsilon inside the root and starts at 1, so settings of
+TensorFlow programs do not carry over as they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from torchbeast.core import losses, vtrace
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.distributions import ActionDistribution
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.rollout import Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig:
+    """Settings of the loss and the optimiser. A step is an agent step: four frames in Atari."""
+
+    discounting: float = 0.99  # gamma, per step
+    entropy_cost: float = 0.0006  # weight of the negative entropy
+    baseline_cost: float = 0.5  # weight of the value loss
+    reward_clipping: losses.RewardClipping = "abs_one"  # rewards in the loss; logs have them raw
+    learning_rate: float = 0.00048  # at the start
+    alpha: float = 0.99  # RMSprop's smoothing
+    momentum: float = 0.0  # RMSprop's momentum
+    epsilon: float = 0.01  # RMSprop's epsilon
+    grad_norm_clipping: float = 40.0  # largest norm of the gradient
+    total_steps: int = 100_000  # steps over which the learning rate goes to 0
+    loss_reduction: losses.Reduction = "sum"  # over time and batch
+
+    def __post_init__(self) -> None:
+        _check_choice("reward_clipping", self.reward_clipping, get_args(losses.RewardClipping))
+        _check_choice("loss_reduction", self.loss_reduction, get_args(losses.Reduction))
+        if not 0 <= self.discounting <= 1:
+            raise ValueError(f"discounting must be in [0, 1], got {self.discounting}")
+        for name in ("learning_rate", "grad_norm_clipping", "total_steps"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+
+class Impala(Algorithm):
+    """Learns from rollouts of any recent policy."""
+
+    def __init__(
+        self, model: ActorCritic, distribution: ActionDistribution, config: ImpalaConfig
+    ) -> None:
+        optimizer = torch.optim.RMSprop(
+            model.parameters(),
+            lr=config.learning_rate,
+            alpha=config.alpha,
+            momentum=config.momentum,
+            eps=config.epsilon,
+        )
+        super().__init__(
+            model,
+            optimizer,
+            total_steps=config.total_steps,
+            grad_norm_clipping=config.grad_norm_clipping,
+        )
+        self._distribution = distribution
+        self._config = config
+
+    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
+        """pg_loss, baseline_loss and entropy_loss, with their costs."""
+        config, distribution = self._config, self._distribution
+        policy_logits, values, final_values = unroll(self.model, rollout)
+        logits, values = policy_logits[:-1].float(), values.float()
+        actions = map_leaves(lambda leaf: leaf[1:], rollout.action)
+        log_probs = distribution.log_prob(logits, actions)
+        behavior_log_probs = distribution.log_prob(rollout.policy_logits[1:].float(), actions)
+        rewards, discounts = self._rewards_and_discounts(rollout, final_values)
+        vs, advantages = vtrace.from_importance_weights(
+            log_rhos=log_probs - behavior_log_probs,
+            discounts=discounts,
+            rewards=rewards,
+            values=values[:-1],
+            bootstrap_value=values[-1],
+        )
+        how = config.loss_reduction
+        entropies = distribution.entropy(logits)
+        return {
+            "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how),
+            "baseline_loss": config.baseline_cost * losses.baseline_loss(vs - values[:-1], how),
+            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how),
+        }
+
+    def _rewards_and_discounts(
+        self, rollout: Rollout, final_values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """[T, B] each. The discount is 0 where an episode ended, truncated ones add their value.
+
+        This is exact: the recursion only ever sees r + gamma * V, and stops where the discount is
+        0.
+        """
+        rewards = losses.clip_rewards(rollout.reward[1:], self._config.reward_clipping)
+        discounts = self._config.discounting * (1.0 - rollout.done[1:].float())
+        return rewards + self._config.discounting * final_values, discounts
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

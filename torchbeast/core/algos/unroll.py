@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learner's forward over a rollout, and the values of truncated episodes' final observations.
+
+A truncated episode did not end: its return goes on with the value of its own last observation,
+which no row of the rollout holds (the row has the next episode's first). That value needs the
+recurrent state from just before the reset, so a recurrent model runs in pieces, cut at the rows
+with truncations; a feed-forward one runs once over all rows.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.storages.rollout import Rollout
+
+
+class Unrolled(NamedTuple):
+    """A model's outputs on a rollout of T + 1 rows."""
+
+    policy_logits: Tensor  # [T+1, B, num_params]
+    baseline: Tensor  # [T+1, B]
+    final_values: Tensor  # [T, B] of the final observation where row t+1 was truncated, else 0
+
+
+def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
+    """The model's policies and values of all rows, from initial_agent_state on."""
+    if flatten(rollout.initial_agent_state):
+        return _unroll_in_pieces(model, rollout)
+    return _unroll_at_once(model, rollout)
+
+
+def _unroll_at_once(model: ActorCritic, rollout: Rollout) -> Unrolled:
+    output = model(_inputs(rollout, 0, len(rollout.reward)), ())
+    final_values = torch.zeros_like(rollout.reward[1:])
+    rows, columns = rollout.truncations()
+    if len(rows):
+        every = torch.arange(len(rows), device=rows.device)
+        final_values[rows - 1, columns] = _final_values(model, rollout, every, ())
+    return Unrolled(output.policy_logits, output.baseline, final_values)
+
+
+def _unroll_in_pieces(model: ActorCritic, rollout: Rollout) -> Unrolled:
+    logits, baselines = [], []
+    final_values = torch.zeros_like(rollout.reward[1:])
+    rows, columns = rollout.truncations()
+    state = rollout.initial_agent_state
+    for start, end in pairwise([0, *torch.unique(rows).tolist(), len(rollout.reward)]):
+        output = model(_inputs(rollout, start, end), state)
+        logits.append(output.policy_logits)
+        baselines.append(output.baseline)
+        state = output.core_state
+        here = (rows == end).nonzero().flatten()
+        if len(here):
+            final_values[end - 1, columns[here]] = _final_values(model, rollout, here, state)
+    return Unrolled(torch.cat(logits), torch.cat(baselines), final_values)
+
+
+def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:
+    """Rows start..end-1 as a model sees them."""
+
+    def rows(leaf: Tensor) -> Tensor:
+        return leaf[start:end]
+
+    return ModelInputs(
+        observation=map_leaves(rows, rollout.observation),
+        reward=rows(rollout.reward),
+        done=rows(rollout.done),
+        last_action=map_leaves(rows, rollout.action),
+    )
+
+
+@torch.no_grad()
+def _final_values(
+    model: ActorCritic, rollout: Rollout, which: Tensor, state: Nest[Tensor]
+) -> Tensor:
+    """Values [K'] of final observations `which` [K'], given all columns' state before the reset."""
+    rows, columns = (index[which] for index in rollout.truncations())
+    inputs = ModelInputs(
+        observation=map_leaves(lambda leaf: leaf[which].unsqueeze(0), rollout.final_observation),
+        reward=rollout.reward[rows, columns].unsqueeze(0),
+        done=torch.zeros_like(rollout.done[rows, columns]).unsqueeze(0),
+        last_action=map_leaves(lambda leaf: leaf[rows, columns].unsqueeze(0), rollout.action),
+    )
+    values: Tensor = model(inputs, map_leaves(lambda leaf: leaf[:, columns], state)).baseline
+    return values.squeeze(0).float()

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Distributions over actions: what a policy's parameters mean for an action space.
+
+    Discrete       categorical                                  n parameters (logits)
+    MultiDiscrete  independent categoricals                     sum(nvec) parameters (logits)
+    MultiBinary    independent coins                            one parameter per entry (logit)
+    Box            Gaussian with independent entries            two parameters per entry (mean, log
+    of the deviation) tuple, dict    the independent parts, dict keys sorted      the parts'
+    parameters in that order
+
+Parameters are ONE float tensor [..., num_params], "policy_logits"; an action is a nest of tensors
+[..., *shape] as the environment takes it. The leading dimensions are any, mostly [T, B]. Parameters
+come and go as tensors only, so that they can travel in rollouts; a distribution object holds no
+state.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchbeast.core.envs import spaces
+from torchbeast.core.nest_py import Nest, flatten, pack_as
+
+# The range of a Gaussian's log deviation, in units of half the box.
+_LOG_STD_RANGE = (-5.0, 2.0)
+
+
+class ActionDistribution(ABC):
+    """The family of distributions over one action space."""
+
+    num_params: int
+    """Size of the last dimension of params."""
+    num_features: int
+    """Size of the last dimension of features()."""
+
+    @abstractmethod
+    def sample(self, params: Tensor) -> Nest[Tensor]:
+        """A random action for each row of params, from torch's global generator."""
+
+    @abstractmethod
+    def mode(self, params: Tensor) -> Nest[Tensor]:
+        """The most likely action for each row of params [..., num_params]."""
+
+    @abstractmethod
+    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
+        """[...] log pi(action), a log-density where the action is continuous."""
+
+    @abstractmethod
+    def entropy(self, params: Tensor) -> Tensor:
+        """[...] in nats."""
+
+    @abstractmethod
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        """[...] KL(p || q) in nats."""
+
+    @abstractmethod
+    def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
+        """Valid actions [*batch_shape, ...]: the "last action" where there was none yet."""
+
+    @abstractmethod
+    def features(self, action: Nest[Tensor]) -> Tensor:
+        """[..., num_features] float32: a network's view of the action, choices one-hot."""
+
+
+def distribution_for(space: spaces.ActionSpace) -> ActionDistribution:
+    """The distribution over an action space, a nest of the classes in `core.envs.spaces`."""
+    match space:
+        case spaces.Discrete(n, start):
+            return Categorical(n, start)
+        case spaces.MultiDiscrete(nvec):
+            return MultiCategorical(nvec)
+        case spaces.MultiBinary(shape):
+            return Bernoulli(shape)
+        case spaces.Box():
+            return Gaussian(space)
+        case tuple() | dict():
+            return Product(space)
+    raise ValueError(f"no distribution for the action space {space!r}")
+
+
+class Categorical(ActionDistribution):
+    """One of start, ..., start + n - 1; actions int64 [...]."""
+
+    def __init__(self, n: int, start: int = 0) -> None:
+        self.num_params = self.num_features = n
+        self._start = start
+
+    def sample(self, params: Tensor) -> Tensor:
+        # The argmax of logits with Gumbel noise is a sample of their softmax: no normalisation, no
+        # check that waits for the device. -log of an exponential variable is Gumbel noise.
+        noise = torch.empty_like(params).exponential_().log_()
+        return (params - noise).argmax(-1) + self._start
+
+    def mode(self, params: Tensor) -> Tensor:
+        return params.argmax(-1) + self._start
+
+    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
+        return params.log_softmax(-1).gather(-1, self._index(action).unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        log_probs = params.log_softmax(-1)
+        return -(log_probs.exp() * log_probs).sum(-1)
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+        return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+    def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
+        return torch.full(tuple(batch_shape), self._start, dtype=torch.int64)
+
+    def features(self, action: Nest[Tensor]) -> Tensor:
+        return F.one_hot(self._index(action), self.num_features).float()
+
+    def _index(self, action: Nest[Tensor]) -> Tensor:
+        return _leaf(action).long() - self._start
+
+
+class MultiCategorical(ActionDistribution):
+    """len(nvec) independent choices; actions int64 [..., len(nvec)]."""
+
+    def __init__(self, nvec: Sequence[int]) -> None:
+        self._parts = [Categorical(n) for n in nvec]
+        self._nvec = list(nvec)
+        self.num_params = self.num_features = sum(nvec)
+
+    def sample(self, params: Tensor) -> Tensor:
+        return torch.stack([part.sample(own) for part, own in self._zip(params)], -1)
+
+    def mode(self, params: Tensor) -> Tensor:
+        return torch.stack([part.mode(own) for part, own in self._zip(params)], -1)
+
+    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
+        choices = _leaf(action).unbind(-1)
+        pairs = zip(self._zip(params), choices)
+        return _sum([part.log_prob(own, choice) for (part, own), choice in pairs])
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return _sum([part.entropy(own) for part, own in self._zip(params)])
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        pairs = zip(self._zip(p), self._zip(q))
+        return _sum([part.kl(own_p, own_q) for (part, own_p), (_, own_q) in pairs])
+
+    def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
+        return torch.zeros((*batch_shape, len(self._parts)), dtype=torch.int64)
+
+    def features(self, action: Nest[Tensor]) -> Tensor:
+        choices = _leaf(action).unbind(-1)
+        parts = zip(self._parts, choices)
+        return torch.cat([part.features(choice) for part, choice in parts], -1)
+
+    def _zip(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
+        return list(zip(self._parts, torch.split(params, self._nvec, -1)))
+
+
+class Bernoulli(ActionDistribution):
+    """Independent zeros and ones; actions int8 [..., *shape]."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self._shape = tuple(shape)
+        self.num_params = self.num_features = math.prod(shape)
+
+    def sample(self, params: Tensor) -> Tensor:
+        return self._action(torch.rand_like(params) < params.sigmoid())
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._action(params > 0)
+
+    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
+        ones = self.features(action)
+        return -F.binary_cross_entropy_with_logits(params, ones, reduction="none").sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return (F.softplus(params) - params * params.sigmoid()).sum(-1)
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        heads = p.sigmoid() * (F.logsigmoid(p) - F.logsigmoid(q))
+        tails = (-p).sigmoid() * (F.logsigmoid(-p) - F.logsigmoid(-q))
+        return (heads + tails).sum(-1)
+
+    def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
+        return torch.zeros((*batch_shape, *self._shape), dtype=torch.int8)
+
+    def features(self, action: Nest[Tensor]) -> Tensor:
+        return _flat(action, self._shape).float()
+
+    def _action(self, ones: Tensor) -> Tensor:
+        return ones.to(torch.int8).reshape(*ones.shape[:-1], *self._shape)
+
+
+class Gaussian(ActionDistribution):
+    """Independent normal entries; actions [..., *shape] in the box's dtype.
+
+    The mean and the deviation are in units of the box: 0 is its centre and 1 half its width (centre
+    0 and width 2 where it has no bounds). Samples are not clipped to the box, so that their
+    log-probability stays the Gaussian's: the environment clips what it executes.
+    """
+
+    def __init__(self, box: spaces.Box) -> None:
+        self._dtype = getattr(torch, box.dtype)
+        if not self._dtype.is_floating_point:
+            raise ValueError(f"a Box of actions needs a float dtype, got {box.dtype}")
+        self._shape = box.shape
+        self._centre, self._scale = _centre_and_scale(box)
+        self.num_features = math.prod(box.shape)
+        self.num_params = 2 * self.num_features
+
+    def sample(self, params: Tensor) -> Tensor:
+        mean, log_std = _mean_and_log_std(params)
+        return self._action(mean + log_std.exp() * torch.randn_like(mean))
+
+    def mode(self, params: Tensor) -> Tensor:
+        return self._action(_mean_and_log_std(params)[0])
+
+    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
+        mean, log_std = _mean_and_log_std(params)
+        z = (self.features(action) - mean) / log_std.exp()
+        log_scale = self._scale.to(params.device).log()
+        return (-0.5 * z.square() - log_std - log_scale - 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        log_std = _mean_and_log_std(params)[1]
+        log_scale = self._scale.to(params.device).log()
+        return (log_std + log_scale + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        (mean_p, log_p), (mean_q, log_q) = _mean_and_log_std(p), _mean_and_log_std(q)
+        squares = (2 * log_p).exp() + (mean_p - mean_q).square()
+        return (log_q - log_p + 0.5 * squares * (-2 * log_q).exp() - 0.5).sum(-1)
+
+    def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
+        return self._action(torch.zeros((*batch_shape, self.num_features)))
+
+    def features(self, action: Nest[Tensor]) -> Tensor:
+        flat = _flat(action, self._shape).float()
+        return (flat - self._centre.to(flat.device)) / self._scale.to(flat.device)
+
+    def _action(self, units: Tensor) -> Tensor:
+        flat = units * self._scale.to(units.device) + self._centre.to(units.device)
+        return flat.to(self._dtype).reshape(*units.shape[:-1], *self._shape)
+
+
+class Product(ActionDistribution):
+    """Independent parts in a tuple or dict; actions are nests of that structure."""
+
+    def __init__(self, space: spaces.ActionSpace) -> None:
+        self._space = space
+        self._parts = [distribution_for(part) for part in flatten(space)]
+        self._sizes = [part.num_params for part in self._parts]
+        self.num_params = sum(self._sizes)
+        self.num_features = sum(part.num_features for part in self._parts)
+
+    def sample(self, params: Tensor) -> Nest[Tensor]:
+        return self._pack([part.sample(own) for part, own in self._zip(params)])
+
+    def mode(self, params: Tensor) -> Nest[Tensor]:
+        return self._pack([part.mode(own) for part, own in self._zip(params)])
+
+    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
+        pairs = zip(self._zip(params), self._leaves(action))
+        return _sum([part.log_prob(own, leaf) for (part, own), leaf in pairs])
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return _sum([part.entropy(own) for part, own in self._zip(params)])
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        pairs = zip(self._zip(p), self._zip(q))
+        return _sum([part.kl(own_p, own_q) for (part, own_p), (_, own_q) in pairs])
+
+    def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
+        return self._pack([part.zero_action(batch_shape) for part in self._parts])
+
+    def features(self, action: Nest[Tensor]) -> Tensor:
+        parts = zip(self._parts, self._leaves(action))
+        return torch.cat([part.features(leaf) for part, leaf in parts], -1)
+
+    def _pack(self, leaves: list[Nest[Tensor]]) -> Nest[Tensor]:
+        packed: Nest[Tensor] = pack_as(self._space, leaves)
+        return packed
+
+    def _zip(self, params: Tensor) -> list[tuple[ActionDistribution, Tensor]]:
+        return list(zip(self._parts, torch.split(params, self._sizes, -1)))
+
+    def _leaves(self, action: Nest[Tensor]) -> list[Tensor]:
+        leaves = flatten(action)
+        if len(leaves) != len(self._parts):
+            counts = f"{len(self._parts)} parts, the action {len(leaves)}"
+            raise ValueError(f"the action space has {counts}")
+        return leaves
+
+
+def _leaf(action: Nest[Tensor]) -> Tensor:
+    if not isinstance(action, Tensor):
+        raise TypeError(f"expected one tensor as the action, got {type(action).__name__}")
+    return action
+
+
+def _flat(action: Nest[Tensor], shape: tuple[int, ...]) -> Tensor:
+    """[..., *shape] as [..., prod(shape)]."""
+    leaf = _leaf(action)
+    leading = leaf.shape[: leaf.dim() - len(shape)]
+    return leaf.reshape(*leading, math.prod(shape))
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    return torch.stack(parts).sum(0)
+
+
+def _mean_and_log_std(params: Tensor) -> tuple[Tensor, Tensor]:
+    mean, log_std = params.chunk(2, -1)
+    return mean, log_std.clamp(*_LOG_STD_RANGE)
+
+
+def _centre_and_scale(box: spaces.Box) -> tuple[Tensor, Tensor]:
+    """Middle and half width of each entry [prod(shape)]; 0 and 1 where it is not bounded."""
+    low, high = torch.tensor(box.low), torch.tensor(box.high)
+    bounded = low.isfinite() & high.isfinite() & (high > low)
+    centre = torch.where(bounded, (low + high) / 2, 0.0)
+    return centre, torch.where(bounded, (high - low) / 2, 1.0)

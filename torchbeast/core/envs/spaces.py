@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Descriptions of observations and actions that need neither Gymnasium nor torch.
+
+An observation space is a nest of `ArraySpec`. An action space is a nest of `Discrete`,
+`MultiDiscrete`, `MultiBinary` and `Box`. A nest is a leaf, a tuple of nests, or a dict of nests
+with string keys. Both describe ONE environment, without time or batch dimensions, and both
+compare by value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+# What the wire format can carry; the names are numpy's.
+_INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+WIRE_DTYPES = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64"))
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """One array of an observation: its shape and the name of its numpy dtype."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """One of the integers start, ..., start + n - 1, as an int64 of shape ()."""
+
+    n: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ValueError(f"Discrete needs at least one action, got n={self.n}")
+
+
+@dataclass(frozen=True)
+class MultiDiscrete:
+    """len(nvec) integers, the i-th in 0, ..., nvec[i] - 1, as int64 [len(nvec)]."""
+
+    nvec: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nvec", tuple(int(n) for n in self.nvec))
+        if not self.nvec or min(self.nvec) < 1:
+            raise ValueError(f"MultiDiscrete needs positive counts, got nvec={self.nvec}")
+
+
+@dataclass(frozen=True)
+class MultiBinary:
+    """An array of zeros and ones of the given shape."""
+
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+
+
+@dataclass(frozen=True)
+class Box:
+    """Real numbers between low and high (infinite: unbounded), of the given shape and dtype.
+
+    low and high are given as one number for all entries or one per entry; they are stored as flat
+    tuples with one float per entry, in C order.
+    """
+
+    low: float | tuple[float, ...]
+    high: float | tuple[float, ...]
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
+        object.__setattr__(self, "low", _flat_bound("low", self.low, self.shape))
+        object.__setattr__(self, "high", _flat_bound("high", self.high, self.shape))
+        object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
+
+
+ObservationSpace = ArraySpec | tuple["ObservationSpace", ...] | dict[str, "ObservationSpace"]
+ActionLeaf = Discrete | MultiDiscrete | MultiBinary | Box
+ActionSpace = ActionLeaf | tuple["ActionSpace", ...] | dict[str, "ActionSpace"]
+ArrayNest = np.ndarray | tuple["ArrayNest", ...] | dict[str, "ArrayNest"]
+
+
+def _wire_dtype(dtype: Any) -> str:
+    name = str(np.dtype(dtype).name)
+    if name not in WIRE_DTYPES:
+        known = ", ".join(sorted(WIRE_DTYPES))
+        raise ValueError(f"dtype {name} cannot be sent; use one of {known}")
+    return name
+
+
+def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, ...]:
+    values = np.asarray(bound, dtype=np.float64).ravel()
+    size = math.prod(shape)
+    if values.size not in (1, size):
+        raise ValueError(
+            f"Box {name} of shape {shape} needs 1 or {size} numbers, got {values.size}"
+        )
+    return tuple(float(value) for value in np.broadcast_to(values, size))
+
+
+# --- JSON: how a server tells the learner its action space.
+
+
+def action_space_to_json(space: ActionSpace) -> dict[str, Any]:
+    """The action space as plain JSON values, e.g. {"type": "Discrete", "n": 6, "start": 0}."""
+    match space:
+        case Discrete(n, start):
+            return {"type": "Discrete", "n": n, "start": start}
+        case MultiDiscrete(nvec):
+            return {"type": "MultiDiscrete", "nvec": list(nvec)}
+        case MultiBinary(shape):
+            return {"type": "MultiBinary", "shape": list(shape)}
+        case Box():
+            return _box_to_json(space)
+        case tuple():
+            return {"type": "Tuple", "spaces": [action_space_to_json(entry) for entry in space]}
+        case dict():
+            spaces = {key: action_space_to_json(space[key]) for key in sorted(space)}
+            return {"type": "Dict", "spaces": spaces}
+    raise ValueError(f"not an action space: {space!r}")
+
+
+def _box_to_json(box: Box) -> dict[str, Any]:
+    return {
+        "type": "Box",
+        "low": _bound_to_json(box.low),
+        "high": _bound_to_json(box.high),
+        "shape": list(box.shape),
+        "dtype": box.dtype,
+    }
+
+
+def _bound_to_json(bound: Any) -> list[float | str]:
+    # JSON has no infinity: it is written as a string that float() reads.
+    return [value if math.isfinite(value) else str(value) for value in bound]
+
+
+def action_space_from_json(data: dict[str, Any]) -> ActionSpace:
+    """The inverse of `action_space_to_json`; ValueError when data is not what that writes."""
+    try:
+        return _space_from_json(data)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"not the description of an action space: {data!r}") from error
+
+
+def _space_from_json(data: dict[str, Any]) -> ActionSpace:
+    match data["type"]:
+        case "Discrete":
+            return Discrete(int(data["n"]), int(data.get("start", 0)))
+        case "MultiDiscrete":
+            return MultiDiscrete(tuple(data["nvec"]))
+        case "MultiBinary":
+            return MultiBinary(tuple(data["shape"]))
+        case "Box":
+            low, high = ([float(value) for value in data[name]] for name in ("low", "high"))
+            return Box(tuple(low), tuple(high), tuple(data["shape"]), data["dtype"])
+        case "Tuple":
+            return tuple(_space_from_json(entry) for entry in data["spaces"])
+        case "Dict":
+            return {key: _space_from_json(entry) for key, entry in sorted(data["spaces"].items())}
+    raise ValueError(f"unknown action space type {data['type']!r}")
+
+
+# --- Gymnasium's (and old Gym's) spaces, told apart by class name so that neither is imported.
+
+
+def _kind(space: Any, known: tuple[str, ...]) -> str:
+    """The first of the space's base classes that is known by name."""
+    names = [cls.__name__ for cls in type(space).__mro__]
+    for name in names:
+        if name in known:
+            return name
+    raise ValueError(
+        f"a space of type {names[0]} is not supported; "
+        f"wrap the environment so that it uses {', '.join(known)}"
+    )
+
+
+def from_gymnasium(space: Any) -> ActionSpace:
+    """The action space that a gymnasium.spaces (or gym.spaces) object describes."""
+    match _kind(space, ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")):
+        case "Discrete":
+            return Discrete(int(space.n), int(getattr(space, "start", 0)))
+        case "MultiDiscrete":
+            return _multi_discrete(space)
+        case "MultiBinary":
+            return MultiBinary(tuple(space.shape))
+        case "Box":
+            return Box(space.low, space.high, tuple(space.shape), np.dtype(space.dtype).name)
+        case "Tuple":
+            return tuple(from_gymnasium(entry) for entry in space.spaces)
+        case _:
+            return {key: from_gymnasium(space.spaces[key]) for key in sorted(space.spaces)}
+
+
+def _multi_discrete(space: Any) -> MultiDiscrete:
+    nvec = np.asarray(space.nvec)
+    if nvec.ndim != 1 or np.any(getattr(space, "start", 0)):
+        raise ValueError(f"MultiDiscrete needs a flat nvec that starts at 0, got {space!r}")
+    return MultiDiscrete(tuple(nvec.tolist()))
+
+
+def observation_spec(space: Any) -> ObservationSpace:
+    """The observation space that a gymnasium.spaces (or gym.spaces) object describes."""
+    match _kind(space, ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")):
+        case "Tuple":
+            return tuple(observation_spec(entry) for entry in space.spaces)
+        case "Dict":
+            return {key: observation_spec(space.spaces[key]) for key in sorted(space.spaces)}
+        case _:
+            return ArraySpec(tuple(space.shape), np.dtype(space.dtype).name)
+
+
+def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
+    """The space that an observation (a nest of arrays or Python numbers) belongs to.
+
+    path: what to call the observation in messages.
+    """
+    if isinstance(observation, dict):
+        keys = _string_keys(observation, path)
+        return {key: spec_of(observation[key], f"{path}[{key!r}]") for key in keys}
+    if isinstance(observation, (tuple, list)):
+        return tuple(spec_of(entry, f"{path}[{i}]") for i, entry in enumerate(observation))
+    array = np.asarray(observation)
+    if array.dtype.name not in WIRE_DTYPES:
+        raise ValueError(f"{path} has dtype {array.dtype}, which cannot be sent; make it numbers")
+    return ArraySpec(array.shape, array.dtype.name)
+
+
+def _string_keys(mapping: dict[Any, Any], path: str) -> list[str]:
+    """The keys in order; ValueError when one is not a string."""
+    for key in mapping:
+        if not isinstance(key, str):
+            kind = type(key).__name__
+            raise ValueError(f"{path} has the key {key!r} of type {kind}, expected a string")
+    return sorted(mapping)
+
+
+def matching_leaves(space: ObservationSpace, observation: Any, path: str) -> Iterator[np.ndarray]:
+    """The leaves of an observation in order; ValueError when it is not of the given space.
+
+    path: what to call the observation in messages.
+    """
+    if isinstance(space, ArraySpec):
+        yield _matching_leaf(space, observation, path)
+    elif isinstance(space, dict):
+        if not isinstance(observation, dict) or observation.keys() != space.keys():
+            raise _mismatch(path, f"a dict with the keys {sorted(space)}", observation)
+        for key, entry in space.items():
+            yield from matching_leaves(entry, observation[key], f"{path}[{key!r}]")
+    else:
+        if not isinstance(observation, (tuple, list)) or len(observation) != len(space):
+            raise _mismatch(path, f"a tuple of length {len(space)}", observation)
+        for index, entry in enumerate(space):
+            yield from matching_leaves(entry, observation[index], f"{path}[{index}]")
+
+
+def _matching_leaf(spec: ArraySpec, leaf: Any, path: str) -> np.ndarray:
+    if isinstance(leaf, (dict, tuple, list)):
+        raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", leaf)
+    array = np.asarray(leaf)
+    if array.shape != spec.shape or array.dtype != spec.dtype:
+        raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", array)
+    return array
+
+
+def _mismatch(path: str, expected: str, got: Any) -> ValueError:
+    return ValueError(f"{path}: expected {expected} as at first, got {_describe(got)}")
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a dict with the keys {sorted(map(str, value))}"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of length {len(value)}"
+    array = np.asarray(value)
+    return f"{array.dtype} of shape {array.shape}"

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The vector environment: E environments that are stepped together.
+
+Servers and MonoBeast step nothing else. An environment that ended is restarted within the same
+step, so `VecStep.observation` is always what the next action is chosen from:
+
+    observation = env.reset(seed)                   leaves [E, ...]
+    while True:
+        step = env.step(policy(observation))        action leaves [E, ...]
+        observation = step.observation              of the next episode where one ended
+
+E is the number of environments and K the number of those truncated in one step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArrayNest,
+    ArraySpec,
+    Box,
+    Discrete,
+    ObservationSpace,
+    from_gymnasium,
+    matching_leaves,
+    spec_of,
+)
+from torchbeast.core.nest_py import flatten, pack_as
+
+
+class VecStep(NamedTuple):
+    """What one step of E environments gave."""
+
+    observation: ArrayNest  # leaves [E, ...]; on an ended episode the first one of the next episode
+    reward: np.ndarray  # float32 [E], of the action just executed
+    terminated: np.ndarray  # bool [E], an end for learning (a lost life too, where that is chosen)
+    truncated: np.ndarray  # bool [E], cut by a time limit; never together with terminated
+    episode_end: np.ndarray  # bool [E], the whole game is over: counters and returns start anew
+    final_observation: ArrayNest | None  # leaves [K, ...], last observations of the truncated ones
+    # in index order; None when K == 0
+
+
+class VecEnv(Protocol):
+    """E environments stepped together.
+
+    Every array that reset() and step() return belongs to the caller: no later call writes to it.
+    """
+
+    @property
+    def num_envs(self) -> int:
+        """E."""
+
+    @property
+    def env_id(self) -> str:
+        """What users call the environment."""
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Of one environment, as it is sent: without the E dimension, new frames only."""
+
+    @property
+    def action_space(self) -> ActionSpace:
+        """Of one environment."""
+
+    @property
+    def frame_stack(self) -> int:
+        """The policy sees this many newest observations joined along their first dimension.
+
+        1: the observation as it is. See `frame_stack.FrameStacker`.
+        """
+
+    def reset(self, seed: int) -> ArrayNest:
+        """Starts every environment anew, environment e seeded by (seed, e)."""
+
+    def step(self, action: ArrayNest) -> VecStep:
+        """Executes action (leaves [E, ...]), one entry per environment."""
+
+    def close(self) -> None:
+        """Frees what the environments hold. Nothing may be called afterwards."""
+
+
+def environment_seeds(seed: int, num_envs: int) -> list[int]:
+    """A seed in 0, ..., 2**31 - 1 for each environment, derived from (seed, index)."""
+    sequences = (np.random.SeedSequence((seed, index)) for index in range(num_envs))
+    return [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
+
+
+def check_discrete(action: ArrayNest, space: Discrete, num_envs: int) -> np.ndarray:
+    """The action as int64 [E]; ValueError unless it is one valid action for each environment."""
+    array = np.asarray(action)
+    if array.shape != (num_envs,) or not np.issubdtype(array.dtype, np.integer):
+        raise ValueError(
+            f"expected integer actions of shape ({num_envs},), got {array.dtype} of {array.shape}"
+        )
+    low, high = space.start, space.start + space.n - 1
+    if array.min() < low or array.max() > high:
+        raise ValueError(f"expected actions between {low} and {high}, got {array.tolist()}")
+    return array.astype(np.int64, copy=False)
+
+
+class SyncVecEnv:
+    """E Python environments of one kind, stepped one after the other.
+
+    Both contracts are accepted and told apart by what the environment returns:
+
+    * Gymnasium: reset(seed=...) -> (observation, info) and
+      step(action) -> (observation, reward, terminated, truncated, info);
+    * legacy Gym: reset() -> observation and step(action) -> (observation, reward, done, *anything),
+      where a dict after done may hold "TimeLimit.truncated", and seed(s) seeds if there is one.
+
+    The first observation fixes structure, shapes and dtypes of all that follow. Observations are
+    copied at once, because environments reuse their buffers. Actions arrive as numpy scalars or
+    arrays; those of a Box are clipped to its bounds. What an environment raises passes unchanged.
+    """
+
+    frame_stack = 1
+
+    def __init__(self, env_fns: Sequence[Callable[[], Any]], env_id: str) -> None:
+        self.env_id = env_id
+        self.num_envs = len(env_fns)
+        self._envs = [make_env() for make_env in env_fns]
+        self.action_space = self._common_action_space()
+        self._action_leaves = flatten(self.action_space)
+        first = _reset_observation(_reset(self._envs[0], None))
+        self.observation_space: ObservationSpace = spec_of(first, f"{self._name(0)}: observation")
+        self._specs: list[ArraySpec] = flatten(self.observation_space)
+
+    def reset(self, seed: int) -> ArrayNest:
+        rows = self._empty_rows(self.num_envs)
+        for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
+            self._write_first(rows, index, env_seed)
+        return self._pack(rows)
+
+    def step(self, action: ArrayNest) -> VecStep:
+        rows = self._empty_rows(self.num_envs)
+        reward = np.empty(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        finals: list[list[np.ndarray]] = []
+        for index, one_action in enumerate(self._split(action)):
+            outcome = self._step_one(index, one_action)
+            self._write(rows, index, outcome.observation)
+            reward[index] = outcome.reward
+            terminated[index], truncated[index] = outcome.terminated, outcome.truncated
+            if outcome.truncated:
+                finals.append([row[index].copy() for row in rows])
+            if outcome.terminated or outcome.truncated:
+                self._write_first(rows, index, None)
+        final = (
+            self._pack([np.stack(leaf) for leaf in zip(*finals, strict=True)]) if finals else None
+        )
+        return VecStep(
+            self._pack(rows), reward, terminated, truncated, terminated | truncated, final
+        )
+
+    def close(self) -> None:
+        with ExitStack() as stack:  # closes the others when one of them fails to
+            for env in self._envs:
+                if hasattr(env, "close"):
+                    stack.callback(env.close)
+
+    def _name(self, index: int) -> str:
+        return f"environment {index} of {self.env_id}"
+
+    def _common_action_space(self) -> ActionSpace:
+        spaces = [self._action_space(index) for index in range(self.num_envs)]
+        for index, space in enumerate(spaces):
+            if space != spaces[0]:
+                raise ValueError(
+                    f"{self._name(index)}: expected the action space {spaces[0]} of environment 0, "
+                    f"got {space}"
+                )
+        return spaces[0]
+
+    def _action_space(self, index: int) -> ActionSpace:
+        space = getattr(self._envs[index], "action_space", None)
+        if space is None:
+            raise ValueError(
+                f"{self._name(index)} has no action_space; give it one, "
+                "for example gymnasium.spaces.Discrete(4)"
+            )
+        try:
+            return from_gymnasium(space)
+        except ValueError as error:
+            raise ValueError(f"{self._name(index)}: action space: {error}") from error
+
+    # --- observations: lists of leaves, written row by row into [E, ...] arrays
+
+    def _empty_rows(self, count: int) -> list[np.ndarray]:
+        return [np.empty((count, *spec.shape), spec.dtype) for spec in self._specs]
+
+    def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
+        path = f"{self._name(index)}: observation"
+        leaves = matching_leaves(self.observation_space, observation, path)
+        for row, leaf in zip(rows, leaves, strict=True):
+            row[index] = leaf
+
+    def _write_first(self, rows: list[np.ndarray], index: int, seed: int | None) -> None:
+        self._write(rows, index, _reset_observation(_reset(self._envs[index], seed)))
+
+    def _pack(self, rows: list[np.ndarray]) -> ArrayNest:
+        packed: ArrayNest = pack_as(self.observation_space, rows)
+        return packed
+
+    # --- actions and outcomes
+
+    def _split(self, action: ArrayNest) -> list[Any]:
+        """One action for each environment, as a nest like the action space."""
+        pairs = zip(self._action_leaves, flatten(action), strict=True)
+        leaves = [self._action_rows(*pair) for pair in pairs]
+        return [
+            pack_as(self.action_space, [leaf[index] for leaf in leaves])
+            for index in range(self.num_envs)
+        ]
+
+    def _action_rows(self, space: Any, leaf: Any) -> np.ndarray:
+        rows = np.asarray(leaf)
+        if rows.shape[:1] != (self.num_envs,):
+            raise ValueError(f"expected actions for {self.num_envs} environments, got {rows.shape}")
+        if not isinstance(space, Box):
+            return rows
+        low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
+        clipped: np.ndarray = np.clip(rows, low, high).astype(space.dtype)
+        return clipped
+
+    def _step_one(self, index: int, action: Any) -> _Outcome:
+        result = self._envs[index].step(action)
+        if not isinstance(result, tuple) or len(result) < 3:
+            raise ValueError(
+                f"{self._name(index)}: step returned {type(result).__name__}, expected "
+                "(observation, reward, terminated, truncated, info) or "
+                "(observation, reward, done, info)"
+            )
+        outcome = _read_step(result)
+        return outcome._replace(reward=self._finite(index, outcome.reward))
+
+    def _finite(self, index: int, reward: Any) -> float:
+        try:
+            value = float(reward)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not abs(value) <= _LARGEST_REWARD:
+            raise ValueError(f"{self._name(index)}: expected a finite reward, got {reward!r}")
+        return value
+
+
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+class _Outcome(NamedTuple):
+    observation: Any
+    reward: Any
+    terminated: bool
+    truncated: bool
+
+
+def _read_step(result: tuple[Any, ...]) -> _Outcome:
+    """Reads Gymnasium's five-tuple or the legacy one; an end is never also a cut."""
+    observation, reward, ended, *rest = result
+    if len(result) == 5 and isinstance(rest[1], dict):
+        terminated, truncated = bool(ended), bool(rest[0])
+    else:
+        info = rest[0] if rest and isinstance(rest[0], dict) else {}
+        truncated = bool(ended) and bool(info.get("TimeLimit.truncated", False))
+        terminated = bool(ended) and not truncated
+    return _Outcome(observation, reward, terminated, truncated and not terminated)
+
+
+def _reset_observation(result: Any) -> Any:
+    """The observation of what reset returned: Gymnasium adds a dict of information."""
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        return result[0]
+    return result
+
+
+def _reset(env: Any, seed: int | None) -> Any:
+    """Resets, seeded if a seed is given and the environment has a way to take one."""
+    if seed is None:
+        return env.reset()
+    if accepts(env.reset, "seed"):
+        return env.reset(seed=seed)
+    if callable(getattr(env, "seed", None)):
+        env.seed(seed)
+        return env.reset()
+    # What hands its arguments on, reset(**kwargs), is a wrapper of an environment that takes seeds.
+    return env.reset(seed=seed) if _accepts_any(env.reset) else env.reset()
+
+
+def accepts(function: Callable[..., Any], name: str) -> bool:
+    """Whether the function has a parameter of that name."""
+    return name in _parameters(function)
+
+
+def _accepts_any(function: Callable[..., Any]) -> bool:
+    kinds = [parameter.kind for parameter in _parameters(function).values()]
+    return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a callable of C code that does not tell
+        return {}

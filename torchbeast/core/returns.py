@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One recursion for every return: Monte Carlo, n-step, GAE, V-trace, with or without a mask.
+
+    delta_t = rho_t * (r_t + gamma_t * V_{t+1} - V_t)
+    acc_t   = m_t * (delta_t + gamma_t * lambda * c_t * acc_{t+1})         backwards, acc_T = 0
+    vs_t    = V_t + acc_t
+
+T is time, B is batch. Entry t of every [T, B] argument belongs to step t; V_T is the bootstrap
+value. With rho = c = 1 the result is the lambda-return: the discounted return for lambda = 1, GAE's
+target (`vs - V` is its advantage) below. Espeholt et al. 2018 (arXiv 1802.01561), Schulman et al.
+2016 (arXiv 1506.02438), Schmitt et al. 2019 (arXiv 1909.11583).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def value_targets(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    discounts: Tensor,
+    rhos: Tensor | None = None,
+    cs: Tensor | None = None,
+    mask: Tensor | None = None,
+    lambda_: float = 1.0,
+) -> Tensor:
+    """The targets vs [T, B] of the recursion above, in float32, without a graph.
+
+    rewards: [T, B] r. Where an episode was truncated: r plus the discounted value of its final
+    observation.
+    values: [T, B] V.
+    bootstrap_value: [B] V_T.
+    discounts: [T, B] gamma, and 0 where the episode ended.
+    rhos, cs: [T, B] clipped importance weights of the value error and of the trace; None: 1.
+    mask: [T, B] m, bool or 0/1: where it is 0 the target is V itself and the multi-step return
+    stops; None: 1.
+
+    Trailing dimensions beyond [T, B] broadcast.
+    """
+    optional = {"rhos": rhos, "cs": cs, "mask": mask}
+    given = {name: tensor for name, tensor in optional.items() if tensor is not None}
+    check_shapes(values, bootstrap_value, rewards=rewards, discounts=discounts, **given)
+    values, discounts = values.float(), discounts.float()
+    deltas = rewards.float() + discounts * next_values(values, bootstrap_value) - values
+    decays = discounts * lambda_
+    if rhos is not None:
+        deltas = rhos.float() * deltas
+    if cs is not None:
+        decays = decays * cs.float()
+    if mask is not None:
+        deltas, decays = deltas * mask.float(), decays * mask.float()
+    return values + _accumulate(deltas, decays)
+
+
+def next_values(values: Tensor, bootstrap_value: Tensor) -> Tensor:
+    """[T, B] V_{t+1}: the values moved one step ahead, the bootstrap value last."""
+    return torch.cat([values[1:], bootstrap_value.float().unsqueeze(0)])
+
+
+def _accumulate(deltas: Tensor, decays: Tensor) -> Tensor:
+    """acc_t = delta_t + decay_t * acc_{t+1}, acc_T = 0; [T, B]."""
+    steps = list(zip(deltas.unbind(), decays.unbind()))
+    acc = torch.zeros_like(deltas[0])
+    accs = []
+    for delta, decay in reversed(steps):
+        acc = torch.addcmul(delta, decay, acc)
+        accs.append(acc)
+    return torch.stack(accs[::-1])
+
+
+def check_shapes(values: Tensor, bootstrap_value: Tensor, **others: Tensor) -> None:
+    """ValueError unless all are [T, B, ...] of one rank, T > 0, and bootstrap_value is [B, ...]."""
+    if values.dim() == 0 or not len(values):
+        raise ValueError(f"values needs at least one step, got shape {list(values.shape)}")
+    if bootstrap_value.shape != values.shape[1:]:
+        raise ValueError(
+            f"bootstrap_value has shape {list(bootstrap_value.shape)} "
+            f"but values has shape {list(values.shape)}: "
+            f"expected {list(values.shape[1:])}"
+        )
+    for name, tensor in others.items():
+        if tensor.dim() != values.dim() or not _matches(tensor.shape, values.shape):
+            raise ValueError(
+                f"{name} has shape {list(tensor.shape)} "
+                f"but values has shape {list(values.shape)}: time and batch "
+                "must be equal, further dimensions equal or 1"
+            )
+
+
+def _matches(shape: torch.Size, other: torch.Size) -> bool:
+    trailing = zip(shape[2:], other[2:])
+    return shape[:2] == other[:2] and all(a == b or 1 in (a, b) for a, b in trailing)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A batch of rollouts: T steps of B environments, in T + 1 rows.
+
+Row t holds what the environments gave *after* an action, and the agent output that *produced* that
+action: `action[t]` and `policy_logits[t]` were computed from row t - 1's observation. Row 0 repeats
+row T of the same environment's rollout before; the agent output in an environment's very first row
+0 is a dummy. On a done row the observation is the next episode's first, while reward, episode_step
+and episode_return still belong to the episode that ended.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.nest_py import Nest, flatten, map_leaves
+
+_FLAT = ("reward", "done", "episode_step", "episode_return", "baseline")
+_FLAT_BESIDE = ("truncated", "episode_end", "policy_version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """The learner's batch."""
+
+    observation: Nest[Tensor]  # leaves [T+1, B, *shape], stacks included
+    reward: Tensor  # float32 [T+1, B], raw
+    done: Tensor  # bool [T+1, B] terminated or truncated
+    episode_step: Tensor  # int32 [T+1, B]
+    episode_return: Tensor  # float32 [T+1, B], raw
+    action: Nest[Tensor]  # leaves [T+1, B, ...]
+    policy_logits: Tensor  # float32 [T+1, B, num_params] the behaviour policy's
+    baseline: Tensor  # float32 [T+1, B] the value when acting
+    initial_agent_state: Nest[Tensor]  # leaves [layers, B, hidden], for row 0; () when feed-forward
+    truncated: Tensor  # bool [T+1, B] cut by a time limit
+    episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
+    policy_version: Tensor  # int64 [T+1, B] learner steps that the acting weights had seen
+    final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
+
+    @property
+    def unroll_length(self) -> int:
+        """T."""
+        return self.reward.shape[0] - 1
+
+    @property
+    def batch_size(self) -> int:
+        """B."""
+        return self.reward.shape[1]
+
+    @property
+    def num_steps(self) -> int:
+        """T * B: the agent steps that learning from this batch counts for."""
+        return self.unroll_length * self.batch_size
+
+    def to(self, device: torch.device | str) -> Rollout:
+        """The same batch on another device; copies from pinned memory do not wait."""
+
+        def move(leaf: Tensor) -> Tensor:
+            return leaf.to(device, non_blocking=True)
+
+        return Rollout(**{f.name: map_leaves(move, getattr(self, f.name)) for f in fields(self)})
+
+    def truncations(self) -> tuple[Tensor, Tensor]:
+        """Rows and columns [K] of the truncations in rows 1..T, by column, then row."""
+        columns, rows = self.truncated[1:].T.nonzero(as_tuple=True)
+        return rows + 1, columns
+
+    def finished_episodes(self) -> tuple[list[float], list[int]]:
+        """Returns and lengths of the games that ended in rows 1..T."""
+        ended = self.episode_end[1:].bool()
+        return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
+
+    def check(self) -> None:
+        """ValueError, naming the field and both shapes, unless all shapes agree."""
+        if self.reward.dim() != 2 or self.unroll_length < 1:
+            raise ValueError(_mismatch("reward", self.reward, ["T+1 > 1", "B"]))
+        for name in _FLAT + _FLAT_BESIDE:
+            self._check_leading(name, exact=True)
+        for name in ("observation", "action", "policy_logits"):
+            self._check_leading(name, exact=False)
+        self._check_agent_state()
+        self._check_final_observation()
+
+    def _check_leading(self, name: str, exact: bool) -> None:
+        """Leaves start with reward's [T+1, B]; exact: and have nothing after it."""
+        expected = self.reward.shape
+        for leaf in flatten(getattr(self, name)):
+            shape = leaf.shape if exact else leaf.shape[:2]
+            if shape != expected:
+                raise ValueError(_mismatch(name, leaf, [*expected, *([] if exact else ["..."])]))
+
+    def _check_agent_state(self) -> None:
+        for leaf in flatten(self.initial_agent_state):
+            if leaf.dim() < 2 or leaf.shape[1] != self.batch_size:
+                expected = ["layers", self.batch_size, "..."]
+                raise ValueError(_mismatch("initial_agent_state", leaf, expected))
+
+    def _check_final_observation(self) -> None:
+        count = int(self.truncated[1:].sum())
+        if count and len(flatten(self.final_observation)) != len(flatten(self.observation)):
+            raise ValueError(f"{count} truncations, but the leaves of final_observation differ")
+        for leaf, seen in zip(flatten(self.final_observation), flatten(self.observation)):
+            expected = [count, *seen.shape[2:]]
+            if list(leaf.shape) != expected:
+                raise ValueError(_mismatch("final_observation", leaf, expected))
+
+
+def _mismatch(name: str, leaf: Tensor, expected: list[Any]) -> str:
+    sizes = ", ".join(str(size) for size in expected)
+    return f"{name} has shape {list(leaf.shape)}, expected [{sizes}]"

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Concrete environments, found by name and imported only when they are asked for.
+
+| env_id | is |
+| --- | --- |
+| `Mock` | constant cost and known content, in the shape of an Atari game (`mock.py`) |
+| `Catch`, `Memory` | toy tasks that are learnt in seconds (`toy.py`) |
+| `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/atari.md) |
+| `package.module:factory` | your own: the factory is called once for each environment, or, |
+| | when it has a parameter num_envs, once with it, and returns a VecEnv (`factory.py`) |
+| anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
+"""
+
+from __future__ import annotations
+
+import re
+
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.errors import EnvError
+
+__all__ = ["EnvError", "make"]
+
+BUILT_IN = ("Catch", "Memory", "Mock")
+
+
+def make(env_id: str, num_envs: int, *, num_threads: int = 1) -> VecEnv:
+    """num_envs environments of that name, stepped together.
+
+    num_threads: threads that step them; only Atari games use more than one.
+    An EnvError says in one sentence why the environment cannot be made.
+    """
+    if num_envs < 1:
+        raise EnvError(f"{env_id}: at least one environment is needed, got num_envs={num_envs}")
+    if env_id in BUILT_IN:
+        return _make_built_in(env_id, num_envs)
+    if ":" in env_id and not re.search(r"-v\d+$", env_id):
+        from torchbeast.envs import factory
+
+        return factory.make(env_id, num_envs)
+    from torchbeast.envs import atari
+
+    if atari.is_atari(env_id):
+        return atari.make(env_id, num_envs, num_threads)
+    from torchbeast.envs import gym
+
+    return gym.make(env_id, num_envs)
+
+
+def _make_built_in(env_id: str, num_envs: int) -> VecEnv:
+    if env_id == "Mock":
+        from torchbeast.envs.mock import Mock
+
+        return Mock(num_envs)
+    from torchbeast.envs import toy
+
+    return toy.Catch(num_envs) if env_id == "Catch" else toy.Memory(num_envs)

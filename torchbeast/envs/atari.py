@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atari games, stepped by ALE's own vector environment in C++.
+
+docs/atari.md says what is done to a game and how that differs from the original's wrappers.
+E is the number of environments, K the number of those truncated in one step.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.envs.errors import EnvError, did_you_mean
+
+# Thirty minutes of play at 60 frames a second, where the literature cuts an episode.
+MAX_FRAMES_PER_EPISODE = 108_000
+
+# Gymnasium has a Blackjack-v1 of its own, so a bare name needs one of old Gym's Atari versions.
+_ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v[04])")
+
+
+class AtariEnv:
+    """E games of one kind: gray 84x84 frames, four emulated for each action, no sticky actions.
+
+    Sends each new frame only, [E, 1, 84, 84]; the policy sees the newest four. terminated says
+    that a life or the game was lost, episode_end that the whole game is over. Rewards are the
+    game's own.
+    """
+
+    frame_stack = 4
+
+    def __init__(
+        self,
+        rom: str,
+        num_envs: int,
+        *,
+        env_id: str = "",
+        num_threads: int = 1,
+        noop_max: int = 30,
+        max_frames: int = MAX_FRAMES_PER_EPISODE,
+    ) -> None:
+        """rom: the name of the game as ALE spells it, such as ms_pacman.
+
+        noop_max: a game begins with fewer than this many frames in which nothing is done.
+        max_frames: emulated frames after which an episode is truncated.
+        """
+        from ale_py.vector_env import AtariVectorEnv
+
+        self._env = AtariVectorEnv(
+            rom,
+            num_envs,
+            num_threads=num_threads,
+            max_num_frames_per_episode=max_frames,
+            repeat_action_probability=0.0,
+            autoreset_mode="SameStep",
+            stack_num=1,
+            noop_max=noop_max,
+            life_loss_info=True,
+            reward_clipping=False,
+            use_fire_reset=True,
+        )
+        self.num_envs = num_envs
+        self.env_id = env_id or rom
+        self.observation_space = ArraySpec((1, 84, 84), "uint8")
+        self.action_space = Discrete(len(self._env.ale.get_action_set()))
+
+    def reset(self, seed: int) -> ArrayNest:
+        seeds = np.array(environment_seeds(seed, self.num_envs), np.int32)
+        observation, info = self._env.reset(seed=seeds)
+        self._game_start = _game_start(info)
+        frames: np.ndarray = observation
+        return frames
+
+    def step(self, action: ArrayNest) -> VecStep:
+        # ALE waits for ever after an action it does not know.
+        actions = check_discrete(action, self.action_space, self.num_envs)
+        observation, reward, terminated, truncated, info = self._env.step(actions)
+        started, self._game_start = self._game_start, _game_start(info)
+        return VecStep(
+            observation,
+            reward.astype(np.float32),
+            terminated,
+            truncated,
+            self._game_start != started,
+            info["final_obs"][truncated] if truncated.any() else None,
+        )
+
+    def close(self) -> None:
+        del self._env  # its destructor ends the threads
+
+
+def _game_start(info: dict[str, np.ndarray]) -> np.ndarray:
+    """int32 [E]: the emulated frame at which the current game began.
+
+    A lost life leaves it as it is, and every restart of a game moves it: that tells the two apart
+    also in games without lives.
+    """
+    start: np.ndarray = info["frame_number"] - info["episode_frame_number"]
+    return start
+
+
+def is_atari(env_id: str) -> bool:
+    """Whether the id is one of an Atari game, installed or not."""
+    match = _ATARI_ID.fullmatch(env_id)
+    if not match:
+        return env_id.startswith("ALE/")
+    return match[1] is not None or match[3] is not None or match[2] in _roms()
+
+
+def make(env_id: str, num_envs: int, num_threads: int) -> AtariEnv:
+    if find_spec("ale_py") is None:
+        raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")
+    return AtariEnv(rom_name(env_id), num_envs, env_id=env_id, num_threads=num_threads)
+
+
+def rom_name(env_id: str) -> str:
+    """ALE's name of the game: PongNoFrameskip-v4, Pong-v4 and ALE/Pong-v5 are all pong."""
+    match = _ATARI_ID.fullmatch(env_id)
+    if not match:
+        raise EnvError(f"{env_id}: Atari games are called like ALE/Pong-v5 or PongNoFrameskip-v4")
+    game, roms = match[1] or match[2], _roms()
+    if game not in roms:
+        hint = did_you_mean(game, roms)
+        raise EnvError(f"{env_id}: ALE has no game called {game}{hint}")
+    return roms[game]
+
+
+def _roms() -> dict[str, str]:
+    """ALE's games by the name that ids use: {"MsPacman": "ms_pacman", ...}; empty without ALE."""
+    package = find_spec("ale_py")
+    if package is None or package.origin is None:
+        return {}
+    names = [path.stem for path in (Path(package.origin).parent / "roms").glob("*.bin")]
+    return {name.title().replace("_", ""): name for name in names}

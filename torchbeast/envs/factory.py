@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments of the user's own, named `package.module:factory`.
+
+factory() is called once for each environment and returns it: Gymnasium's interface or legacy Gym's.
+A factory with a parameter num_envs is called once, with num_envs=E, and returns a VecEnv.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts
+from torchbeast.envs.errors import EnvError, did_you_mean
+
+
+def make(env_id: str, num_envs: int) -> VecEnv:
+    factory = find(env_id)
+    if not accepts(factory, "num_envs"):
+        return SyncVecEnv([factory] * num_envs, env_id)
+    env: VecEnv = factory(num_envs=num_envs)
+    if getattr(env, "num_envs", None) != num_envs:
+        raise EnvError(
+            f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv of that "
+            f"many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
+        )
+    return env
+
+
+def find(env_id: str) -> Callable[..., Any]:
+    """The factory that `package.module:factory` names."""
+    module_name, _, factory_name = env_id.partition(":")
+    module = import_module(module_name, env_id)
+    factory = getattr(module, factory_name, None)
+    if factory is None:
+        hint = did_you_mean(factory_name, dir(module))
+        raise EnvError(f"{env_id}: the module {module_name} has no {factory_name!r}{hint}")
+    if not callable(factory):
+        raise EnvError(f"{env_id}: {factory_name} is {factory!r}, expected a function or class")
+    found: Callable[..., Any] = factory
+    return found
+
+
+def import_module(name: str, env_id: str) -> ModuleType:
+    """The module of that name; env_id is what the user asked for."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise EnvError(
+            f"{env_id}: there is no module {error.name}; install it, or start in its folder"
+        ) from error
+    except (TypeError, ValueError) as error:  # an empty or a relative name
+        raise EnvError(f"{env_id}: {name!r} is not the name of a module") from error

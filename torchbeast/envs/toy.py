@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Toy tasks that are learnt in seconds, all E environments in a few numpy operations.
+
+Both are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+
+
+class _Toy:
+    """What the tasks share: own random numbers for each environment, no time limit, no lives."""
+
+    frame_stack = 1
+    action_space: Discrete
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+    def close(self) -> None:
+        pass
+
+    def _seed(self, seed: int) -> None:
+        seeds = environment_seeds(seed, self.num_envs)
+        self._generators = [np.random.default_rng(env_seed) for env_seed in seeds]
+
+    def _draw(self, envs: np.ndarray, n: int) -> list[int]:
+        """A number in 0, ..., n - 1 for each of the environments with these indices."""
+        return [int(self._generators[env].integers(n)) for env in envs]
+
+    def _checked(self, action: ArrayNest) -> np.ndarray:
+        return check_discrete(action, self.action_space, self.num_envs)
+
+
+def _vec_step(observation: np.ndarray, reward: np.ndarray, ended: np.ndarray) -> VecStep:
+    return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
+
+
+class Catch(_Toy):
+    """A ball falls over 10 rows and 5 columns; the paddle in the last row is to be under it.
+
+    Observation: float32 [10, 5], 1 where ball and paddle are. Actions: left, stay, right.
+    Reward: after 9 steps, when the episode ends, 1 for a caught ball and -1 for a lost one; else 0.
+    Acting at random has a mean return of about -0.6, the best policy 1.
+    """
+
+    env_id = "Catch"
+    rows, columns = 10, 5
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.observation_space = ArraySpec((self.rows, self.columns), "float32")
+        self.action_space = Discrete(3)
+        self._row = np.zeros(num_envs, np.int64)
+        self._ball = np.zeros(num_envs, np.int64)
+        self._paddle = np.zeros(num_envs, np.int64)
+
+    def reset(self, seed: int) -> ArrayNest:
+        self._seed(seed)
+        self._drop(np.arange(self.num_envs))
+        return self._observation()
+
+    def step(self, action: ArrayNest) -> VecStep:
+        self._paddle = np.clip(self._paddle + self._checked(action) - 1, 0, self.columns - 1)
+        self._row += 1
+        ended = self._row == self.rows - 1
+        caught = np.where(self._paddle == self._ball, np.float32(1), np.float32(-1))
+        reward = np.where(ended, caught, np.float32(0))
+        self._drop(np.flatnonzero(ended))
+        return _vec_step(self._observation(), reward, ended)
+
+    def _drop(self, envs: np.ndarray) -> None:
+        """Begins an episode: the ball in a random column of row 0, the paddle in the middle."""
+        self._row[envs] = 0
+        self._ball[envs] = self._draw(envs, self.columns)
+        self._paddle[envs] = self.columns // 2
+
+    def _observation(self) -> np.ndarray:
+        board = np.zeros((self.num_envs, self.rows, self.columns), np.float32)
+        every = np.arange(self.num_envs)
+        board[every, self._row, self._ball] = 1
+        board[every, -1, self._paddle] = 1
+        return board
+
+
+class Memory(_Toy):
+    """A cue is shown once and asked for at the end; a policy without memory has a mean return of 0.
+
+    Observation: float32 [3] = (part of the episode that is left, cue, question). The cue is -1 or 1
+    in an episode's first observation and 0 later; the question is 1 in the last observation
+    before the episode ends. Actions: 0 answers -1, 1 answers 1, and only the last one counts.
+    Reward: with the last action, 1 for the right answer and -1 for the wrong one; else 0.
+    """
+
+    env_id = "Memory"
+
+    def __init__(self, num_envs: int, episode_length: int = 8) -> None:
+        super().__init__(num_envs)
+        self.observation_space = ArraySpec((3,), "float32")
+        self.action_space = Discrete(2)
+        self._episode_length = episode_length
+        self._time = np.zeros(num_envs, np.int64)
+        self._cue = np.zeros(num_envs, np.int64)
+
+    def reset(self, seed: int) -> ArrayNest:
+        self._seed(seed)
+        self._begin(np.arange(self.num_envs))
+        return self._observation()
+
+    def step(self, action: ArrayNest) -> VecStep:
+        answer = self._checked(action)
+        self._time += 1
+        ended = self._time == self._episode_length
+        right = np.where(answer == self._cue, np.float32(1), np.float32(-1))
+        reward = np.where(ended, right, np.float32(0))
+        self._begin(np.flatnonzero(ended))
+        return _vec_step(self._observation(), reward, ended)
+
+    def _begin(self, envs: np.ndarray) -> None:
+        self._time[envs] = 0
+        self._cue[envs] = self._draw(envs, 2)
+
+    def _observation(self) -> np.ndarray:
+        left = 1 - self._time / self._episode_length
+        cue = np.where(self._time == 0, 2 * self._cue - 1, 0)
+        question = self._time == self._episode_length - 1
+        return np.stack([left, cue, question], axis=1).astype(np.float32)

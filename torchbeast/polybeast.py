@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast in one command: starts the environment servers, then learns from them.
+
+python -m torchbeast.polybeast --env PongNoFrameskip-v4 --num_actors 10
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.runtime.command_line import parse
+from torchbeast.runtime.env_plan import spread
+from torchbeast.runtime.env_servers import EnvServers
+from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
+from torchbeast.runtime.flags import PolyBeastFlags
+from torchbeast.runtime.session import session
+from torchbeast.runtime.supervisor import Supervisor
+
+PROGRAM = "polybeast"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastFlags, PROGRAM, argv)))
+
+
+def run(flags: PolyBeastFlags) -> int:
+    """Trains or tests, as the flags say."""
+    if flags.run.mode != "train":
+        from torchbeast.runtime.testing import test
+
+        return test(flags.run)
+    with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
+        from torchbeast import polybeast_learner  # imports torch, while the servers start
+
+        if servers.wait_ready():
+            fleet = polybeast_learner.ask_all(servers.addresses, timeout=60.0)
+            polybeast_learner.train(PROGRAM, flags, fleet, parts)
+    return EXIT_DONE
+
+
+@contextmanager
+def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterator[EnvServers]:
+    """The run's own servers, in a folder of its own unless --pipes_basename says where."""
+    plans = spread(flags.fleet.num_actors, flags.fleet.servers())
+    folder = new_run_folder() if flags.fleet.pipes_basename is None else None
+    basename = flags.fleet.pipes_basename or folder_basename(folder)
+    servers = EnvServers(
+        supervisor, flags.environment.env, plans, server_addresses(basename, len(plans)), folder
+    )
+    try:
+        yield servers
+    finally:
+        servers.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

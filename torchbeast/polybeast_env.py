@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast's environment servers alone, for a learner in another terminal.
+
+python -m torchbeast.polybeast_env --num_servers 10
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from torchbeast.runtime.addresses import server_addresses, user_basename
+from torchbeast.runtime.command_line import parse
+from torchbeast.runtime.env_plan import spread
+from torchbeast.runtime.env_servers import EnvServers
+from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
+from torchbeast.runtime.flags import PolyBeastEnvFlags
+from torchbeast.runtime.session import raise_failure
+from torchbeast.runtime.supervisor import Supervisor
+
+PROGRAM = "polybeast_env"
+_POLL_S = 1.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; its exit code: 0 stopped, 1 failed, 2 wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastEnvFlags, PROGRAM, argv)))
+
+
+def run(flags: PolyBeastEnvFlags) -> int:
+    """Serves until Ctrl-C, SIGTERM or the death of a server."""
+    count = flags.servers.num_servers
+    plans = spread(flags.servers.num_actors or count, count)
+    addresses = server_addresses(flags.servers.pipes_basename or user_basename(), count)
+    supervisor = Supervisor()
+    with supervisor.signals():
+        servers = EnvServers(supervisor, flags.environment.env, plans, addresses)
+        try:
+            _serve(servers, supervisor, flags.environment.env, sum(p.num_envs for p in plans))
+        finally:
+            servers.close()
+    raise_failure(supervisor.failure)
+    return EXIT_DONE
+
+
+def _serve(servers: EnvServers, supervisor: Supervisor, env: str, num_envs: int) -> None:
+    if servers.wait_ready():
+        first, last = servers.addresses[0], servers.addresses[-1]
+        print(
+            f"Serving {num_envs} environments of {env} at {first} to {last}; Ctrl-C ends it.\n"
+            f"Learn from them: python -m torchbeast.polybeast_learner --num_actors {num_envs}",
+            flush=True,
+        )
+    while not supervisor.wait(_POLL_S):
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

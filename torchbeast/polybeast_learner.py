@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast's learner alone: learns from environment servers that run already.
+
+python -m torchbeast.polybeast_env --num_servers 10          in one terminal
+python -m torchbeast.polybeast_learner --num_actors 10       in another
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torchbeast.core.envs.spaces import ActionSpace, Discrete
+from torchbeast.runtime.addresses import user_basename
+from torchbeast.runtime.agent import Agent, make_agent
+from torchbeast.runtime.command_line import parse
+from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.runtime.flags import LearnerGroups, PolyBeastLearnerFlags
+from torchbeast.runtime.learner_run import Learner, LearnerRun, threads_for
+from torchbeast.runtime.session import Session, session
+from torchbeast.runtime.testing import test
+from torchbeast.sources.discovery import Fleet, ask_all, find
+from torchbeast.sources.poly import PolySource, PolySourceConfig
+
+__all__ = ["ask_all", "main", "run", "train"]
+
+PROGRAM = "polybeast_learner"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastLearnerFlags, PROGRAM, argv)))
+
+
+def run(flags: PolyBeastLearnerFlags) -> int:
+    """Trains or tests, as the flags say."""
+    if flags.run.mode != "train":
+        return test(flags.run)
+    with session(flags) as parts:
+        basename = flags.fleet.pipes_basename or user_basename()
+        fleet = find(basename, flags.fleet.num_actors, flags.fleet.connect_timeout)
+        _check_environment(flags.environment.env, fleet)
+        train(PROGRAM, flags, fleet, parts, flags.environment.num_actions)
+    return EXIT_DONE
+
+
+def train(
+    program: str,
+    flags: LearnerGroups,
+    fleet: Fleet,
+    parts: Session,
+    num_actions: int | None = None,
+) -> None:
+    """Learns from the fleet until the run ends."""
+    action_space = _action_space(fleet, num_actions)
+
+    def agent() -> Agent:
+        return make_agent(
+            flags.model.model,
+            fleet.observation_space,
+            action_space,
+            fleet.frame_stack,
+            flags.model.use_lstm,
+        )
+
+    def source(learner: Learner) -> PolySource:
+        config = _source_config(flags, learner)
+        model, distribution = learner.agent
+        return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
+
+    env_id = fleet.env_id or "unknown"
+    LearnerRun(program, flags, env_id, parts).train(agent, source)
+
+
+def _source_config(flags: LearnerGroups, learner: Learner) -> PolySourceConfig:
+    return PolySourceConfig(
+        batch_size=flags.learning.batch_size,
+        unroll_length=flags.learning.unroll_length,
+        num_inference_threads=threads_for(flags.machine.num_inference_threads, learner.device),
+        max_queue_size=flags.machine.max_learner_queue_size,
+        seed=learner.seed,
+    )
+
+
+def _action_space(fleet: Fleet, num_actions: int | None) -> Any:
+    """What the servers say; --num_actions where they cannot."""
+    if fleet.action_space is None and num_actions is None:
+        raise UsageError(
+            "these servers are the original TorchBeast's and do not tell their actions: "
+            "give --num_actions"
+        )
+    told: ActionSpace = fleet.action_space
+    return Discrete(num_actions) if told is None and num_actions else told
+
+
+def _check_environment(env: str | None, fleet: Fleet) -> None:
+    if env is not None and fleet.env_id and env != fleet.env_id:
+        raise UsageError(f"the servers serve {fleet.env_id}, but --env is {env}: leave out --env")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

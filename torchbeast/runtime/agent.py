@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of a run: its network and action distribution, made from the environment's spaces."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.registry import make_model
+from torchbeast.core.distributions import ActionDistribution, distribution_for
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.runtime.errors import UsageError
+
+
+class Agent(NamedTuple):
+    """What acts and learns."""
+
+    model: ActorCritic
+    distribution: ActionDistribution
+
+
+def make_agent(
+    model_name: str,
+    observation_space: ObservationSpace,
+    action_space: ActionSpace,
+    frame_stack: int,
+    use_lstm: bool,
+) -> Agent:
+    """The agent for these spaces; UsageError when the model does not fit them.
+
+    observation_space: nest of ArraySpec of one environment, before frames are stacked.
+    """
+    seen = stacked(observation_space, frame_stack)
+    name = default_model(seen) if model_name == "auto" else model_name
+    try:
+        distribution = distribution_for(action_space)
+        model = make_model(name, seen, action_space, use_lstm)
+    except Exception as error:  # a user's model may raise anything
+        raise UsageError(f"--model {name} does not work with this environment: {error}") from error
+    return Agent(model, distribution)
+
+
+def stacked(observation_space: ObservationSpace, frame_stack: int) -> ObservationSpace:
+    """The observation as the policy sees it: the newest frames stacked along the first
+    dimension.
+    """
+    if frame_stack == 1:
+        return observation_space
+
+    def stack(spec: ArraySpec) -> ArraySpec:
+        first, *rest = spec.shape
+        return ArraySpec((frame_stack * first, *rest), spec.dtype)
+
+    space: ObservationSpace = map_leaves(stack, observation_space)
+    return space
+
+
+def default_model(observation_space: ObservationSpace) -> str:
+    """deep where there is an image, else mlp."""
+    has_image = any(len(spec.shape) == 3 for spec in flatten(observation_space))
+    return "deep" if has_image else "mlp"

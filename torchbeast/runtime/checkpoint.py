@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: one file, written atomically, loadable with torch.load(weights_only=True).
+
+model_state_dict  optimizer_state_dict  scheduler_state_dict   what is learnt and how
+stats                                                          step and other counts
+flags                                                          every flag of the run
+rng                                                            torch's generators
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchbeast.core.algos.base import check_fits
+from torchbeast.runtime.errors import UsageError
+from torchbeast.runtime.run_folder import write_atomically
+
+KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
+
+
+def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    """Writes the checkpoint; until it is complete on the disk, the one before stays."""
+    data = io.BytesIO()
+    torch.save(dict(checkpoint), data)
+    write_atomically(path, data.getvalue())
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU; UsageError when the file is none."""
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no checkpoint at {path}: give the --xpid of a run that has one"
+        ) from None
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+        raise UsageError(
+            f"{path} is no readable checkpoint ({_first_line(error)}); move it away to begin anew"
+        ) from None
+    missing = (
+        [key for key in KEYS if key not in checkpoint]
+        if isinstance(checkpoint, dict)
+        else list(KEYS)
+    )
+    if missing:
+        raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+    return checkpoint
+
+
+def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Puts saved weights into `model`; UsageError naming the first difference when they are
+    another model's.
+    """
+    with _of_this_model(path):
+        check_fits(model, checkpoint["model_state_dict"])
+    model.load_state_dict(checkpoint["model_state_dict"])
+
+
+def resume(algo: Any, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Restores model, optimiser, schedule and generators; UsageError as in `load_model`."""
+    with _of_this_model(path):
+        algo.load_state_dict(checkpoint)
+    if "rng" in checkpoint:
+        set_rng_state(checkpoint["rng"])
+
+
+@contextmanager
+def _of_this_model(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{path} does not fit: {error}") from error
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of torch's generators."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Restores what `rng_state` gave; generators of GPUs only where there are as many as then."""
+    torch.set_rng_state(state["torch"])
+    cuda = state.get("cuda", [])
+    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line, derived from frozen dataclasses; a wrong one is a single sentence.
+
+A program's flags are one dataclass whose fields are groups (dataclasses too). On the command
+line they are flat: `--num_actors 10`, not `--machine.num_actors 10`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import re
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from typing import Any, TypeVar
+
+import tyro
+
+from torchbeast.runtime.errors import UsageError
+
+Flags = TypeVar("Flags")
+
+_BOX = "╭╮╰╯│─ "
+_OUR_OWN = re.compile(
+    r"^Error parsing \w+: (?=--)"
+)  # tyro's words before a flag group's own sentence
+
+
+def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> Flags:
+    """The flags in `args` (None: sys.argv); UsageError when they are wrong.
+    `--help` prints and exits.
+    """
+    shown = io.StringIO()
+    try:
+        with redirect_stderr(shown):
+            return tyro.cli(
+                flags_type,
+                prog=f"python -m torchbeast.{program}",
+                args=args,
+                use_underscores=True,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
+    except SystemExit as end:
+        if end.code != 2:
+            raise
+        raise UsageError(f"{_first_sentence(shown.getvalue())} See --help.") from None
+
+
+def _first_sentence(box: str) -> str:
+    """What tyro says in the first part of its box, on one line."""
+    lines = []
+    for line in box.splitlines()[1:]:
+        text = line.strip(_BOX)
+        if not text:
+            break
+        lines.append(text)
+    sentence = " ".join(lines).removesuffix(".").rstrip()
+    return _OUR_OWN.sub("", f"{sentence}.")
+
+
+def flatten(flags: Any) -> dict[str, Any]:
+    """Every flag by its name on the command line, without the groups."""
+    flat: dict[str, Any] = {}
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {field.name: value})
+    return flat

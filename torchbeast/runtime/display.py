@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows: a live panel on a terminal, else a plain line now and then."""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+import time
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+_WINDOW_S = 10.0  # of the rate that is shown
+_PLAIN_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The figures of one moment."""
+
+    step: int
+    total_steps: int
+    episodes: int
+    mean_return: float  # of the last 100 episodes; NaN: none ended yet
+    loss: float
+    learner_queue_size: int
+    live_streams: int
+
+
+class Rate:
+    """Steps per second over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._points: collections.deque[tuple[float, int]] = collections.deque()
+
+    def add(self, step: int, now: float) -> float:
+        """The rate at `now`; 0 until two moments are known."""
+        self._points.append((now, step))
+        while len(self._points) > 2 and now - self._points[0][0] > _WINDOW_S:
+            self._points.popleft()
+        (first, step_then), seconds = self._points[0], now - self._points[0][0]
+        return (step - step_then) / seconds if first < now else 0.0
+
+
+class Display:
+    """Shows figures; used by the main thread as a context manager."""
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._console = Console(file=self._stream)
+        self._title = title
+        self._rate = Rate()
+        self._last_line = -math.inf
+        self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
+
+    @property
+    def _is_live(self) -> bool:
+        return self._console.is_terminal
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, shown: Shown, now: float | None = None) -> None:
+        """Called about once a second."""
+        now = time.monotonic() if now is None else now
+        cells = _cells(shown, self._rate.add(shown.step, now))
+        if self._live is not None:
+            self._live.update(_table(self._title, cells), refresh=True)
+        elif now - self._last_line >= _PLAIN_EVERY_S:
+            self._last_line = now
+            line = "  ".join(f"{name} {value}" for name, value in cells.items())
+            print(line, file=self._stream, flush=True)
+
+    def warn(self, sentence: str) -> None:
+        """Shows a sentence that stays."""
+        print(f"Warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def _cells(shown: Shown, rate: float) -> dict[str, str]:
+    """Each figure as text. What is not known yet is a dash."""
+    left = (shown.total_steps - shown.step) / rate if rate > 0 else math.nan
+    return {
+        "steps": f"{shown.step:,} of {shown.total_steps:,}",
+        "steps/s": f"{rate:,.0f}",
+        "left": clock(left),
+        "episodes": f"{shown.episodes:,}",
+        "return": _number(shown.mean_return),
+        "loss": _number(shown.loss),
+        "queue": f"{shown.learner_queue_size}",
+        "streams": f"{shown.live_streams}",
+    }
+
+
+def clock(seconds: float) -> str:
+    """1:02:03; a dash for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    minutes, second = divmod(int(max(0.0, seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+def _number(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:.2f}"
+
+
+def _table(title: str, cells: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in cells:
+        table.add_column(name, justify="right")
+    table.add_row(*cells.values())
+    return table

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main of an environment-server process; started by env_servers.py, never by a user.
+
+It serves until its stdin is closed, which also happens when the program that started it dies, by
+whatever signal. Its stdout carries one line of JSON, so whatever the environment prints goes to
+stderr. This process never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchbeast.core.envs.spaces import action_space_to_json
+from torchbeast.core.nest_py import map_leaves
+
+if TYPE_CHECKING:
+    from torchbeast.core.envs.vec_env import VecEnv
+
+_GRACE_S = 3.0  # for the server to stop after stdin closed; an environment stuck in a step is left
+_SERVING_S = 60.0
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Serves `arguments["env_id"]`; the exit code."""
+    report = _take_stdout()
+    try:
+        server = _make_server(arguments)
+    except Exception as error:
+        report(_failure(error))
+        return 1
+    stopped = threading.Event()
+    _thread(lambda: _end_with_stdin(server, stopped, arguments))
+    _thread(lambda: _report_when_serving(server, report))
+    try:
+        server.run()
+    except Exception as error:
+        report(_failure(error))
+        return 1
+    finally:
+        stopped.set()
+        _remove_folder(arguments)
+    return 0
+
+
+def _take_stdout() -> Callable[[dict[str, Any]], None]:
+    """Keeps stdout for reports; what is printed from now on, by C code too, goes to stderr."""
+    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+    def report(message: dict[str, Any]) -> None:
+        pipe.write(f"{json.dumps(message)}\n")
+        pipe.flush()
+
+    return report
+
+
+def _make_server(arguments: dict[str, Any]) -> Any:
+    import libtorchbeast
+    from torchbeast import envs
+
+    env_id, num_envs = arguments["env_id"], arguments["envs_per_stream"]
+    first = [envs.make(env_id, num_envs)]  # made now, so that a wrong name is told at once
+
+    def make() -> Any:
+        try:
+            return first.pop()
+        except IndexError:
+            return envs.make(env_id, num_envs)
+
+    return libtorchbeast.Server(
+        make, arguments["address"], description=_description(first[0], arguments)
+    )
+
+
+def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the server answers when it is asked what it serves."""
+    return {
+        "env_id": arguments["env_id"],
+        "num_envs": env.num_envs,
+        "num_streams": arguments["num_streams"],
+        "frame_stack": env.frame_stack,
+        "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
+        "action_space": action_space_to_json(env.action_space),
+    }
+
+
+def _report_when_serving(server: Any, report: Callable[[dict[str, Any]], None]) -> None:
+    if server.wait_until_serving(_SERVING_S):
+        report({"ready": True})
+
+
+def _end_with_stdin(server: Any, stopped: threading.Event, arguments: dict[str, Any]) -> None:
+    while os.read(0, 4096):
+        pass
+    _thread(server.stop)
+    if not stopped.wait(_GRACE_S):
+        _remove_socket(arguments)
+        _remove_folder(arguments)
+        os._exit(0)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """The report of an error. Our own about a wrong name or a taken address needs no traceback."""
+    usage = type(error).__name__ == "EnvError"
+    own = usage or isinstance(error, OSError)
+    message = str(error) if own else f"{type(error).__name__}: {error}"
+    shown = "" if own else "".join(traceback.format_exception(error))
+    return {"error": message, "usage": usage, "traceback": shown}
+
+
+def _remove_socket(arguments: dict[str, Any]) -> None:
+    address = arguments["address"]
+    if address.startswith("unix:"):
+        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def _remove_folder(arguments: dict[str, Any]) -> None:
+    """Removes the run's folder of sockets when this server was the last in it."""
+    if arguments["folder"] is None:
+        return
+    with contextlib.suppress(OSError):  # others still serve from it, or it is gone already
+        os.rmdir(arguments["folder"])
+
+
+def _thread(body: Callable[[], None]) -> None:
+    threading.Thread(target=body, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of the programs, in groups. The command line is derived from these classes.
+
+Each field's docstring is its `--help` text: what it does, and what it costs. A combination that
+cannot work raises ValueError when the flags are made, with a sentence that says what to change.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+DEFAULT_ENV = "PongNoFrameskip-v4"
+
+
+def _require(holds: bool, sentence: str) -> None:
+    if not holds:
+        raise ValueError(sentence)
+
+
+def _at_least(minimum: float, **values: float | None) -> None:
+    for name, value in values.items():
+        _require(
+            value is None or value >= minimum,
+            f"--{name} must be at least {minimum}, but is {value}",
+        )
+
+
+def _new_xpid() -> str:
+    return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+def available_cores() -> int:
+    """The cores this process may run on, which a container or taskset may have made fewer."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentFlags:
+    """What is played."""
+
+    env: str = DEFAULT_ENV
+    """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEnvironmentFlags:
+    """What is played: the environment servers decide."""
+
+    env: str | None = None
+    """Refuse servers that serve another environment. Default: learn whatever they serve."""
+    num_actions: int | None = None
+    """Size of the action set; needed only with servers of the original TorchBeast,
+    which do not describe themselves."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_actions=self.num_actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags:
+    """What is done, and where its files go."""
+
+    mode: Literal["train", "test", "test_render"] = "train"
+    """train; test: play whole episodes with the checkpoint of --xpid;
+    test_render: the same, and write a video."""
+    xpid: str = field(default_factory=_new_xpid)
+    """Name of the run. The name of an earlier run resumes it. Default: made from the time."""
+    savedir: str = "~/logs/torchbeast"
+    """The run's files lie in {savedir}/{xpid}."""
+    disable_checkpoint: bool = False
+    """Write no model.tar: the run can be neither resumed nor tested."""
+    checkpoint_interval: float = 600.0
+    """Seconds between checkpoints; one is also written at the end, on Ctrl-C and on SIGTERM."""
+    num_episodes: int = 10
+    """Whole episodes that --mode test plays."""
+    seed: int | None = None
+    """Seed of the whole run: weights, actions, every environment.
+    Default: random, recorded in meta.json."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_episodes=self.num_episodes, checkpoint_interval=self.checkpoint_interval)
+        _at_least(0, seed=self.seed)
+        _require(
+            self.xpid not in ("", ".", "..", "latest") and "/" not in self.xpid,
+            f"--xpid must be a plain name of a folder other than 'latest', but is {self.xpid!r}",
+        )
+        _require(
+            not (self.disable_checkpoint and self.mode != "train"),
+            f"--mode {self.mode} reads a checkpoint; leave out --disable_checkpoint",
+        )
+
+    @property
+    def folder(self) -> Path:
+        """{savedir}/{xpid}"""
+        return Path(self.savedir).expanduser().absolute() / self.xpid
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFlags:
+    """The network."""
+
+    model: str = "auto"
+    """deep (IMPALA ResNet), shallow (AtariNet, 3x faster), mlp, my_module:MyNet;
+    auto: deep for images, mlp for vectors."""
+    use_lstm: bool = False
+    """Give the network a recurrent memory. Costs speed;
+    needed where one observation does not tell the state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningFlags:
+    """What is learnt from how much. A step is one agent step of one environment (four Atari
+    frames)."""
+
+    total_steps: int = 100_000
+    """Environment steps to learn from; the learning rate reaches 0 there."""
+    batch_size: int = 8
+    """Rollouts in one update."""
+    unroll_length: int = 80
+    """Steps in one rollout. Longer: fewer, larger updates and older data."""
+    discounting: float = 0.99
+    """Discount of a reward one step later."""
+    reward_clipping: Literal["abs_one", "none"] = "abs_one"
+    """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs)."""
+    entropy_cost: float = 0.0006
+    """Weight of the entropy bonus: more keeps exploring longer."""
+    baseline_cost: float = 0.5
+    """Weight of the value loss."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, total_steps=self.total_steps, batch_size=self.batch_size)
+        _at_least(1, unroll_length=self.unroll_length)
+        _at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
+        _require(
+            0 <= self.discounting <= 1,
+            f"--discounting must be between 0 and 1, but is {self.discounting}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserFlags:
+    """RMSprop, PyTorch's (epsilon is added outside the root)."""
+
+    learning_rate: float = 0.00048
+    """At the start; falls linearly to 0 at --total_steps."""
+    alpha: float = 0.99
+    """Smoothing of the squared gradient."""
+    momentum: float = 0.0
+    """Momentum."""
+    epsilon: float = 0.01
+    """Added to the root of the squared gradient."""
+    grad_norm_clipping: float = 40.0
+    """Largest norm of a gradient."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "epsilon", "grad_norm_clipping"):
+            value = getattr(self, name)
+            _require(value > 0, f"--{name} must be greater than 0, but is {value}")
+        _at_least(0, alpha=self.alpha, momentum=self.momentum)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineFlags:
+    """How the learner uses this machine."""
+
+    num_learner_threads: int | None = None
+    """Threads that prepare and learn batches, one update at a time.
+    Default: 2 with a GPU (one copies while one learns), else 1."""
+    num_inference_threads: int | None = None
+    """Threads that choose actions, each with its own copy of the network.
+    Default: 2 with a GPU, else 1."""
+    torch_threads: int | None = None
+    """Threads of one torch operation on the CPU. Default: the cores this process may use."""
+    disable_cuda: bool = False
+    """Use the CPU although there is a GPU."""
+    max_learner_queue_size: int | None = None
+    """Rollouts that may wait for the learner; more: older data. Default: two batches."""
+    write_profiler_trace: bool = False
+    """Write trace.json (chrome://tracing) of some updates to the run's folder.
+    Slows those updates."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_learner_threads=self.num_learner_threads)
+        _at_least(1, num_inference_threads=self.num_inference_threads)
+        _at_least(1, torch_threads=self.torch_threads)
+        _at_least(1, max_learner_queue_size=self.max_learner_queue_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetFlags:
+    """Environments and the processes that serve them."""
+
+    num_actors: int = 4
+    """Environments in all. Each costs memory; more make larger inference batches."""
+    num_servers: int | None = None
+    """Server processes that they are spread over.
+    Default: one a core, at most one an environment."""
+    pipes_basename: str | None = None
+    """Server i listens at {pipes_basename}.{i}, e.g. unix:/tmp/polybeast.
+    Default: sockets in a folder of this run."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_actors=self.num_actors, num_servers=self.num_servers)
+        _require(
+            self.num_servers is None or self.num_servers <= self.num_actors,
+            f"--num_servers {self.num_servers} leaves servers without an environment: "
+            f"give at most as many as --num_actors {self.num_actors}",
+        )
+
+    def servers(self) -> int:
+        """How many server processes."""
+        return self.num_servers or min(self.num_actors, available_cores())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFleetFlags:
+    """The environment servers to learn from, which run already."""
+
+    num_actors: int = 4
+    """Environments to find: servers {pipes_basename}.0, .1, ...
+    are asked until this many are found."""
+    pipes_basename: str | None = None
+    """Where the servers listen. Default: the folder of this user where polybeast_env listens by
+    default."""
+    connect_timeout: float = 20.0
+    """Seconds to wait for each server to answer at the start."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_actors=self.num_actors)
+        _require(
+            self.connect_timeout > 0,
+            f"--connect_timeout must be greater than 0, but is {self.connect_timeout}",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFlags:
+    """Environment servers for a learner in another terminal or on another machine."""
+
+    num_servers: int = 4
+    """Server processes. About one a core is best."""
+    num_actors: int | None = None
+    """Environments in all, spread over the servers. Default: one a server."""
+    pipes_basename: str | None = None
+    """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_servers=self.num_servers)
+        _require(
+            self.num_actors is None or self.num_actors >= self.num_servers,
+            f"--num_actors {self.num_actors} leaves servers without an environment: "
+            f"give at least as many as --num_servers {self.num_servers}",
+        )
+
+
+def _batch_fits_the_queue(learning: LearningFlags, machine: MachineFlags) -> None:
+    size = machine.max_learner_queue_size
+    _require(
+        size is None or size >= learning.batch_size,
+        f"--max_learner_queue_size {size} can never hold a batch: "
+        f"give at least --batch_size {learning.batch_size}",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerGroups:
+    """The groups that every learner has."""
+
+    run: RunFlags = field(default_factory=RunFlags)
+    model: ModelFlags = field(default_factory=ModelFlags)
+    learning: LearningFlags = field(default_factory=LearningFlags)
+    optimiser: OptimiserFlags = field(default_factory=OptimiserFlags)
+    machine: MachineFlags = field(default_factory=MachineFlags)
+
+    def __post_init__(self) -> None:
+        _batch_fits_the_queue(self.learning, self.machine)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolyBeastFlags(LearnerGroups):
+    """Trains an IMPALA agent: starts the environment servers and learns from them."""
+
+    environment: EnvironmentFlags = field(default_factory=EnvironmentFlags)
+    fleet: FleetFlags = field(default_factory=FleetFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolyBeastLearnerFlags(LearnerGroups):
+    """Trains an IMPALA agent from environment servers that run already (polybeast_env)."""
+
+    environment: ServedEnvironmentFlags = field(default_factory=ServedEnvironmentFlags)
+    fleet: ServedFleetFlags = field(default_factory=ServedFleetFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolyBeastEnvFlags:
+    """Serves environments to a learner (polybeast_learner) until Ctrl-C."""
+
+    environment: EnvironmentFlags = field(default_factory=EnvironmentFlags)
+    servers: ServerFlags = field(default_factory=ServerFlags)

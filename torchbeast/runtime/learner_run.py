@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's run once its source can be made: resume, learn while showing it, checkpoint, sum up.
+
+Every learner program uses this; what differs between them is how the source is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime.agent import Agent
+from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.display import Display, Shown
+from torchbeast.runtime.errors import UsageError
+from torchbeast.runtime.flags import LearnerGroups, MachineFlags, available_cores
+from torchbeast.runtime.log_files import LogFiles
+from torchbeast.runtime.session import Session
+from torchbeast.runtime.summary import next_commands, summary
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.runtime.training import DONE, Progress, Source, Training, TrainingParts
+from torchbeast.runtime.watchdog import Watchdog
+from torchbeast.runtime.weights import PublishedWeights
+
+_log = logging.getLogger("torchbeast.learner")
+
+_SHOW_EVERY_S = 1.0
+_JOIN_S = 15.0
+
+
+class StartableSource(Source, Protocol):
+    """A source that has threads of its own."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begins to collect, in threads of the supervisor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learner:
+    """What a source is made for."""
+
+    agent: Agent
+    weights: PublishedWeights
+    device: torch.device
+    seed: int  # of the environments; another one after each resumption
+
+
+def use_machine(flags: MachineFlags) -> torch.device:
+    """Sets torch's threads and chooses the device."""
+    torch.set_num_threads(flags.torch_threads or available_cores())
+    use_cuda = torch.cuda.is_available() and not flags.disable_cuda
+    return torch.device("cuda:0" if use_cuda else "cpu")
+
+
+def threads_for(count: int | None, device: torch.device) -> int:
+    """How many threads, when the flags leave it open: two hide a GPU's transfers."""
+    return count or (2 if device.type == "cuda" else 1)
+
+
+class LearnerRun:
+    """One run of one learner program, used by its main thread."""
+
+    def __init__(self, program: str, flags: LearnerGroups, env_id: str, session: Session) -> None:
+        """`env_id`: what is really played, which the servers say."""
+        self._program = program
+        self._flags = flags
+        self._session = session
+        self._saved = self._load()
+        self._recorded = {**flatten(flags), "env": env_id, "seed": self._seed()}
+        session.folder.update(args=self._recorded)
+        torch.manual_seed(self._recorded["seed"])
+
+    def train(
+        self, make_agent: Callable[[], Agent], make_source: Callable[[Learner], StartableSource]
+    ) -> None:
+        """Learns until the end, whatever ends it, and says what came of it."""
+        device = use_machine(self._flags.machine)
+        agent = make_agent()
+        agent.model.to(device)
+        algo = Impala(agent.model, agent.distribution, impala_config(self._flags))
+        progress = self._resume(algo)
+        if progress.step >= self._flags.learning.total_steps:
+            self._say_complete(progress)
+            return
+        weights = PublishedWeights(agent.model, algo.version)
+        seed = _environment_seed(self._recorded["seed"], progress.step)
+        source = make_source(Learner(agent=agent, weights=weights, device=device, seed=seed))
+        log_files = LogFiles(self._session.folder.path)
+        parts = TrainingParts(
+            source=source,
+            algo=algo,
+            model=agent.model,
+            weights=weights,
+            device=device,
+            log_files=log_files,
+            supervisor=self._session.supervisor,
+        )
+        trace = self._flags.machine.write_profiler_trace
+        training = Training(
+            parts,
+            self._flags.learning.total_steps,
+            progress,
+            trace=self._session.folder.path / "trace.json" if trace else None,
+        )
+        self._learn(training, source, threads_for(self._flags.machine.num_learner_threads, device))
+        log_files.close()
+
+    def _learn(self, training: Training, source: StartableSource, num_threads: int) -> None:
+        began, first_step = time.monotonic(), training.progress.step
+        source.start(self._session.supervisor)
+        training.start(num_threads)
+        try:
+            self._watch(training, source)
+        finally:
+            self._session.supervisor.stop("the program ended")
+            self._end(training)
+        self._say(training.progress, first_step, time.monotonic() - began)
+
+    def _watch(self, training: Training, source: Source) -> None:
+        """The main thread's part: show, save now and then, notice that nothing moves."""
+        supervisor, interval = self._session.supervisor, self._flags.run.checkpoint_interval
+        watchdog, saved_at = Watchdog(time.monotonic()), time.monotonic()
+        with Display(f"{self._recorded['env']}, {self._flags.run.xpid}") as display:
+            while not supervisor.wait(_SHOW_EVERY_S):
+                status, now = source.status(), time.monotonic()
+                display.show(_shown(training.progress, self._flags.learning.total_steps, status))
+                if stall := watchdog.check(training.updates, status, now):
+                    display.warn(stall)
+                if now - saved_at >= interval:
+                    self._save(training)
+                    saved_at = time.monotonic()
+
+    def _end(self, training: Training) -> None:
+        """Waits for the threads, then saves: always, but after an update that failed, which may
+        have been prepared by weights as bad as itself. The checkpoint before it is kept."""
+        running = self._session.supervisor.join(_JOIN_S)
+        if running:
+            _log.warning("threads that did not end within %g s: %s", _JOIN_S, running)
+        failure = self._session.supervisor.failure
+        if failure is None or not failure.origin.startswith("learner"):
+            self._save(training)
+
+    def _save(self, training: Training) -> None:
+        if not self._flags.run.disable_checkpoint:
+            checkpoints.save(self._session.folder.checkpoint, training.checkpoint(self._recorded))
+
+    def _load(self) -> dict[str, Any] | None:
+        """The checkpoint of an earlier run of this name."""
+        path = self._session.folder.checkpoint
+        return checkpoints.load(path) if path.exists() else None
+
+    def _seed(self) -> int:
+        """The flag, else that of the run that is resumed, else a random one."""
+        if self._flags.run.seed is not None:
+            return self._flags.run.seed
+        saved = self._saved["flags"].get("seed") if self._saved else None
+        return secrets.randbits(31) if saved is None else int(saved)
+
+    def _resume(self, algo: Impala) -> Progress:
+        progress = Progress()
+        if self._saved is None:
+            return progress
+        self._check_same_environment(self._saved["flags"])
+        path = self._session.folder.checkpoint
+        checkpoints.resume(algo, self._saved, path)
+        progress.load_state_dict(self._saved["stats"])
+        print(f"Resuming {path.parent} at step {progress.step:,}.", flush=True)
+        return progress
+
+    def _check_same_environment(self, saved: dict[str, Any]) -> None:
+        before, now = saved.get("env"), self._recorded["env"]
+        if before is not None and before != now:
+            raise UsageError(
+                f"the run {self._flags.run.xpid} learns {before}, not {now}: "
+                f"give --env {before}, or another --xpid"
+            )
+
+    def _say_complete(self, progress: Progress) -> None:
+        print(
+            f"{self._flags.run.xpid} has learnt {progress.step:,} steps already and --total_steps "
+            f"is {self._flags.learning.total_steps:,}: nothing is left to do. "
+            "Give more --total_steps to go on."
+        )
+
+    def _say(self, progress: Progress, first_step: int, seconds: float) -> None:
+        supervisor, folder = self._session.supervisor, self._session.folder
+        if supervisor.failure is None and supervisor.reason != DONE:
+            print(f"Stopped by {supervisor.reason}.")
+        print(summary(progress, progress.step - first_step, seconds))
+        exists = folder.checkpoint.exists()
+        complete = progress.step >= self._flags.learning.total_steps
+        print(next_commands(self._program, sys.argv[1:], folder.path, exists, complete), flush=True)
+
+
+def impala_config(flags: LearnerGroups) -> ImpalaConfig:
+    """The algorithm's share of the flags."""
+    learning, optimiser = flags.learning, flags.optimiser
+    return ImpalaConfig(
+        discounting=learning.discounting,
+        entropy_cost=learning.entropy_cost,
+        baseline_cost=learning.baseline_cost,
+        reward_clipping=learning.reward_clipping,
+        learning_rate=optimiser.learning_rate,
+        alpha=optimiser.alpha,
+        momentum=optimiser.momentum,
+        epsilon=optimiser.epsilon,
+        grad_norm_clipping=optimiser.grad_norm_clipping,
+        total_steps=learning.total_steps,
+    )
+
+
+def _environment_seed(seed: int, step: int) -> int:
+    """A seed of the environments that no earlier part of the run has used."""
+    return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
+
+
+def _shown(progress: Progress, total_steps: int, status: dict[str, int]) -> Shown:
+    return Shown(
+        step=progress.step,
+        total_steps=total_steps,
+        episodes=progress.episodes,
+        mean_return=progress.mean_return(),
+        loss=progress.loss,
+        learner_queue_size=status["learner_queue_size"],
+        live_streams=status["live_streams"],
+    )

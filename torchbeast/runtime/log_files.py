@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures of a run: logs.csv, fields.csv and TensorBoard events.
+
+logs.csv begins with `# _tick,_time,step,...` and has one row an update. When a new column
+appears it is added at the right; the last row of fields.csv is always the full list of columns.
+A resumed run appends and goes on counting `_tick`.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class LogFiles:
+    """Appends rows of figures. Used by one thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._fields_path = folder / "fields.csv"
+        self._fields = read_fields(folder)
+        _end_last_line(folder / "logs.csv")
+        self._tick = _last_tick(folder / "logs.csv") + 1
+        self._logs = open(folder / "logs.csv", "a", newline="", encoding="utf-8")  # noqa: SIM115
+        self._writer = csv.writer(self._logs)
+        self._events = _tensorboard(folder)
+
+    def write(self, step: int, figures: Mapping[str, float | int]) -> None:
+        """One row: the figures after `step` environment steps.
+        NaN, nothing to tell, is an empty cell.
+        """
+        row: dict[str, Any] = {"_tick": self._tick, "_time": time.time(), "step": step, **figures}
+        self._add_columns(row)
+        self._writer.writerow([_cell(row.get(name)) for name in self._fields])
+        self._logs.flush()
+        self._tick += 1
+        self._write_events(step, figures)
+
+    def close(self) -> None:
+        """Ends the files; nothing is written afterwards."""
+        self._logs.close()
+        if self._events is not None:
+            self._events.close()
+
+    def _add_columns(self, row: Mapping[str, Any]) -> None:
+        new = [name for name in row if name not in self._fields]
+        if not new:
+            return
+        first = not self._fields
+        self._fields += new
+        with open(self._fields_path, "a", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerow(self._fields)
+        if first:
+            self._logs.write(f"# {','.join(self._fields)}\n")
+
+    def _write_events(self, step: int, figures: Mapping[str, float | int]) -> None:
+        if self._events is None:
+            return
+        for name, value in figures.items():
+            if not math.isnan(value):
+                self._events.add_scalar(name, value, step)
+
+
+def _cell(value: Any) -> Any:
+    return "" if value is None or math.isnan(value) else value
+
+
+def read_fields(folder: Path) -> list[str]:
+    """The columns of logs.csv, from the last row of fields.csv; [] when there is none."""
+    path = folder / "fields.csv"
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        rows = list(csv.reader(file))
+    return rows[-1] if rows else []
+
+
+def read_logs(folder: Path) -> Iterator[dict[str, float]]:
+    """The rows of logs.csv, oldest first; a figure that a row does not have is left out."""
+    fields = read_fields(folder)
+    with open(folder / "logs.csv", newline="", encoding="utf-8") as file:
+        for row in csv.reader(file):
+            if row and not row[0].startswith("#"):
+                yield {k: float(v) for k, v in zip(fields, row, strict=False) if v != ""}
+
+
+def _end_last_line(path: Path) -> None:
+    """Ends a row that a killed run wrote half, so that the next one begins on its own line."""
+    if not path.exists() or path.stat().st_size == 0:
+        return
+    with open(path, "rb+") as file:
+        file.seek(-1, 2)
+        if file.read(1) != b"\n":
+            _cut_after_last_newline(path)
+
+
+def _cut_after_last_newline(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def _last_tick(path: Path) -> int:
+    if not path.exists():
+        return -1
+    last = -1
+    with open(path, newline="", encoding="utf-8") as file:
+        for row in csv.reader(file):
+            if row and row[0].isdigit():
+                last = int(row[0])
+    return last
+
+
+def _tensorboard(folder: Path) -> Any:
+    """A writer of TensorBoard events beside the CSV files;
+    None where TensorBoard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(str(folder))  # type: ignore[no-untyped-call]

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of a program's run: signals, the run's folder, and the one error that is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.errors import RunError, UsageError
+from torchbeast.runtime.flags import LearnerGroups
+from torchbeast.runtime.run_folder import RunFolder
+from torchbeast.runtime.supervisor import Failure, Supervisor
+
+
+class Session(NamedTuple):
+    """What the parts of a run share."""
+
+    supervisor: Supervisor
+    folder: RunFolder
+
+
+@contextmanager
+def session(flags: LearnerGroups) -> Iterator[Session]:
+    """A run from its folder to its end; raises its first failure, as UsageError or RunError.
+
+    Whatever the body raises is a failure of the run like one of its threads.
+    """
+    supervisor = Supervisor()
+    with supervisor.signals():
+        folder = RunFolder(flags.run.folder, flatten(flags))
+        try:
+            yield Session(supervisor, folder)
+        except Exception as error:
+            supervisor.fail("start", error)
+        finally:
+            supervisor.stop("the program ended")
+            folder.finish(successful=supervisor.failure is None)
+    raise_failure(supervisor.failure, folder)
+
+
+def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:
+    """Raises what failed first, if anything did."""
+    if failure is None:
+        return
+    if isinstance(failure.error, UsageError):
+        raise failure.error
+    where = f"\nThe traceback is in {folder.path / 'out.log'}" if folder else ""
+    raise RunError(f"{failure}{where}") from failure.error

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says at its end: what it reached, where its files are, and what to type next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from torchbeast.runtime.display import clock
+from torchbeast.runtime.training import Progress
+
+
+def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
+    """What was reached. `steps_learnt`: in this run, which may have resumed an earlier one."""
+    mean = progress.mean_return()
+    returns = (
+        f"mean return {mean:.2f} over the last {len(progress.returns)} episodes"
+        if not math.isnan(mean)
+        else "no episode has ended yet"
+    )
+    rate = steps_learnt / seconds if seconds > 0 else 0.0
+    return (
+        f"Learnt {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
+        f"{progress.step:,} in all; {returns}."
+    )
+
+
+def next_commands(
+    program: str, argv: Sequence[str], folder: Path, has_checkpoint: bool, complete: bool
+) -> str:
+    """Where the files are, and the commands that resume, test and plot the run."""
+    python = Path(sys.executable).name
+    where = f"--savedir {shlex.quote(str(folder.parent))} --xpid {shlex.quote(folder.name)}"
+    commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
+    if has_checkpoint:
+        commands["Test it:"] = f"{python} -m torchbeast.{program} --mode test {where}"
+        again = shlex.join(_without(argv, ("--xpid", "--savedir")))
+        more = " (with more --total_steps)" if complete else ""
+        commands[f"Resume it{more}:"] = f"{python} -m torchbeast.{program} {again} {where}".replace(
+            "  ", " "
+        )
+    lines = [f"{what}\n  {command}" for what, command in commands.items()]
+    return "\n".join([f"Its files are in {folder}", *lines])
+
+
+def _without(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """`argv` without these flags and their values, in both spellings (`--flag value`,
+    `--flag=value`).
+    """
+    kept: list[str] = []
+    skip = False
+    for word in argv:
+        if skip:
+            skip = False
+        elif word in flags:
+            skip = True
+        elif word.partition("=")[0] not in flags:
+            kept.append(word)
+    return kept

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: collect, update, publish, record. It knows neither gRPC nor processes.
+
+    source.batches() -> algo.update() -> weights.publish() -> log files
+                        one at a time, under one lock; checkpoints are copied under it too
+
+Learner threads run `_learn`; the main thread reads `progress` and calls `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime.errors import RunError
+from torchbeast.runtime.log_files import LogFiles
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.runtime.weights import PublishedWeights
+
+DONE = "all steps are learnt"
+_RECENT = 100  # episodes in the mean return that is shown
+_UPDATE_S = 120.0  # longest time that one update may take
+_TRACED_UPDATE = 5
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def batches(self) -> Iterator[Rollout]:
+        """Batches, until the source is closed; one iterator for each learner thread."""
+
+    def status(self) -> dict[str, int]:
+        """How full its queues are."""
+
+
+class Algo(Protocol):
+    """What learns."""
+
+    version: int  # updates done, also over restarts
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """One step of the optimiser; figures to log."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learnt part of a checkpoint, under its keys."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. Written under the training lock."""
+
+    step: int = 0
+    episodes: int = 0
+    loss: float = float("nan")
+    returns: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+
+    def mean_return(self) -> float:
+        """Of the last 100 episodes; NaN before the first has ended."""
+        recent = list(self.returns)
+        return statistics.fmean(recent) if recent else float("nan")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {"step": self.step, "episodes": self.episodes, "returns": list(self.returns)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`; what a checkpoint of another program lacks starts anew."""
+        self.step = state.get("step", 0)
+        self.episodes = state.get("episodes", 0)
+        self.returns.extend(state.get("returns", ()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParts:
+    """What a training loop is made of."""
+
+    source: Source
+    algo: Algo
+    model: ActorCritic
+    weights: PublishedWeights
+    device: torch.device
+    log_files: LogFiles
+    supervisor: Supervisor
+
+
+class Training:
+    """Learns until `total_steps`, then stops the supervisor with DONE."""
+
+    def __init__(
+        self,
+        parts: TrainingParts,
+        total_steps: int,
+        progress: Progress,
+        trace: Path | None = None,
+    ) -> None:
+        """`trace`: a file for the profiler's trace of one update."""
+        self._parts = parts
+        self._total_steps = total_steps
+        self._trace = trace
+        self._lock = threading.Lock()
+        self.progress = progress
+
+    @property
+    def updates(self) -> int:
+        """Updates done, also over restarts."""
+        return self._parts.algo.version
+
+    def start(self, num_threads: int) -> None:
+        """Begins to learn, in threads of the supervisor."""
+        for i in range(num_threads):
+            self._parts.supervisor.start_thread(f"learner-{i}", self._learn)
+
+    def checkpoint(self, flags: dict[str, Any]) -> dict[str, Any]:
+        """A copy of everything that a resumed run needs, all of one moment between two updates."""
+        with self._between_updates():
+            return copy.deepcopy(
+                {
+                    **self._parts.algo.state_dict(),
+                    "stats": self.progress.state_dict(),
+                    "flags": flags,
+                    "rng": checkpoints.rng_state(),
+                }
+            )
+
+    def _learn(self) -> None:
+        for rollout in self._parts.source.batches():
+            batch = rollout.to(self._parts.device)
+            with self._lock:
+                if self._parts.supervisor.ended:
+                    return
+                self._update(batch)
+
+    def _update(self, batch: Rollout) -> None:
+        before = time.perf_counter()
+        with self._traced():
+            figures = self._parts.algo.update(batch)
+        self.progress.step += batch.num_steps
+        self._parts.weights.publish(self._parts.model, self._parts.algo.version)
+        self._record(batch, {**figures, "update_seconds": time.perf_counter() - before})
+        if self.progress.step >= self._total_steps:
+            self._parts.supervisor.stop(DONE)
+
+    def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
+        returns, lengths = batch.finished_episodes()
+        self.progress.loss = figures["total_loss"]
+        self.progress.episodes += len(returns)
+        self.progress.returns.extend(returns)
+        row = {
+            "mean_episode_return": statistics.fmean(returns) if returns else float("nan"),
+            "mean_episode_length": statistics.fmean(lengths) if lengths else float("nan"),
+            "episodes": self.progress.episodes,
+            **figures,
+            **self._parts.source.status(),
+        }
+        self._parts.log_files.write(self.progress.step, row)
+
+    @contextmanager
+    def _between_updates(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_UPDATE_S):
+            raise RunError(
+                f"an update takes longer than {_UPDATE_S:g} s: no checkpoint was written"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        if self._trace is None or self.updates + 1 != _TRACED_UPDATE:
+            yield
+            return
+        with torch.profiler.profile() as profile:
+            yield
+        profile.export_chrome_trace(str(self._trace))

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks environment servers what they serve, before anything is built.
+
+The learner's model is made from what the servers say: nobody types sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import libtorchbeast
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, action_space_from_json
+from torchbeast.runtime.addresses import server_addresses
+from torchbeast.runtime.errors import RunError, UsageError
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Servers that serve the same environment."""
+
+    env_id: str
+    observation_space: Any  # nest of ArraySpec as on the wire, of one environment
+    action_space: ActionSpace | None  # None: servers of the original, which do not tell
+    frame_stack: int
+    stream_addresses: list[str]  # one entry a stream
+    envs_per_stream: list[int]  # of each stream
+
+    @property
+    def num_envs(self) -> int:
+        """Environments in all."""
+        return sum(self.envs_per_stream)
+
+
+def ask_all(addresses: Iterable[str], timeout: float) -> Fleet:
+    """The fleet at these addresses; RunError when one does not answer or serves something else."""
+    return _fleet({address: _ask(address, timeout) for address in addresses})
+
+
+def find(basename: str, num_actors: int, timeout: float) -> Fleet:
+    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found."""
+    found: dict[str, dict[str, Any]] = {}
+    while (count := sum(map(_num_envs, found.values()))) < num_actors:
+        address = server_addresses(basename, len(found) + 1)[-1]
+        found[address] = _ask_another(address, timeout, count, num_actors)
+    if count > num_actors:
+        raise UsageError(
+            f"the servers {basename}.0 to .{len(found) - 1} serve {count} environments, "
+            f"but --num_actors is {num_actors}: give --num_actors {count}"
+        )
+    return _fleet(found)
+
+
+def _ask_another(address: str, timeout: float, count: int, num_actors: int) -> dict[str, Any]:
+    try:
+        return _ask(address, timeout)
+    except RunError as error:
+        raise RunError(
+            f"{error}; {count} of --num_actors {num_actors} environments were found: start more "
+            f"servers (python -m torchbeast.polybeast_env), or give their --pipes_basename"
+        ) from None
+
+
+def _ask(address: str, timeout: float) -> dict[str, Any]:
+    try:
+        return libtorchbeast.describe(address, timeout)
+    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
+        raise RunError(f"no environment server answers at {address} ({error})") from None
+
+
+def _num_envs(description: dict[str, Any]) -> int:
+    return int(description["num_envs"]) * int(description["num_streams"])
+
+
+def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
+    (first_address, first), *others = found.items()
+    for address, description in others:
+        _check_same(first_address, first, address, description)
+    streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
+    action_space = first["action_space"]
+    return Fleet(
+        env_id=first["env_id"],
+        observation_space=_to_specs(first["observation"]),
+        action_space=None if action_space is None else action_space_from_json(action_space),
+        frame_stack=first["frame_stack"],
+        stream_addresses=[address for address, _ in streams],
+        envs_per_stream=[description["num_envs"] for _, description in streams],
+    )
+
+
+def _check_same(address: str, ours: dict[str, Any], other: str, theirs: dict[str, Any]) -> None:
+    for key in ("env_id", "observation", "action_space", "frame_stack"):
+        if ours[key] != theirs[key]:
+            raise RunError(
+                f"the servers {address} and {other} must serve the same, "
+                f"but their {key} is {ours[key]!r} and {theirs[key]!r}"
+            )
+
+
+def _to_specs(nest: Any) -> Any:
+    """`(dtype, shape)` leaves to ArraySpec."""
+    if isinstance(nest, dict):
+        return {key: _to_specs(nest[key]) for key in sorted(nest)}
+    if len(nest) == 2 and isinstance(nest[0], str):
+        return ArraySpec(tuple(nest[1]), nest[0])
+    return tuple(_to_specs(item) for item in nest)
