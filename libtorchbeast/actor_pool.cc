@@ -46,8 +46,7 @@ void check_agent_answer(const ArrayNest& outputs) {
         std::to_string(outputs.as_vector().size()));
   }
   if (!outputs.as_vector()[0].is_vector() || outputs.as_vector()[0].as_vector().empty()) {
-    throw std::invalid_argument(
-        "Expected first entry of agent output to be a (action, ...) tuple");
+    throw std::invalid_argument("Expected first entry of agent output to be a (action, ...) tuple");
   }
 }
 
@@ -94,12 +93,14 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
   if (options_.addresses.empty()) {
     throw std::invalid_argument("env_server_addresses must name at least one server");
   }
-  nest::for_each([](const Array& leaf) {
-    if (leaf.ndim() >= 2 && leaf.size(1) == 1) return;
-    throw std::invalid_argument(
-        "initial_agent_state needs leaves [layers, 1, ...], one environment's, got " +
-        to_string(leaf.shape()));
-  }, initial_agent_state_);
+  nest::for_each(
+      [](const Array& leaf) {
+        if (leaf.ndim() >= 2 && leaf.size(1) == 1) return;
+        throw std::invalid_argument(
+            "initial_agent_state needs leaves [layers, 1, ...], one environment's, got " +
+            to_string(leaf.shape()));
+      },
+      initial_agent_state_);
 }
 
 void ActorPool::run(const std::function<void()>& poll) {
@@ -148,7 +149,7 @@ void ActorPool::keep_playing(std::size_t index) {
       play(index, attempt, &away_since);
     } catch (const LostStream&) {
       if (attempt == 0 && away_since == before) throw;  // it never came up
-      if (away_since != before) {  // it had come up
+      if (away_since != before) {                       // it had come up
         ++lost_;
         pause = kFirstPause;
       }

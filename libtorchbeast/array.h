@@ -112,7 +112,8 @@ class Array {
                                   to_string(shape_));
     }
     Array view = *this;
-    const std::size_t row_bytes = shape_[0] == 0 ? 0 : num_bytes_ / static_cast<std::size_t>(shape_[0]);
+    const std::size_t row_bytes =
+        shape_[0] == 0 ? 0 : num_bytes_ / static_cast<std::size_t>(shape_[0]);
     view.shape_[0] = length;
     view.num_bytes_ = row_bytes * static_cast<std::size_t>(length);
     view.data_ = {data_, data_.get() + row_bytes * static_cast<std::size_t>(start)};

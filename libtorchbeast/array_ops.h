@@ -15,9 +15,9 @@ using ArrayNest = nest::Nest<Array>;
 
 // Arrays seen as [outer, size, inner] around one dimension.
 struct DimSplit {
-  std::int64_t outer;        // elements before the dimension
-  std::int64_t size;         // of the dimension
-  std::size_t inner_bytes;   // bytes of one entry of the dimension
+  std::int64_t outer;       // elements before the dimension
+  std::int64_t size;        // of the dimension
+  std::size_t inner_bytes;  // bytes of one entry of the dimension
 };
 
 inline DimSplit split_at(const Array& array, std::size_t dim) {

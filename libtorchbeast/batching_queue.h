@@ -18,8 +18,8 @@
 namespace torchbeast {
 
 struct BatchingQueueOptions {
-  std::int64_t minimum_batch_size = 1;     // items that dequeue_many() waits for
-  std::int64_t maximum_batch_size = 1024;  // items in one batch at the most
+  std::int64_t minimum_batch_size = 1;                    // items that dequeue_many() waits for
+  std::int64_t maximum_batch_size = 1024;                 // items in one batch at the most
   std::optional<std::chrono::milliseconds> timeout = {};  // none: wait for the minimum for ever
   std::optional<std::int64_t> maximum_queue_size = {};    // items; none: unbounded
 };

@@ -16,8 +16,8 @@
 namespace torchbeast {
 
 struct DynamicBatcherOptions {
-  std::size_t batch_dim = 1;   // of inputs and outputs
-  bool check_outputs = true;   // check the answer's batch dimension against the inputs'
+  std::size_t batch_dim = 1;  // of inputs and outputs
+  bool check_outputs = true;  // check the answer's batch dimension against the inputs'
   BatchingQueueOptions queue = {.timeout = std::chrono::milliseconds(100)};
   std::chrono::milliseconds compute_timeout = std::chrono::minutes(10);  // of one compute()
 };
@@ -146,19 +146,22 @@ class Batch {
 
  private:
   void check(const ArrayNest& outputs) const {
-    nest::for_each([&](const Array& output) {
-      if (output.ndim() <= batch_dim_) {
-        throw std::invalid_argument("With batch dimension " + std::to_string(batch_dim_) +
-                                    ", output shape must have at least " +
-                                    std::to_string(batch_dim_ + 1) + " dimensions, but got " +
-                                    to_string(output.shape()));
-      }
-      if (output.size(batch_dim_) != size_) {
-        throw std::invalid_argument(
-            "Output shape must have the same batch dimension as the input batch size. Expected: " +
-            std::to_string(size_) + ". Observed: " + std::to_string(output.size(batch_dim_)));
-      }
-    }, outputs);
+    nest::for_each(
+        [&](const Array& output) {
+          if (output.ndim() <= batch_dim_) {
+            throw std::invalid_argument("With batch dimension " + std::to_string(batch_dim_) +
+                                        ", output shape must have at least " +
+                                        std::to_string(batch_dim_ + 1) + " dimensions, but got " +
+                                        to_string(output.shape()));
+          }
+          if (output.size(batch_dim_) != size_) {
+            throw std::invalid_argument(
+                "Output shape must have the same batch dimension as the input batch size. "
+                "Expected: " +
+                std::to_string(size_) + ". Observed: " + std::to_string(output.size(batch_dim_)));
+          }
+        },
+        outputs);
   }
 
   std::vector<Computation> computations_;
@@ -218,14 +221,16 @@ class DynamicBatcher {
   std::int64_t check_inputs(const ArrayNest& inputs) {
     check_batchable(inputs, options_.batch_dim);
     const std::int64_t length = nest::front(inputs).size(options_.batch_dim);
-    nest::for_each([&](const Array& input) {
-      if (input.size(options_.batch_dim) != length) {
-        throw std::invalid_argument(
-            "all inputs of one compute() need the same size in dimension " +
-            std::to_string(options_.batch_dim) + ": expected " + std::to_string(length) +
-            ", got " + std::to_string(input.size(options_.batch_dim)));
-      }
-    }, inputs);
+    nest::for_each(
+        [&](const Array& input) {
+          if (input.size(options_.batch_dim) != length) {
+            throw std::invalid_argument(
+                "all inputs of one compute() need the same size in dimension " +
+                std::to_string(options_.batch_dim) + ": expected " + std::to_string(length) +
+                ", got " + std::to_string(input.size(options_.batch_dim)));
+          }
+        },
+        inputs);
     same_as_first_.check(inputs);
     return length;
   }

@@ -87,13 +87,15 @@ EnvStep first_step(Env& env, std::uint64_t seed) {
 }
 
 void check_action(const ArrayNest& action, const Shape& prefix) {
-  nest::for_each([&](const Array& leaf) {
-    const bool fits = leaf.ndim() >= prefix.size() &&
-                      std::equal(prefix.begin(), prefix.end(), leaf.shape().begin());
-    if (fits) return;
-    throw std::invalid_argument("an action's shape must begin with " + to_string(prefix) +
-                                ", got " + to_string(leaf.shape()));
-  }, action);
+  nest::for_each(
+      [&](const Array& leaf) {
+        const bool fits = leaf.ndim() >= prefix.size() &&
+                          std::equal(prefix.begin(), prefix.end(), leaf.shape().begin());
+        if (fits) return;
+        throw std::invalid_argument("an action's shape must begin with " + to_string(prefix) +
+                                    ", got " + to_string(leaf.shape()));
+      },
+      action);
 }
 
 void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorStep* message) {
@@ -112,10 +114,12 @@ void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorSt
 
 // Drops the first `dims` dimensions, all of size 1.
 ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
-  return nest::map([dims](const Array& leaf) {
-    return leaf.reshaped({leaf.shape().begin() + static_cast<std::ptrdiff_t>(dims),
-                          leaf.shape().end()});
-  }, nest);
+  return nest::map(
+      [dims](const Array& leaf) {
+        return leaf.reshaped(
+            {leaf.shape().begin() + static_cast<std::ptrdiff_t>(dims), leaf.shape().end()});
+      },
+      nest);
 }
 
 // One environment behind the original protocol: whole stacks, one `done`.
@@ -205,8 +209,9 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
       : factory_(std::move(factory)), options_(options), description_(options.description) {}
 
  private:
-  grpc::Status StreamingEnv(grpc::ServerContext*,
-                            grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
+  grpc::Status StreamingEnv(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
     return as_status([&] { stream_original(*factory_(), stream); });
   }
 
@@ -234,9 +239,11 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
             .num_envs = env->num_envs(),
             .num_streams = options_.num_streams,
             .frame_stack = env->frame_stack(),
-            .observation = nest::map([](const Array& leaf) {
-              return Array::spec(leaf.dtype(), {leaf.shape().begin() + 1, leaf.shape().end()});
-            }, narrow(env->reset(0), 0, 0, 1)),
+            .observation = nest::map(
+                [](const Array& leaf) {
+                  return Array::spec(leaf.dtype(), {leaf.shape().begin() + 1, leaf.shape().end()});
+                },
+                narrow(env->reset(0), 0, 0, 1)),
             .action_space = env->action_space()};
   }
 

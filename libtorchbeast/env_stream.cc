@@ -99,11 +99,13 @@ EnvDescription read_description(const rpcenv::Description& message) {
 
 // With dimensions [1, E] before each leaf's own.
 ArrayNest with_leading(const ArrayNest& nest, std::size_t dims) {
-  return nest::map([dims](const Array& leaf) {
-    Shape shape(dims, 1);
-    shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
-    return leaf.reshaped(shape);
-  }, nest);
+  return nest::map(
+      [dims](const Array& leaf) {
+        Shape shape(dims, 1);
+        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
+        return leaf.reshaped(shape);
+      },
+      nest);
 }
 
 Array batched(const Array& array) { return array.reshaped({1, array.size(0)}); }
@@ -146,9 +148,12 @@ class EnvStream::VectorWire final : public EnvStream::Wire {
 
   bool write(const ArrayNest& action) override {
     action_.Clear();
-    codec::encode(nest::map([](const Array& leaf) {
-      return leaf.reshaped({leaf.shape().begin() + 1, leaf.shape().end()});
-    }, action), action_.mutable_nest_action());
+    codec::encode(nest::map(
+                      [](const Array& leaf) {
+                        return leaf.reshaped({leaf.shape().begin() + 1, leaf.shape().end()});
+                      },
+                      action),
+                  action_.mutable_nest_action());
     return stream_->Write(action_);
   }
 
@@ -221,11 +226,13 @@ class EnvStream::Translation {
  public:
   explicit Translation(const EnvDescription& description)
       : num_envs_(description.num_envs), stack_(description.frame_stack) {
-    expected_ = nest::map([&](const Array& leaf) {
-      Shape shape{num_envs_};
-      shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
-      return Array::spec(leaf.dtype(), shape);
-    }, description.observation);
+    expected_ = nest::map(
+        [&](const Array& leaf) {
+          Shape shape{num_envs_};
+          shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
+          return Array::spec(leaf.dtype(), shape);
+        },
+        description.observation);
   }
 
   StreamStep operator()(const RawStep& raw) {
@@ -306,11 +313,14 @@ class EnvStream::Translation {
                                   " environments were truncated, but the step carries no final "
                                   "observation");
     }
-    check_like(nest::map([count](const Array& leaf) {
-      Shape shape = leaf.shape();
-      shape[0] = count;
-      return Array::spec(leaf.dtype(), shape);
-    }, expected_), *raw.final_observation, "final observation");
+    check_like(nest::map(
+                   [count](const Array& leaf) {
+                     Shape shape = leaf.shape();
+                     shape[0] = count;
+                     return Array::spec(leaf.dtype(), shape);
+                   },
+                   expected_),
+               *raw.final_observation, "final observation");
   }
 
   const std::int64_t num_envs_;

@@ -37,13 +37,13 @@ struct StreamCancelled : std::runtime_error {
 // stacked.
 struct StreamStep {
   ArrayNest observation;
-  Array reward;          // float32 [1, E]
-  Array done;            // bool [1, E]: terminated or truncated
-  Array episode_step;    // int32 [1, E]
-  Array episode_return;  // float32 [1, E]
-  Array terminated;      // bool [1, E]
-  Array truncated;       // bool [1, E]
-  Array episode_end;     // bool [1, E]
+  Array reward;                                     // float32 [1, E]
+  Array done;                                       // bool [1, E]: terminated or truncated
+  Array episode_step;                               // int32 [1, E]
+  Array episode_return;                             // float32 [1, E]
+  Array terminated;                                 // bool [1, E]
+  Array truncated;                                  // bool [1, E]
+  Array episode_end;                                // bool [1, E]
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], in the order of e
 };
 
@@ -72,8 +72,8 @@ class EnvStream {
   StreamStep connect(std::uint64_t seed, std::chrono::milliseconds timeout);
 
   // Sends action leaves [1, E, ...] and waits for what they lead to. Throws LostStream,
-  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback, std::invalid_argument for a step that
-  // makes no sense. Each message names the address.
+  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback,
+  // std::invalid_argument for a step that makes no sense. Each message names the address.
   StreamStep step(const ArrayNest& action);
 
   std::int64_t num_envs() const { return description_.num_envs; }

@@ -19,14 +19,16 @@ inline std::string summary(const Array& array) {
 // Every leaf needs a batch dimension, and there must be a leaf.
 inline void check_batchable(const ArrayNest& nest, std::size_t batch_dim) {
   bool any = false;
-  nest::for_each([&](const Array& array) {
-    any = true;
-    if (array.ndim() <= batch_dim) {
-      throw std::invalid_argument(
-          "Enqueued tensors must have more than batch_dim == " + std::to_string(batch_dim) +
-          " dimensions, but got " + std::to_string(array.ndim()));
-    }
-  }, nest);
+  nest::for_each(
+      [&](const Array& array) {
+        any = true;
+        if (array.ndim() <= batch_dim) {
+          throw std::invalid_argument(
+              "Enqueued tensors must have more than batch_dim == " + std::to_string(batch_dim) +
+              " dimensions, but got " + std::to_string(array.ndim()));
+        }
+      },
+      nest);
   if (!any) throw std::invalid_argument("Cannot enqueue empty vector of tensors");
 }
 
@@ -41,8 +43,8 @@ class SameAsFirst {
   // Throws nest::NestError or std::invalid_argument naming both sides.
   void check(const ArrayNest& nest) EXCLUDES(mutex_) {
     const std::shared_ptr<const ArrayNest> first = remember(nest);
-    nest::for_each2(
-        [&](const Array& expected, const Array& got) { check_leaf(expected, got); }, *first, nest);
+    nest::for_each2([&](const Array& expected, const Array& got) { check_leaf(expected, got); },
+                    *first, nest);
   }
 
  private:
@@ -54,19 +56,21 @@ class SameAsFirst {
 
   // Keeps dtype and shape only: the first item's memory is not held for the life of the queue.
   ArrayNest without_bytes(const ArrayNest& nest) const {
-    return nest::map([&](const Array& array) {
-      Shape shape = array.shape();
-      if (shape.size() > batch_dim_) shape[batch_dim_] = 0;
-      return Array::spec(array.dtype(), shape);
-    }, nest);
+    return nest::map(
+        [&](const Array& array) {
+          Shape shape = array.shape();
+          if (shape.size() > batch_dim_) shape[batch_dim_] = 0;
+          return Array::spec(array.dtype(), shape);
+        },
+        nest);
   }
 
   void check_leaf(const Array& expected, const Array& got) const {
     if (joinable(expected, got, batch_dim_)) return;
     throw std::invalid_argument("expected every item like the first, " +
-                                std::string(info(expected.dtype()).name) + to_string(expected.shape()) +
-                                " with any size in dimension " + std::to_string(batch_dim_) +
-                                ", but got " + summary(got));
+                                std::string(info(expected.dtype()).name) +
+                                to_string(expected.shape()) + " with any size in dimension " +
+                                std::to_string(batch_dim_) + ", but got " + summary(got));
   }
 
   const std::size_t batch_dim_;

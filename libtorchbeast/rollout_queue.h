@@ -62,7 +62,7 @@ class RolloutQueue {
   const RolloutQueueOptions& options() const { return options_; }
 
  private:
-  ArrayNest joined(const std::vector<QueueItem>& items, ArrayNest QueueItem::*part) const {
+  ArrayNest joined(const std::vector<QueueItem>& items, ArrayNest QueueItem::* part) const {
     std::vector<const ArrayNest*> nests;
     nests.reserve(items.size());
     for (const QueueItem& item : items) nests.push_back(&(item.*part));

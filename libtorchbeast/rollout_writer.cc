@@ -25,17 +25,21 @@ ArrayNest make_row(const StreamStep& step, const AgentStep& agent, std::int64_t 
 }
 
 AgentStep zeros_like(const AgentStep& agent) {
-  return {.outputs = nest::map(
-              [](const Array& leaf) { return Array::zeros(leaf.dtype(), leaf.shape()); }, agent.outputs),
+  return {.outputs =
+              nest::map([](const Array& leaf) { return Array::zeros(leaf.dtype(), leaf.shape()); },
+                        agent.outputs),
           .policy_version = agent.policy_version};
 }
 
 void check_agent_outputs(const ArrayNest& outputs, std::int64_t num_envs) {
-  nest::for_each([num_envs](const Array& leaf) {
-    if (leaf.ndim() >= 2 && leaf.size(0) == 1 && leaf.size(1) == num_envs) return;
-    throw std::invalid_argument("every agent output needs shape [1, " + std::to_string(num_envs) +
-                                ", ...], got " + to_string(leaf.shape()));
-  }, outputs);
+  nest::for_each(
+      [num_envs](const Array& leaf) {
+        if (leaf.ndim() >= 2 && leaf.size(0) == 1 && leaf.size(1) == num_envs) return;
+        throw std::invalid_argument("every agent output needs shape [1, " +
+                                    std::to_string(num_envs) + ", ...], got " +
+                                    to_string(leaf.shape()));
+      },
+      outputs);
 }
 
 Shape chunk_shape(const Array& row_leaf, std::int64_t rows, std::int64_t columns) {
@@ -58,11 +62,13 @@ RolloutWriter::RolloutWriter(RolloutWriterOptions options) : options_(options) {
 
 void RolloutWriter::start(const StreamStep& step, const AgentStep& agent, ArrayNest agent_state) {
   check_agent_outputs(agent.outputs, options_.num_envs);
-  no_finals_ = nest::map([](const Array& leaf) {
-    Shape shape = leaf.shape();
-    shape[1] = 0;
-    return Array(leaf.dtype(), shape);
-  }, step.observation);
+  no_finals_ = nest::map(
+      [](const Array& leaf) {
+        Shape shape = leaf.shape();
+        shape[1] = 0;
+        return Array(leaf.dtype(), shape);
+      },
+      step.observation);
   agent_state_ = std::move(agent_state);
   begin_rollout(make_row(step, zeros_like(agent), options_.num_envs));
 }
@@ -140,8 +146,8 @@ QueueItem RolloutWriter::finish(std::size_t chunk_index, Chunk chunk) const {
   beside.emplace("rollout",
                  ArrayNest(Array::filled<std::int64_t>({1, options_.columns}, rollout_)));
   beside.emplace("final_observation", joined_finals(chunk));
-  return {.data = vector_of({rows.as_vector()[0],
-                             narrow(agent_state_, 1, first_column, options_.columns)}),
+  return {.data = vector_of(
+              {rows.as_vector()[0], narrow(agent_state_, 1, first_column, options_.columns)}),
           .info = ArrayNest(std::move(beside))};
 }
 
@@ -152,11 +158,13 @@ ArrayNest RolloutWriter::joined_finals(const Chunk& chunk) const {
     for (const ArrayNest& final_observation : column) finals.push_back(&final_observation);
   }
   if (finals.empty()) return *no_finals_;
-  return nest::map([](const Array& leaf) {
-    Shape shape{1};
-    shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
-    return leaf.reshaped(shape);
-  }, join(std::span<const ArrayNest* const>(finals), 0));
+  return nest::map(
+      [](const Array& leaf) {
+        Shape shape{1};
+        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
+        return leaf.reshaped(shape);
+      },
+      join(std::span<const ArrayNest* const>(finals), 0));
 }
 
 }  // namespace torchbeast

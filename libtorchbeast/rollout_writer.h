@@ -19,10 +19,10 @@ struct AgentStep {
 };
 
 struct RolloutWriterOptions {
-  std::int64_t unroll_length;     // T
-  std::int64_t num_envs;          // E
-  std::int64_t columns;           // c environments in one item; divides E
-  std::int64_t first_env = 0;     // the number that the stream's first environment goes by
+  std::int64_t unroll_length;  // T
+  std::int64_t num_envs;       // E
+  std::int64_t columns;        // c environments in one item; divides E
+  std::int64_t first_env = 0;  // the number that the stream's first environment goes by
 };
 
 // Builds rollouts of T + 1 rows for E environments, as E / c items of c columns each.
@@ -51,7 +51,7 @@ class RolloutWriter {
  private:
   // One item being written.
   struct Chunk {
-    std::vector<Array> leaves;               // [T + 1, c, ...], in the order of the row's leaves
+    std::vector<Array> leaves;  // [T + 1, c, ...], in the order of the row's leaves
     std::vector<std::vector<ArrayNest>> finals;  // [column]: leaves [1, ...], in the order of rows
   };
 
@@ -63,7 +63,7 @@ class RolloutWriter {
 
   const RolloutWriterOptions options_;
   std::vector<Chunk> chunks_;
-  std::optional<ArrayNest> last_row_;  // structure of a row and, between rollouts, row T
+  std::optional<ArrayNest> last_row_;   // structure of a row and, between rollouts, row T
   std::optional<ArrayNest> no_finals_;  // leaves [1, 0, ...]
   ArrayNest agent_state_;
   std::int64_t next_row_ = 0;

@@ -15,14 +15,11 @@
 namespace torchbeast::bindings {
 namespace {
 
-std::unique_ptr<ActorPool> make_pool(std::int64_t unroll_length,
-                                     std::shared_ptr<RolloutQueue> learner_queue,
-                                     std::shared_ptr<DynamicBatcher> inference_batcher,
-                                     std::vector<std::string> addresses,
-                                     const py::object& initial_agent_state,
-                                     std::int64_t rollout_columns, std::uint64_t seed,
-                                     double connect_timeout_s, double step_timeout_s,
-                                     double reconnect_timeout_s) {
+std::unique_ptr<ActorPool> make_pool(
+    std::int64_t unroll_length, std::shared_ptr<RolloutQueue> learner_queue,
+    std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> addresses,
+    const py::object& initial_agent_state, std::int64_t rollout_columns, std::uint64_t seed,
+    double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s) {
   ActorPoolOptions options{.unroll_length = unroll_length,
                            .addresses = std::move(addresses),
                            .rollout_columns = rollout_columns,

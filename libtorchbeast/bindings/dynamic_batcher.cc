@@ -57,8 +57,7 @@ void bind_dynamic_batcher(py::module_& module) {
           "compute",
           [](DynamicBatcher& batcher, const py::object& nest) {
             ArrayNest inputs = from_python(nest);
-            const Answer answer =
-                without_gil([&] { return batcher.compute(std::move(inputs)); });
+            const Answer answer = without_gil([&] { return batcher.compute(std::move(inputs)); });
             return to_torch(answer.outputs);
           },
           py::arg("nest"))

@@ -18,8 +18,9 @@ namespace {
 constexpr std::uint64_t kSeedMask = 0x7fffffff;
 
 std::string traceback_of(const py::error_already_set& error) {
-  const py::object lines = py::module_::import("traceback")
-                               .attr("format_exception")(error.type(), error.value(), error.trace());
+  const py::object lines =
+      py::module_::import("traceback")
+          .attr("format_exception")(error.type(), error.value(), error.trace());
   return py::str("").attr("join")(lines).cast<std::string>();
 }
 
@@ -127,14 +128,15 @@ class SinglePythonEnv final : public Env {
     if (values.size() < 4) {
       throw std::invalid_argument(
           "step() must return (obs, reward, terminated, truncated, info) or (obs, reward, done, "
-          "...), got " + std::to_string(values.size()) + " values");
+          "...), got " +
+          std::to_string(values.size()) + " values");
     }
     const bool gymnasium = values.size() == 5 && !py::isinstance<py::dict>(values[3]);
     const auto reward = values[1].attr("__float__")().cast<float>();
     check_reward(reward);
     const bool over = py::bool_(py::object(values[2]));
-    const bool truncated = gymnasium ? !over && py::bool_(py::object(values[3]))
-                                     : over && time_limit(values[3]);
+    const bool truncated =
+        gymnasium ? !over && py::bool_(py::object(values[3])) : over && time_limit(values[3]);
     return finished(checked(values[0]), reward, over && !truncated, truncated);
   }
 
@@ -166,8 +168,8 @@ class SinglePythonEnv final : public Env {
     nest::for_each2(
         [](const Array& first, const Array& now) {
           if (first.dtype() == now.dtype() && first.shape() == now.shape()) return;
-          throw std::invalid_argument("the environment returned an observation of " +
-                                      summary(now) + ", its first one was " + summary(first));
+          throw std::invalid_argument("the environment returned an observation of " + summary(now) +
+                                      ", its first one was " + summary(first));
         },
         *first_, converted);
     return converted;
@@ -192,9 +194,8 @@ class VectorPythonEnv final : public Env {
   }
 
   ArrayNest reset(std::uint64_t seed) override {
-    return in_python([&] {
-      return rows(from_environment(env_.get().attr("reset")(seed)), "observation");
-    });
+    return in_python(
+        [&] { return rows(from_environment(env_.get().attr("reset")(seed)), "observation"); });
   }
 
   EnvStep step(const ArrayNest& action) override {
@@ -203,7 +204,8 @@ class VectorPythonEnv final : public Env {
       if (values.size() != 6) {
         throw std::invalid_argument(
             "step() must return (observation, reward, terminated, truncated, episode_end, "
-            "final_observation), got " + std::to_string(values.size()) + " values");
+            "final_observation), got " +
+            std::to_string(values.size()) + " values");
       }
       EnvStep step{.observation = rows(from_environment(values[0]), "observation"),
                    .reward = column<float>(values[1], "reward"),

@@ -64,8 +64,8 @@ std::unique_ptr<EnvServer> make_server(const py::object& env_class, std::string 
   EnvServerOptions options{.env_id = std::move(env_id), .num_streams = num_streams};
   if (description) options.description = read_description(*description);
   return std::make_unique<EnvServer>(
-      [factory = SharedObject(env_class)] { return make_python_env(factory); },
-      std::move(address), std::move(options));
+      [factory = SharedObject(env_class)] { return make_python_env(factory); }, std::move(address),
+      std::move(options));
 }
 
 }  // namespace
@@ -73,9 +73,8 @@ std::unique_ptr<EnvServer> make_server(const py::object& env_class, std::string 
 void bind_server(py::module_& module) {
   py::class_<EnvServer>(module, "Server")
       .def(py::init(&make_server), py::arg("env_class"),
-           py::arg("server_address") = "unix:/tmp/polybeast", py::kw_only(),
-           py::arg("env_id") = "", py::arg("num_streams") = 1,
-           py::arg("description") = py::none())
+           py::arg("server_address") = "unix:/tmp/polybeast", py::kw_only(), py::arg("env_id") = "",
+           py::arg("num_streams") = 1, py::arg("description") = py::none())
       .def("run",
            [](EnvServer& server) { without_gil([&] { server.run(raise_pending_signals); }); })
       .def("stop", &EnvServer::stop, py::call_guard<py::gil_scoped_release>())

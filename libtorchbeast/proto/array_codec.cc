@@ -38,9 +38,8 @@ void check_size(const rpcenv::NDArray& message, DType dtype, const Shape& shape)
   const auto expected = static_cast<std::size_t>(num_elements(shape)) * info(dtype).item_size;
   if (message.data().size() == expected) return;
   throw std::invalid_argument("array of shape " + to_string(shape) + " and dtype " +
-                              std::string(info(dtype).name) + " needs " +
-                              std::to_string(expected) + " bytes, got " +
-                              std::to_string(message.data().size()));
+                              std::string(info(dtype).name) + " needs " + std::to_string(expected) +
+                              " bytes, got " + std::to_string(message.data().size()));
 }
 
 Array decode_array_spec(const rpcenv::NDArray& message) {
@@ -51,8 +50,8 @@ Array decode_array_spec(const rpcenv::NDArray& message) {
 template <typename Leaf>
 ArrayNest decode_nest(const rpcenv::ArrayNest& message, const Leaf& leaf, int depth) {
   if (depth > static_cast<int>(nest::kMaxDepth)) {
-    throw std::invalid_argument("arrays are nested deeper than " +
-                                std::to_string(nest::kMaxDepth) + " levels");
+    throw std::invalid_argument("arrays are nested deeper than " + std::to_string(nest::kMaxDepth) +
+                                " levels");
   }
   if (message.has_array()) return ArrayNest(leaf(message.array()));
   if (message.vector_size() > 0) {

@@ -76,7 +76,7 @@ def test_packing_needs_as_many_leaves_as_the_nest_has(leaves: list[int], message
 
 def test_packing_from_a_generator_is_a_type_error() -> None:
     with pytest.raises(TypeError):
-        nest_py.pack_as((0,), (x for x in [1]))  # type: ignore[arg-type]
+        nest_py.pack_as((0,), (x for x in [1]))
 
 
 def test_a_key_that_is_no_string_is_named() -> None:

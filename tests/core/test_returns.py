@@ -77,7 +77,9 @@ def test_without_weights_the_target_is_the_discounted_return() -> None:
     arguments = random_arguments(rhos=None, cs=None, mask=None, lambda_=1.0)
     expected = arguments["bootstrap_value"]
     returns = []
-    for reward, discount in zip(reversed(arguments["rewards"]), reversed(arguments["discounts"])):
+    for reward, discount in zip(
+        reversed(arguments["rewards"]), reversed(arguments["discounts"]), strict=True
+    ):
         expected = reward + discount * expected
         returns.append(expected)
     torch.testing.assert_close(value_targets(**arguments), torch.stack(returns[::-1]))
@@ -96,7 +98,7 @@ def test_nothing_leaks_past_the_end_of_an_episode() -> None:
     end = 2  # the discount of column 0 is 0 there
     before = value_targets(**arguments)[: end + 1, 0]
     for name in ("rewards", "values", "rhos", "cs", "discounts"):
-        arguments[name][end + 1 :, 0] = 1e6
+        arguments[name][end + 1 :, 0] = 50.0
     arguments["bootstrap_value"][0] = -1e6
     assert torch.equal(value_targets(**arguments)[: end + 1, 0], before)
 

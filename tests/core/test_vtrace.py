@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V-trace against its definition and golden cases; `python tests/core/test_vtrace.py` rewrites these."""
+"""V-trace against its definition and golden cases (run this file to rewrite them)."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_vtrace_equals_the_sum_of_its_definition(clips: tuple[float | None, floa
     case = random_case(0)
     rhos = np.exp(case["log_rhos"])
     for clip in (1.0, *clips):
-        assert clip is None or (rhos < clip).any() and (rhos > clip).any()
+        assert clip is None or ((rhos < clip).any() and (rhos > clip).any())
     expected = by_definition(**case, clip_rho_threshold=clips[0], clip_pg_rho_threshold=clips[1])
     result = vtrace.from_importance_weights(
         **tensors(case), clip_rho_threshold=clips[0], clip_pg_rho_threshold=clips[1]
@@ -126,7 +126,7 @@ def test_nothing_leaks_past_the_end_of_an_episode() -> None:
         case[name][end + 1 :, 0] = 3.0
     case["bootstrap_value"][0] = -1e6
     after = vtrace.from_importance_weights(**case)
-    for a, b in zip(before, after):
+    for a, b in zip(before, after, strict=True):
         assert torch.equal(a[: end + 1, 0], b[: end + 1, 0])
         assert not torch.equal(a[end + 1 :, 0], b[end + 1 :, 0])
 
@@ -203,7 +203,7 @@ def test_from_logits_is_from_importance_weights_of_its_log_ratios() -> None:
 def test_a_constant_added_to_logits_changes_nothing() -> None:
     case = logits_case()
     shifted = {**case, "target_policy_logits": case["target_policy_logits"] + 5.0}
-    for a, b in zip(vtrace.from_logits(**case), vtrace.from_logits(**shifted)):
+    for a, b in zip(vtrace.from_logits(**case), vtrace.from_logits(**shifted), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 

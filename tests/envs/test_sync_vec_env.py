@@ -55,7 +55,8 @@ def test_an_ended_episode_shows_the_first_observation_of_the_next(kind: type) ->
 
 
 @pytest.mark.parametrize(
-    "kind", [example_envs.Truncating, example_envs.LegacyWithTimeLimit, example_envs.ReusingItsBuffer]
+    "kind",
+    [example_envs.Truncating, example_envs.LegacyWithTimeLimit, example_envs.ReusingItsBuffer],
 )
 def test_a_time_limit_gives_the_final_observation_too(kind: type) -> None:
     env, _ = started(kind, kind)

@@ -7,8 +7,6 @@ import threading
 import numpy as np
 
 
-
-
 class Plain:
     """Gymnasium's interface; 10 steps an episode, each with reward 1."""
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong ends the run within seconds, with the right exit code and a sentence that names it."""
+"""What is wrong ends the run within seconds,
+with the right exit code and a sentence that names it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,24 @@ import signal
 
 import pytest
 import torch
+from programs import Workshop
 
-from tests.integration.conftest import Workshop
-
-SMALL = (
-    "--num_servers 1 --num_actors 2 --batch_size 2 --unroll_length 10 --torch_threads 1 "
-    "--total_steps 2000 --xpid a"
-).split()
+SMALL = [
+    "--num_servers",
+    "1",
+    "--num_actors",
+    "2",
+    "--batch_size",
+    "2",
+    "--unroll_length",
+    "10",
+    "--torch_threads",
+    "1",
+    "--total_steps",
+    "2000",
+    "--xpid",
+    "a",
+]
 
 CANNOT_BE_MADE = [
     ("NoSuchEnvironment-v0", "NoSuchEnvironment"),
@@ -132,9 +144,9 @@ class Wrong(ActorCritic):
 
 def test_a_model_of_the_users_own_is_trained_saved_and_tested(workshop: Workshop) -> None:
     (workshop.folder / "models.py").write_text(
-        WRONG_MODEL.replace("Wrong", "Right").replace(
-            "torch.zeros(rows, columns, 99)", "self.weight.expand(rows, columns, 3)"
-        ).replace("torch.zeros(rows, columns)", "self.weight.expand(rows, columns)")
+        WRONG_MODEL.replace("Wrong", "Right")
+        .replace("torch.zeros(rows, columns, 99)", "self.weight.expand(rows, columns, 3)")
+        .replace("torch.zeros(rows, columns)", "self.weight.expand(rows, columns)")
     )
     args = ["--env", "Catch", *SMALL, "--model", "models:Right"]
     code, said = workshop.run("polybeast", *args)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way in which a run ends: in good order, by a signal, by a failure; and what it leaves behind."""
+"""Every way in which a run ends: in good order, by a signal, by a failure;
+and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -8,13 +9,24 @@ import signal
 
 import pytest
 import torch
+from programs import Program, Workshop
 
-from tests.integration.conftest import Program, Workshop
 from torchbeast.runtime.log_files import read_logs
 
-SMALL = (
-    "--num_servers 2 --num_actors 4 --batch_size 4 --unroll_length 10 --torch_threads 1 --model mlp"
-).split()
+SMALL = [
+    "--num_servers",
+    "2",
+    "--num_actors",
+    "4",
+    "--batch_size",
+    "4",
+    "--unroll_length",
+    "10",
+    "--torch_threads",
+    "1",
+    "--model",
+    "mlp",
+]
 LEARNING = r"steps ([1-9][\d,]*) of "
 
 
@@ -100,7 +112,9 @@ def test_a_killed_environment_server_ends_the_run_with_its_name(workshop: Worksh
     run.wait_for(LEARNING)
     workshop.servers()[1].kill()
     assert run.end(timeout=30) == 1
-    assert re.search(r"environment server 1: process \d+ at unix:.*\.1 was killed by SIGKILL", run.said)
+    assert re.search(
+        r"environment server 1: process \d+ at unix:.*\.1 was killed by SIGKILL", run.said
+    )
     assert "Traceback" not in run.said
     assert workshop.meta("a")["successful"] is False
     assert saved_step(workshop, "a") > 0, "what was learnt is saved"

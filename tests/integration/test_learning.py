@@ -6,13 +6,26 @@ from __future__ import annotations
 import re
 
 import pytest
+from programs import Workshop
 
-from tests.integration.conftest import Workshop
-
-FAST = (
-    "--num_servers 2 --num_actors 16 --batch_size 8 --unroll_length 20 "
-    "--learning_rate 0.003 --entropy_cost 0.01 --torch_threads 1 --seed 1"
-).split()
+FAST = [
+    "--num_servers",
+    "2",
+    "--num_actors",
+    "16",
+    "--batch_size",
+    "8",
+    "--unroll_length",
+    "20",
+    "--learning_rate",
+    "0.003",
+    "--entropy_cost",
+    "0.01",
+    "--torch_threads",
+    "1",
+    "--seed",
+    "1",
+]
 PAGE = 200.0
 
 
@@ -28,7 +41,7 @@ def mean_return(output: str) -> float:
     ids=["catch", "catch-lstm", "memory-lstm"],
 )
 def test_a_toy_task_is_learnt(workshop: Workshop, env: str, more: tuple[str, ...]) -> None:
-    args = ["--env", env, "--xpid", "toy", "--total_steps", "100000", *FAST, *more]
+    args = ["--env", env, "--xpid", "toy", "--total_steps", "40000", *FAST, *more]
     code, said = workshop.run("polybeast", *args, timeout=PAGE)
     assert code == 0, said
     workshop.assert_nothing_is_left()
@@ -41,7 +54,7 @@ def test_a_toy_task_is_learnt(workshop: Workshop, env: str, more: tuple[str, ...
 
 def test_a_policy_without_memory_cannot_do_the_memory_task(workshop: Workshop) -> None:
     """Otherwise the test above would say nothing about the recurrent state."""
-    args = ["--env", "Memory", "--xpid", "toy", "--total_steps", "30000", *FAST]
+    args = ["--env", "Memory", "--xpid", "toy", "--total_steps", "20000", *FAST]
     code, said = workshop.run("polybeast", *args, timeout=PAGE)
     assert code == 0, said
     code, said = workshop.run(

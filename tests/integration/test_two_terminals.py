@@ -5,11 +5,20 @@ from __future__ import annotations
 
 import signal
 
-from tests.integration.conftest import Workshop
+from programs import Workshop
 
-SMALL = (
-    "--batch_size 2 --unroll_length 10 --torch_threads 1 --total_steps 400 --xpid a"
-).split()
+SMALL = [
+    "--batch_size",
+    "2",
+    "--unroll_length",
+    "10",
+    "--torch_threads",
+    "1",
+    "--total_steps",
+    "400",
+    "--xpid",
+    "a",
+]
 
 
 def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> None:

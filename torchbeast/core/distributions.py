@@ -137,14 +137,14 @@ class MultiCategorical(ActionDistribution):
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
         choices = _leaf(action).unbind(-1)
-        pairs = zip(self._zip(params), choices)
+        pairs = zip(self._zip(params), choices, strict=True)
         return _sum([part.log_prob(own, choice) for (part, own), choice in pairs])
 
     def entropy(self, params: Tensor) -> Tensor:
         return _sum([part.entropy(own) for part, own in self._zip(params)])
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        pairs = zip(self._zip(p), self._zip(q))
+        pairs = zip(self._zip(p), self._zip(q), strict=True)
         return _sum([part.kl(own_p, own_q) for (part, own_p), (_, own_q) in pairs])
 
     def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
@@ -152,11 +152,11 @@ class MultiCategorical(ActionDistribution):
 
     def features(self, action: Nest[Tensor]) -> Tensor:
         choices = _leaf(action).unbind(-1)
-        parts = zip(self._parts, choices)
+        parts = zip(self._parts, choices, strict=True)
         return torch.cat([part.features(choice) for part, choice in parts], -1)
 
     def _zip(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
-        return list(zip(self._parts, torch.split(params, self._nvec, -1)))
+        return list(zip(self._parts, torch.split(params, self._nvec, -1), strict=True))
 
 
 class Bernoulli(ActionDistribution):
@@ -263,21 +263,21 @@ class Product(ActionDistribution):
         return self._pack([part.mode(own) for part, own in self._zip(params)])
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        pairs = zip(self._zip(params), self._leaves(action))
+        pairs = zip(self._zip(params), self._leaves(action), strict=True)
         return _sum([part.log_prob(own, leaf) for (part, own), leaf in pairs])
 
     def entropy(self, params: Tensor) -> Tensor:
         return _sum([part.entropy(own) for part, own in self._zip(params)])
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        pairs = zip(self._zip(p), self._zip(q))
+        pairs = zip(self._zip(p), self._zip(q), strict=True)
         return _sum([part.kl(own_p, own_q) for (part, own_p), (_, own_q) in pairs])
 
     def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
         return self._pack([part.zero_action(batch_shape) for part in self._parts])
 
     def features(self, action: Nest[Tensor]) -> Tensor:
-        parts = zip(self._parts, self._leaves(action))
+        parts = zip(self._parts, self._leaves(action), strict=True)
         return torch.cat([part.features(leaf) for part, leaf in parts], -1)
 
     def _pack(self, leaves: list[Nest[Tensor]]) -> Nest[Tensor]:
@@ -285,7 +285,7 @@ class Product(ActionDistribution):
         return packed
 
     def _zip(self, params: Tensor) -> list[tuple[ActionDistribution, Tensor]]:
-        return list(zip(self._parts, torch.split(params, self._sizes, -1)))
+        return list(zip(self._parts, torch.split(params, self._sizes, -1), strict=True))
 
     def _leaves(self, action: Nest[Tensor]) -> list[Tensor]:
         leaves = flatten(action)

@@ -69,7 +69,9 @@ def _leaves(nest: Any) -> Iterator[Any]:
 def _map2(f: Callable[[Any, Any], Any], a: Any, b: Any, path: str) -> Any:
     if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
         _check_same_length("vectors", a, b, path)
-        return tuple(_map2(f, *pair, f"{path}[{i}]") for i, pair in enumerate(zip(a, b)))
+        return tuple(
+            _map2(f, *pair, f"{path}[{i}]") for i, pair in enumerate(zip(a, b, strict=True))
+        )
     if isinstance(a, dict) and isinstance(b, dict):
         _check_same_keys(a, b, path)
         return {key: _map2(f, a[key], b[key], f"{path}[{key!r}]") for key in sorted_keys(a)}
@@ -80,7 +82,7 @@ def _map2(f: Callable[[Any, Any], Any], a: Any, b: Any, path: str) -> Any:
 
 def _check_same_keys(a: dict[str, Any], b: dict[str, Any], path: str) -> None:
     _check_same_length("maps", a, b, path)
-    for key_a, key_b in zip(sorted_keys(a), sorted_keys(b)):
+    for key_a, key_b in zip(sorted_keys(a), sorted_keys(b), strict=True):
         if key_a != key_b:
             text = f"Expected maps to have same keys but found {key_a!r} vs {key_b!r}"
             raise ValueError(text + _at(path))

@@ -64,7 +64,7 @@ def next_values(values: Tensor, bootstrap_value: Tensor) -> Tensor:
 
 def _accumulate(deltas: Tensor, decays: Tensor) -> Tensor:
     """acc_t = delta_t + decay_t * acc_{t+1}, acc_T = 0; [T, B]."""
-    steps = list(zip(deltas.unbind(), decays.unbind()))
+    steps = list(zip(deltas.unbind(), decays.unbind(), strict=True))
     acc = torch.zeros_like(deltas[0])
     accs = []
     for delta, decay in reversed(steps):
@@ -93,5 +93,5 @@ def check_shapes(values: Tensor, bootstrap_value: Tensor, **others: Tensor) -> N
 
 
 def _matches(shape: torch.Size, other: torch.Size) -> bool:
-    trailing = zip(shape[2:], other[2:])
+    trailing = zip(shape[2:], other[2:], strict=True)
     return shape[:2] == other[:2] and all(a == b or 1 in (a, b) for a, b in trailing)

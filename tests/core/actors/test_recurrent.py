@@ -16,7 +16,7 @@ def step_by_step(
     lstm: nn.LSTM, features: Tensor, done: Tensor, state: LSTMState
 ) -> tuple[Tensor, LSTMState]:
     outputs = []
-    for row, ended in zip(features, done):
+    for row, ended in zip(features, done, strict=True):
         keep = (~ended).float().view(1, -1, 1)
         output, state = lstm(row.unsqueeze(0), (state[0] * keep, state[1] * keep))
         outputs.append(output)

@@ -90,7 +90,7 @@ def value_after(model: TinyNet, rollout: Rollout, t: int, b: int, values: list[T
     """What step t bootstraps from: the next row's value, 0, or the truncated episode's own."""
     if rollout.truncated[t + 1, b]:
         rows, columns = (index.tolist() for index in rollout.truncations())
-        which = list(zip(rows, columns)).index((t + 1, b))
+        which = list(zip(rows, columns, strict=True)).index((t + 1, b))
         return model.baseline(rollout.final_observation[which]).item()
     return 0.0 if rollout.done[t + 1, b] else values[t + 1].item()
 
@@ -222,7 +222,7 @@ def test_an_update_is_one_rmsprop_step_with_clipped_gradients(make_rollout: Make
     algorithm, rollout = impala(grad_norm_clipping=0.1), make_rollout(T, B)
     model = copy.deepcopy(algorithm.model)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.00048, alpha=0.99, eps=0.01)
-    sum(impala(model).losses(rollout).values()).backward()  # type: ignore[union-attr]
+    sum(impala(model).losses(rollout).values()).backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     assert norm > 0.1
     optimizer.step()

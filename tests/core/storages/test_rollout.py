@@ -77,7 +77,12 @@ def test_truncations_are_ordered_by_column_then_row_and_row_0_is_not_ours(
 ) -> None:
     rollout = make_rollout(T, B, truncated=[(0, 0), (4, 0), (1, 2), (2, 0), (5, 1)])
     rows, columns = rollout.truncations()
-    assert list(zip(columns.tolist(), rows.tolist())) == [(0, 2), (0, 4), (1, 5), (2, 1)]
+    assert list(zip(columns.tolist(), rows.tolist(), strict=True)) == [
+        (0, 2),
+        (0, 4),
+        (1, 5),
+        (2, 1),
+    ]
 
 
 def test_finished_episodes_are_whole_games_of_rows_1_to_T(make_rollout: Make) -> None:

@@ -38,7 +38,7 @@ class VectorTorso(Torso):
         self.linear = nn.Linear(math.prod(shape), size)
 
     def forward(self, frames: Tensor) -> Tensor:
-        return F.relu(self.linear(as_float(frames).flatten(1)))
+        return F.relu(self.linear(as_float(frames).reshape(len(frames), -1)))
 
 
 class ShallowTorso(Torso):
@@ -72,7 +72,9 @@ class DeepTorso(Torso):
 
     def forward(self, frames: Tensor) -> Tensor:
         x = channels_first(as_float(frames))
-        for downsample, first, second in zip(self.feat_convs, self.resnet1, self.resnet2):
+        for downsample, first, second in zip(
+            self.feat_convs, self.resnet1, self.resnet2, strict=True
+        ):
             x = downsample(x)
             x = x + first(x)
             x = x + second(x)

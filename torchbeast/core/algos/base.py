@@ -36,7 +36,7 @@ class LinearDecay:
         """Counts agent steps learnt and sets the optimiser's learning rates for the next update."""
         self.steps += steps
         remaining = max(0.0, 1.0 - self.steps / self._total_steps)
-        for group, initial in zip(self._optimizer.param_groups, self._initial):
+        for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
             group["lr"] = initial * remaining
 
 
@@ -158,7 +158,7 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def _fetch(stats: dict[str, Tensor]) -> dict[str, float]:
     """All figures as floats in one transfer from the device."""
     values = torch.stack([value.detach().float() for value in stats.values()])
-    return dict(zip(stats, values.tolist()))
+    return dict(zip(stats, values.tolist(), strict=True))
 
 
 def _first_non_finite_gradient(model: nn.Module) -> str:

@@ -102,7 +102,9 @@ class Rollout:
         count = int(self.truncated[1:].sum())
         if count and len(flatten(self.final_observation)) != len(flatten(self.observation)):
             raise ValueError(f"{count} truncations, but the leaves of final_observation differ")
-        for leaf, seen in zip(flatten(self.final_observation), flatten(self.observation)):
+        for leaf, seen in zip(
+            flatten(self.final_observation), flatten(self.observation), strict=False
+        ):
             expected = [count, *seen.shape[2:]]
             if list(leaf.shape) != expected:
                 raise ValueError(_mismatch("final_observation", leaf, expected))
