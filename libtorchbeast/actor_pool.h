@@ -51,6 +51,9 @@ class ActorPool {
   // Throws ConnectionError, TimeoutError, std::invalid_argument, EnvironmentFailure or AsyncError.
   void run(const std::function<void()>& poll = [] {});
 
+  // Closes queue and batcher and so ends run(). Does not wait for it. May be called at any time.
+  void stop() EXCLUDES(mutex_);
+
   // Environment steps in rollouts that were handed over.
   std::int64_t count() const { return count_; }
   std::int64_t live_streams() const { return live_; }
@@ -79,7 +82,6 @@ class ActorPool {
   void pause_or_give_up(std::chrono::milliseconds pause) EXCLUDES(mutex_);
   bool enough_streams_live() const;
   void fail(std::exception_ptr failure) EXCLUDES(mutex_);
-  void stop() EXCLUDES(mutex_);
   bool closed() const;
   void watch(const std::function<void()>& poll) EXCLUDES(mutex_);
   void cancel_overdue_streams() EXCLUDES(mutex_);

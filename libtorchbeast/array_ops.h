@@ -21,8 +21,9 @@ struct DimSplit {
 };
 
 inline DimSplit split_at(const Array& array, std::size_t dim) {
+  const std::int64_t size = array.size(dim);  // throws where there is no such dimension
   const std::span<const std::int64_t> shape(array.shape());
-  return {num_elements(shape.first(dim)), array.size(dim),
+  return {num_elements(shape.first(dim)), size,
           static_cast<std::size_t>(num_elements(shape.subspan(dim + 1))) *
               info(array.dtype()).item_size};
 }
@@ -61,6 +62,12 @@ inline Array join(std::span<const Array* const> parts, std::size_t dim) {
 inline Array narrow(const Array& array, std::size_t dim, std::int64_t start, std::int64_t length) {
   const DimSplit split = split_at(array, dim);
   if (start == 0 && length == split.size) return array;
+  if (start < 0 || length < 0 || start + length > split.size) {
+    throw std::invalid_argument("entries " + std::to_string(start) + " to " +
+                                std::to_string(start + length) + " of dimension " +
+                                std::to_string(dim) + " do not lie in shape " +
+                                to_string(array.shape()));
+  }
   Shape shape = array.shape();
   shape[dim] = length;
   if (split.outer == 1) {

@@ -47,7 +47,8 @@ class BatchingQueue {
       if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
       items_.push_back(std::move(item));
     }
-    not_empty_.notify_one();
+    // One item is not enough for everybody, but may be for a consumer whose timeout has passed.
+    options_.minimum_batch_size > 1 ? not_empty_.notify_all() : not_empty_.notify_one();
   }
 
   // The oldest items, at most maximum_batch_size; nullopt when closed.
@@ -76,6 +77,12 @@ class BatchingQueue {
   bool is_closed() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return closed_;
+  }
+
+  // How many dequeue_many() are blocked: whether the queue's users starve.
+  int waiting_consumers() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return consumers_waiting_;
   }
 
   // Throws std::runtime_error at the second call.

@@ -125,6 +125,9 @@ class Batch {
       size_ += computation.length();
     }
     inputs_ = join(std::span<const ArrayNest* const>(nests), batch_dim_);
+    // Whoever computes may write to the inputs. Of several callers they are a copy, of one not yet.
+    if (nests.size() == 1)
+      inputs_ = nest::map([](const Array& leaf) { return leaf.clone(); }, inputs_);
   }
 
   const ArrayNest& get_inputs() const { return inputs_; }

@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <random>
 #include <vector>
 
 #include "libtorchbeast/errors.h"
@@ -22,7 +23,9 @@ constexpr auto kPollInterval = std::chrono::milliseconds(100);
 
 std::string shortened(const std::string& message) {
   if (message.size() <= kMaxStatusMessage) return message;
-  return "... " + message.substr(message.size() - kMaxStatusMessage);
+  std::size_t start = message.size() - kMaxStatusMessage;
+  while (start < message.size() && (message[start] & 0xC0) == 0x80) ++start;  // whole characters
+  return "... " + message.substr(start);
 }
 
 // Runs the body of a call and turns what it throws into the status that the protocol names.
@@ -133,7 +136,8 @@ class OriginalStream {
     }
   }
 
-  void reset(rpcenv::Step* message) { fill(first_step(env_, 0), message); }
+  // The protocol brings no seed, and every stream needs its own.
+  void reset(rpcenv::Step* message) { fill(first_step(env_, std::random_device{}()), message); }
 
   void step(const rpcenv::Action& action, rpcenv::Step* message) {
     const ArrayNest nest = codec::decode(action.nest_action());
@@ -307,9 +311,8 @@ void EnvServer::wait_for_stop(const std::function<void()>& poll) {
   for (;;) {
     {
       MutexLock lock(mutex_);
-      if (state_ == State::kStopping) return;
-      state_changed_.wait_until(mutex_, Clock::now() + kPollInterval);
-      if (state_ == State::kStopping) return;
+      if (!stop_requested_) state_changed_.wait_until(mutex_, Clock::now() + kPollInterval);
+      if (stop_requested_) return;
     }
     poll();
   }
@@ -317,11 +320,16 @@ void EnvServer::wait_for_stop(const std::function<void()>& poll) {
 
 void EnvServer::stop() {
   MutexLock lock(mutex_);
-  while (state_ == State::kStarting) state_changed_.wait(mutex_);
   if (state_ == State::kIdle) throw std::runtime_error("Server not running");
-  state_ = State::kStopping;
+  stop_requested_ = true;
   state_changed_.notify_all();
-  while (state_ == State::kStopping) state_changed_.wait(mutex_);
+  while (state_ != State::kIdle) state_changed_.wait(mutex_);
+}
+
+void EnvServer::request_stop() {
+  MutexLock lock(mutex_);
+  stop_requested_ = true;
+  state_changed_.notify_all();
 }
 
 bool EnvServer::wait_until_serving(std::chrono::milliseconds timeout) {
@@ -336,6 +344,7 @@ bool EnvServer::wait_until_serving(std::chrono::milliseconds timeout) {
 void EnvServer::set_state(State state) {
   MutexLock lock(mutex_);
   state_ = state;
+  if (state == State::kIdle) stop_requested_ = false;
   state_changed_.notify_all();
 }
 

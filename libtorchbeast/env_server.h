@@ -45,11 +45,14 @@ class EnvServer {
   // Returns when run() is about to. Throws std::runtime_error "Server not running".
   void stop() EXCLUDES(mutex_);
 
+  // Ends run(), or the next run(), without waiting for it.
+  void request_stop() EXCLUDES(mutex_);
+
   // False when the server does not serve within the timeout.
   bool wait_until_serving(std::chrono::milliseconds timeout) EXCLUDES(mutex_);
 
  private:
-  enum class State { kIdle, kStarting, kServing, kStopping };
+  enum class State { kIdle, kStarting, kServing };
   class Service;
 
   void begin() EXCLUDES(mutex_);
@@ -63,6 +66,7 @@ class EnvServer {
   Mutex mutex_;
   CondVar state_changed_;
   State state_ GUARDED_BY(mutex_) = State::kIdle;
+  bool stop_requested_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace torchbeast

@@ -66,6 +66,9 @@ std::exception_ptr as_exception(const grpc::Status& status, const std::string& a
     case grpc::StatusCode::RESOURCE_EXHAUSTED:
     case grpc::StatusCode::UNIMPLEMENTED:
       return std::make_exception_ptr(std::invalid_argument(message));
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return std::make_exception_ptr(
+          TimeoutError(with_origin(address, "it accepts connections but does not answer")));
     case grpc::StatusCode::OK:
       return std::make_exception_ptr(LostStream(with_origin(address, "it ended the stream")));
     default:
@@ -117,6 +120,14 @@ struct RawStep {
   std::optional<ArrayNest> final_observation = {};
 };
 
+// How a call ended. What the server has sent and nobody read would hold the answer back.
+template <typename Stream, typename Message>
+grpc::Status drained_status(Stream* stream, Message* message) {
+  if (stream == nullptr) return grpc::Status::CANCELLED;
+  while (stream->Read(message)) continue;
+  return stream->Finish();
+}
+
 }  // namespace
 
 // One call in one of the two protocols.
@@ -129,7 +140,7 @@ class EnvStream::Wire {
   virtual std::optional<RawStep> read() = 0;
   virtual void half_close() = 0;
   virtual grpc::Status finish() = 0;
-  void cancel() { context_.TryCancel(); }
+  void cancel() { context_.TryCancel(); }  // before start() too
 
  protected:
   grpc::ClientContext context_;
@@ -138,10 +149,10 @@ class EnvStream::Wire {
 class EnvStream::VectorWire final : public EnvStream::Wire {
  public:
   explicit VectorWire(const std::shared_ptr<grpc::Channel>& channel)
-      : stub_(rpcenv::RPCEnvServer::NewStub(channel)),
-        stream_(stub_->StreamingVectorEnv(&context_)) {}
+      : stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
 
   bool start(std::uint64_t seed) override {
+    stream_ = stub_->StreamingVectorEnv(&context_);
     action_.set_seed(seed);
     return stream_->Write(action_);
   }
@@ -173,7 +184,7 @@ class EnvStream::VectorWire final : public EnvStream::Wire {
   }
 
   void half_close() override { stream_->WritesDone(); }
-  grpc::Status finish() override { return stream_->Finish(); }
+  grpc::Status finish() override { return drained_status(stream_.get(), &step_); }
 
  private:
   std::unique_ptr<rpcenv::RPCEnvServer::Stub> stub_;
@@ -185,9 +196,12 @@ class EnvStream::VectorWire final : public EnvStream::Wire {
 class EnvStream::OriginalWire final : public EnvStream::Wire {
  public:
   explicit OriginalWire(const std::shared_ptr<grpc::Channel>& channel)
-      : stub_(rpcenv::RPCEnvServer::NewStub(channel)), stream_(stub_->StreamingEnv(&context_)) {}
+      : stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
 
-  bool start(std::uint64_t) override { return true; }  // the server speaks first
+  bool start(std::uint64_t) override {
+    stream_ = stub_->StreamingEnv(&context_);
+    return true;  // the server speaks first
+  }
 
   bool write(const ArrayNest& action) override {
     action_.Clear();
@@ -210,7 +224,7 @@ class EnvStream::OriginalWire final : public EnvStream::Wire {
   }
 
   void half_close() override { stream_->WritesDone(); }
-  grpc::Status finish() override { return stream_->Finish(); }
+  grpc::Status finish() override { return drained_status(stream_.get(), &step_); }
 
  private:
   std::unique_ptr<rpcenv::RPCEnvServer::Stub> stub_;
@@ -276,11 +290,11 @@ class EnvStream::Translation {
 
   static void check_like(const ArrayNest& expected, const ArrayNest& got, const char* what) {
     try {
-      nest::for_each2(
-          [&](const Array& wanted, const Array& came) {
+      nest::for_each2_with_path(
+          [&](const nest::Path& path, const Array& wanted, const Array& came) {
             if (wanted.dtype() == came.dtype() && wanted.shape() == came.shape()) return;
-            throw std::invalid_argument("expected " + summary(wanted) + " as before, got " +
-                                        summary(came));
+            throw std::invalid_argument("expected " + summary(wanted) + " at " + path.str() +
+                                        " as before, got " + summary(came));
           },
           expected, got);
     } catch (const std::invalid_argument& error) {

@@ -36,6 +36,10 @@ class FrameStack {
   // finals: leaves [K, C, ...], of the K environments where truncated (bool [E]) is true.
   ArrayNest with_finals(const ArrayNest& finals, const Array& truncated) const {
     if (num_frames_ == 1) return finals;
+    if (stacks_.empty()) {
+      throw std::invalid_argument(
+          "a final observation came before the first observation of its episode");
+    }
     std::vector<Array> stacked;
     for (const Array& leaf : nest::flatten(finals)) {
       stacked.push_back(final_stack(leaf, truncated, stacks_.at(stacked.size())));

@@ -16,20 +16,22 @@ inline std::string summary(const Array& array) {
   return std::string(info(array.dtype()).name) + to_string(array.shape());
 }
 
-// Every leaf needs a batch dimension, and there must be a leaf.
-inline void check_batchable(const ArrayNest& nest, std::size_t batch_dim) {
-  bool any = false;
+// Every leaf needs a batch dimension.
+inline void check_batch_dimension(const ArrayNest& nest, std::size_t batch_dim) {
   nest::for_each(
       [&](const Array& array) {
-        any = true;
-        if (array.ndim() <= batch_dim) {
-          throw std::invalid_argument(
-              "Enqueued tensors must have more than batch_dim == " + std::to_string(batch_dim) +
-              " dimensions, but got " + std::to_string(array.ndim()));
-        }
+        if (array.ndim() > batch_dim) return;
+        throw std::invalid_argument(
+            "Enqueued tensors must have more than batch_dim == " + std::to_string(batch_dim) +
+            " dimensions, but got " + std::to_string(array.ndim()));
       },
       nest);
-  if (!any) throw std::invalid_argument("Cannot enqueue empty vector of tensors");
+}
+
+// The same, and there must be a leaf.
+inline void check_batchable(const ArrayNest& nest, std::size_t batch_dim) {
+  check_batch_dimension(nest, batch_dim);
+  if (nest::empty(nest)) throw std::invalid_argument("Cannot enqueue empty vector of tensors");
 }
 
 // Remembers the first nest and refuses any that could not be joined with it.
@@ -43,8 +45,9 @@ class SameAsFirst {
   // Throws nest::NestError or std::invalid_argument naming both sides.
   void check(const ArrayNest& nest) EXCLUDES(mutex_) {
     const std::shared_ptr<const ArrayNest> first = remember(nest);
-    nest::for_each2([&](const Array& expected, const Array& got) { check_leaf(expected, got); },
-                    *first, nest);
+    nest::for_each2_with_path([&](const nest::Path& path, const Array& expected,
+                                  const Array& got) { check_leaf(path, expected, got); },
+                              *first, nest);
   }
 
  private:
@@ -65,12 +68,19 @@ class SameAsFirst {
         nest);
   }
 
-  void check_leaf(const Array& expected, const Array& got) const {
+  void check_leaf(const nest::Path& path, const Array& expected, const Array& got) const {
     if (joinable(expected, got, batch_dim_)) return;
-    throw std::invalid_argument("expected every item like the first, " +
-                                std::string(info(expected.dtype()).name) +
-                                to_string(expected.shape()) + " with any size in dimension " +
-                                std::to_string(batch_dim_) + ", but got " + summary(got));
+    throw std::invalid_argument("expected every item like the first, with " + pattern(expected) +
+                                " at " + path.str() + ", but got " + summary(got));
+  }
+
+  // "float32[4, *, 2]": any size fits in the batch dimension.
+  std::string pattern(const Array& array) const {
+    std::string text = std::string(info(array.dtype()).name) + "[";
+    for (std::size_t d = 0; d < array.ndim(); ++d) {
+      text += (d == 0 ? "" : ", ") + (d == batch_dim_ ? "*" : std::to_string(array.size(d)));
+    }
+    return text + "]";
   }
 
   const std::size_t batch_dim_;

@@ -42,7 +42,10 @@ class RolloutQueue {
   // Throws std::invalid_argument for an item that cannot be joined with the others, then
   // ClosedBatchingQueue. The queue shares the arrays: the caller must not write them afterwards.
   void enqueue(QueueItem item) {
-    if (options_.check_inputs) check_batchable(item.data, options_.batch_dim);
+    if (options_.check_inputs) {
+      check_batchable(item.data, options_.batch_dim);
+      check_batch_dimension(item.info, options_.batch_dim);
+    }
     data_check_.check(item.data);
     info_check_.check(item.info);
     queue_.enqueue(std::move(item));

@@ -42,6 +42,17 @@ void check_agent_outputs(const ArrayNest& outputs, std::int64_t num_envs) {
       outputs);
 }
 
+// Rows are copied without looking at them again, so each must be like the one before.
+void check_same_outputs(const ArrayNest& before, const ArrayNest& now) {
+  nest::for_each2_with_path(
+      [](const nest::Path& path, const Array& expected, const Array& got) {
+        if (expected.dtype() == got.dtype() && expected.shape() == got.shape()) return;
+        throw std::invalid_argument("agent output at " + path.str() + ": expected " +
+                                    summary(expected) + " as before, got " + summary(got));
+      },
+      before, now);
+}
+
 Shape chunk_shape(const Array& row_leaf, std::int64_t rows, std::int64_t columns) {
   Shape shape = row_leaf.shape();
   shape[0] = rows;
@@ -88,7 +99,7 @@ void RolloutWriter::begin_rollout(const ArrayNest& row) {
 }
 
 bool RolloutWriter::append(const StreamStep& step, const AgentStep& agent) {
-  check_agent_outputs(agent.outputs, options_.num_envs);
+  check_same_outputs(last_row_->as_vector()[0].as_vector()[1], agent.outputs);
   write_row(make_row(step, agent, options_.num_envs));
   keep_finals(step);
   return next_row_ > options_.unroll_length;

@@ -15,21 +15,23 @@
 namespace torchbeast::bindings {
 namespace {
 
-std::unique_ptr<ActorPool> make_pool(
+std::shared_ptr<ActorPool> make_pool(
     std::int64_t unroll_length, std::shared_ptr<RolloutQueue> learner_queue,
     std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> addresses,
     const py::object& initial_agent_state, std::int64_t rollout_columns, std::uint64_t seed,
     double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s) {
-  ActorPoolOptions options{.unroll_length = unroll_length,
-                           .addresses = std::move(addresses),
-                           .rollout_columns = rollout_columns,
-                           .seed = seed,
-                           .connect_timeout = from_seconds(connect_timeout_s),
-                           .step_timeout = from_seconds(step_timeout_s),
-                           .reconnect_timeout = from_seconds(reconnect_timeout_s)};
-  return std::make_unique<ActorPool>(std::move(options), std::move(learner_queue),
-                                     std::move(inference_batcher),
-                                     from_python(initial_agent_state));
+  ActorPoolOptions options{
+      .unroll_length = unroll_length,
+      .addresses = std::move(addresses),
+      .rollout_columns = rollout_columns,
+      .seed = seed,
+      .connect_timeout = from_seconds("connect_timeout_s", connect_timeout_s),
+      .step_timeout = from_seconds("step_timeout_s", step_timeout_s),
+      .reconnect_timeout = from_seconds("reconnect_timeout_s", reconnect_timeout_s)};
+  return closed_at_exit(
+      std::make_unique<ActorPool>(std::move(options), std::move(learner_queue),
+                                  std::move(inference_batcher), from_python(initial_agent_state)),
+      [](ActorPool& pool) { pool.stop(); });
 }
 
 py::object spec_leaf(const Array& leaf) {
@@ -37,8 +39,8 @@ py::object spec_leaf(const Array& leaf) {
 }
 
 py::dict describe(const std::string& address, double timeout_s) {
-  const EnvDescription description =
-      without_gil([&] { return describe_server(address, from_seconds(timeout_s)); });
+  const auto timeout = from_seconds("timeout_s", timeout_s);
+  const EnvDescription description = without_gil([&] { return describe_server(address, timeout); });
   py::dict result;
   result["protocol_version"] = description.protocol_version;
   result["env_id"] = description.env_id;
@@ -56,7 +58,7 @@ py::dict describe(const std::string& address, double timeout_s) {
 }  // namespace
 
 void bind_actor_pool(py::module_& module) {
-  py::class_<ActorPool>(module, "ActorPool")
+  py::class_<ActorPool, std::shared_ptr<ActorPool>>(module, "ActorPool")
       .def(py::init(&make_pool), py::arg("unroll_length"), py::arg("learner_queue"),
            py::arg("inference_batcher"), py::arg("env_server_addresses"),
            py::arg("initial_agent_state"), py::kw_only(), py::arg("rollout_columns") = 0,

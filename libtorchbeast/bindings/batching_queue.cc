@@ -34,7 +34,8 @@ std::shared_ptr<RolloutQueue> make_queue(std::int64_t batch_dim, std::int64_t mi
                               .check_inputs = check_inputs,
                               .queue = queue_options(minimum, maximum, timeout)};
   options.queue.maximum_queue_size = maximum_queue_size;
-  return std::make_shared<RolloutQueue>(options);
+  return closed_at_exit(std::make_unique<RolloutQueue>(options),
+                        [](RolloutQueue& queue) { queue.try_close(); });
 }
 
 std::string repr(const RolloutQueue& queue) {
@@ -72,7 +73,7 @@ void bind_batching_queue(py::module_& module) {
            [](std::shared_ptr<RolloutQueue> queue) { return WithInfo{std::move(queue)}; })
       .def("size", &RolloutQueue::size)
       .def("is_closed", &RolloutQueue::is_closed)
-      .def("close", &RolloutQueue::close, py::call_guard<py::gil_scoped_release>())
+      .def("close", [](RolloutQueue& queue) { without_gil([&] { queue.close(); }); })
       .def("__repr__", &repr);
 }
 

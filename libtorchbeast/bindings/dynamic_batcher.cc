@@ -22,7 +22,8 @@ std::shared_ptr<DynamicBatcher> make_batcher(std::int64_t batch_dim, std::int64_
   DynamicBatcherOptions options{.batch_dim = checked_batch_dim(batch_dim),
                                 .check_outputs = check_outputs,
                                 .queue = queue_options(minimum, maximum, timeout_ms)};
-  return std::make_shared<DynamicBatcher>(options);
+  return closed_at_exit(std::make_unique<DynamicBatcher>(options),
+                        [](DynamicBatcher& batcher) { batcher.try_close(); });
 }
 
 std::unique_ptr<Batch> next(DynamicBatcher& batcher) {
@@ -65,7 +66,7 @@ void bind_dynamic_batcher(py::module_& module) {
       .def("__next__", &next)
       .def("size", &DynamicBatcher::size)
       .def("is_closed", &DynamicBatcher::is_closed)
-      .def("close", &DynamicBatcher::close, py::call_guard<py::gil_scoped_release>())
+      .def("close", [](DynamicBatcher& batcher) { without_gil([&] { batcher.close(); }); })
       .def("__repr__", &repr);
 }
 

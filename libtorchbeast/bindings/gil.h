@@ -5,7 +5,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <memory>
 #include <utility>
+
+#include "libtorchbeast/bindings/at_exit.h"
 
 namespace torchbeast::bindings {
 
@@ -14,6 +17,7 @@ namespace py = pybind11;
 // Runs what may block, or takes long, without the GIL. `call` must not touch Python objects.
 template <typename Call>
 auto without_gil(const Call& call) {
+  const InsideCore inside;  // until the GIL is held again
   const py::gil_scoped_release release;
   return call();
 }

@@ -3,6 +3,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include "libtorchbeast/bindings/at_exit.h"
 #include "libtorchbeast/bindings/bindings.h"
 #include "libtorchbeast/errors.h"
 #include "nest/nest.h"
@@ -25,6 +26,9 @@ PYBIND11_MODULE(_C, module) {
       py::set_error(PyExc_ConnectionError, error.what());
     }
   });
+
+  py::module_::import("atexit").attr("register")(
+      py::cpp_function(&bindings::close_everything, py::call_guard<py::gil_scoped_release>()));
 
   bindings::bind_batching_queue(module);
   bindings::bind_dynamic_batcher(module);

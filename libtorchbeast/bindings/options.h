@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <optional>
 #include <stdexcept>
@@ -17,15 +18,26 @@ inline std::size_t checked_batch_dim(std::int64_t batch_dim) {
   throw std::invalid_argument("batch_dim must be >= 0, got " + std::to_string(batch_dim));
 }
 
+// A year is as good as for ever, and no sum of times overflows.
+inline constexpr double kLongestSeconds = 365.0 * 24 * 3600;
+
+// Throws std::invalid_argument naming the argument for a negative time or NaN.
+inline std::chrono::milliseconds from_seconds(const char* name, double seconds) {
+  if (!(seconds >= 0)) {
+    throw std::invalid_argument(std::string(name) + " must be a time >= 0, got " +
+                                std::to_string(seconds));
+  }
+  const double bounded = std::min(seconds, kLongestSeconds);
+  return std::chrono::milliseconds(static_cast<std::int64_t>(bounded * 1000));
+}
+
 inline BatchingQueueOptions queue_options(std::int64_t minimum, std::int64_t maximum,
                                           std::optional<std::int64_t> timeout_ms) {
   BatchingQueueOptions options{.minimum_batch_size = minimum, .maximum_batch_size = maximum};
-  if (timeout_ms) options.timeout = std::chrono::milliseconds(*timeout_ms);
+  if (timeout_ms) {
+    options.timeout = from_seconds("timeout_ms", static_cast<double>(*timeout_ms) / 1000);
+  }
   return options;
-}
-
-inline std::chrono::milliseconds from_seconds(double seconds) {
-  return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1000));
 }
 
 }  // namespace torchbeast::bindings

@@ -119,13 +119,17 @@ class SinglePythonEnv final : public Env {
 
   bool takes_seed() const {
     const py::object signature = py::module_::import("inspect").attr("signature");
-    const py::object parameters = signature(env_.get().attr("reset")).attr("parameters");
-    return parameters.contains("seed") || parameters.contains("kwargs");
+    try {
+      const py::object parameters = signature(env_.get().attr("reset")).attr("parameters");
+      return parameters.contains("seed") || parameters.contains("kwargs");
+    } catch (const py::error_already_set&) {  // compiled functions may have no signature
+      return false;
+    }
   }
 
   EnvStep as_step(const py::object& result) {
     const auto values = py::tuple(result);
-    if (values.size() < 4) {
+    if (values.size() < 3) {
       throw std::invalid_argument(
           "step() must return (obs, reward, terminated, truncated, info) or (obs, reward, done, "
           "...), got " +
@@ -135,8 +139,8 @@ class SinglePythonEnv final : public Env {
     const auto reward = values[1].attr("__float__")().cast<float>();
     check_reward(reward);
     const bool over = py::bool_(py::object(values[2]));
-    const bool truncated =
-        gymnasium ? !over && py::bool_(py::object(values[3])) : over && time_limit(values[3]);
+    const bool truncated = gymnasium ? !over && py::bool_(py::object(values[3]))
+                                     : over && values.size() > 3 && time_limit(values[3]);
     return finished(checked(values[0]), reward, over && !truncated, truncated);
   }
 
@@ -165,11 +169,12 @@ class SinglePythonEnv final : public Env {
   ArrayNest checked(const py::object& observation) {
     const ArrayNest converted = from_environment(observation);
     if (!first_) first_ = converted;
-    nest::for_each2(
-        [](const Array& first, const Array& now) {
+    nest::for_each2_with_path(
+        [](const nest::Path& path, const Array& first, const Array& now) {
           if (first.dtype() == now.dtype() && first.shape() == now.shape()) return;
           throw std::invalid_argument("the environment returned an observation of " + summary(now) +
-                                      ", its first one was " + summary(first));
+                                      " at " + path.str() + ", its first one had " +
+                                      summary(first));
         },
         *first_, converted);
     return converted;

@@ -58,30 +58,33 @@ EnvDescription read_description(const py::dict& dict) {
   return description;
 }
 
-std::unique_ptr<EnvServer> make_server(const py::object& env_class, std::string address,
+std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string address,
                                        std::string env_id, std::int64_t num_streams,
                                        const std::optional<py::dict>& description) {
   EnvServerOptions options{.env_id = std::move(env_id), .num_streams = num_streams};
   if (description) options.description = read_description(*description);
-  return std::make_unique<EnvServer>(
-      [factory = SharedObject(env_class)] { return make_python_env(factory); }, std::move(address),
-      std::move(options));
+  return closed_at_exit(
+      std::make_unique<EnvServer>(
+          [factory = SharedObject(env_class)] { return make_python_env(factory); },
+          std::move(address), std::move(options)),
+      [](EnvServer& server) { server.request_stop(); });
 }
 
 }  // namespace
 
 void bind_server(py::module_& module) {
-  py::class_<EnvServer>(module, "Server")
+  py::class_<EnvServer, std::shared_ptr<EnvServer>>(module, "Server")
       .def(py::init(&make_server), py::arg("env_class"),
            py::arg("server_address") = "unix:/tmp/polybeast", py::kw_only(), py::arg("env_id") = "",
            py::arg("num_streams") = 1, py::arg("description") = py::none())
       .def("run",
            [](EnvServer& server) { without_gil([&] { server.run(raise_pending_signals); }); })
-      .def("stop", &EnvServer::stop, py::call_guard<py::gil_scoped_release>())
+      .def("stop", [](EnvServer& server) { without_gil([&] { server.stop(); }); })
       .def(
           "wait_until_serving",
           [](EnvServer& server, double timeout_s) {
-            return without_gil([&] { return server.wait_until_serving(from_seconds(timeout_s)); });
+            const auto timeout = from_seconds("timeout_s", timeout_s);
+            return without_gil([&] { return server.wait_until_serving(timeout); });
           },
           py::arg("timeout_s") = 10.0);
 }

@@ -24,9 +24,10 @@ Shape checked_shape(const rpcenv::NDArray& message) {
     throw std::invalid_argument("array has " + std::to_string(message.shape_size()) +
                                 " dimensions, expected at most " + std::to_string(kMaxDimensions));
   }
-  std::int64_t elements = 1;
+  std::int64_t elements = 1;  // zeros aside: products of parts of the shape must not overflow either
   for (const std::int64_t size : message.shape()) {
-    if (size < 0 || size > kMaxMessageBytes || (elements *= size) > kMaxMessageBytes) {
+    if (size < 0 || size > kMaxMessageBytes ||
+        (elements *= std::max(size, std::int64_t{1})) > kMaxMessageBytes) {
       throw std::invalid_argument("array dimension " + std::to_string(size) +
                                   " is negative or makes the array larger than a message may be");
     }

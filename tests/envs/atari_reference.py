@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The original's Atari preprocessing as Python wrappers over ALEInterface, to compare ours with.
 
-Inner to outer: begin the game, frame skip 4 with the maximum of the last two frames, a lost life ends
-the episode (what follows a reset then is one no-op), FIRE and action 2 after every reset, gray 84x84 by
-area, stack of 4. Only the beginning of a game is a parameter, since ALE's own differs (docs/atari.md).
+Inner to outer: begin the game; frame skip 4 with the maximum of the last two frames; a lost life
+ends the episode, and the next begins with one no-op; FIRE and action 2 after every reset; gray
+84x84 by area; stack of 4. Two things are parameters, because ours differ in them (docs/atari.md):
+how a game begins, and whether the maximum is taken over colours, as in the original, or over gray.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ FIRE = 1
 
 
 class Game:
-    """One emulated frame for each action; the screen in colour, uint8 [210, 160, 3]."""
+    """One emulated frame for each action; screens are uint8 [210, 160, 3], or without 3."""
 
-    def __init__(self, rom: str, seed: int = 0) -> None:
+    def __init__(self, rom: str, *, gray: bool = False, seed: int = 0) -> None:
+        self.gray = gray
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
         self.ale.setFloat("repeat_action_probability", 0.0)
@@ -35,11 +37,11 @@ class Game:
 
     def screen(self) -> np.ndarray:
         screen: np.ndarray = self.ale.getScreenRGB()
-        return screen
+        return to_gray(screen) if self.gray else screen
 
 
 def begin_like_ale(noops: int) -> Callable[[Game], None]:
-    """How ALE's vector environment begins: FIRE for one frame, then no-ops; the FIRE counts as one."""
+    """ALE's vector environment presses FIRE for one frame, which counts as one of the no-ops."""
 
     def begin(game: Game) -> None:
         if game.can_fire:
@@ -53,7 +55,7 @@ def begin_like_ale(noops: int) -> Callable[[Game], None]:
 class MaxAndSkip:
     def __init__(self, game: Game, begin: Callable[[Game], None]) -> None:
         self.game, self.begin = game, begin
-        self.frames = [np.zeros((210, 160, 3), np.uint8)] * 2
+        self.frames = [np.zeros_like(game.screen())] * 2
 
     def reset(self) -> np.ndarray:
         self.game.ale.reset_game()
@@ -119,8 +121,13 @@ class WarpAndStack:
         return self.stack, reward, done
 
 
+def to_gray(screen: np.ndarray) -> np.ndarray:
+    gray: np.ndarray = cv2.cvtColor(screen, cv2.COLOR_RGB2GRAY)
+    return gray
+
+
 def warp(screen: np.ndarray) -> np.ndarray:
-    """uint8 [210, 160, 3] to gray [84, 84]."""
-    gray = cv2.cvtColor(screen, cv2.COLOR_RGB2GRAY)
+    """A screen as gray uint8 [84, 84]."""
+    gray = screen if screen.ndim == 2 else to_gray(screen)
     warped: np.ndarray = cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)
     return warped

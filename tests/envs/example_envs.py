@@ -15,7 +15,7 @@ EPISODE_LENGTH = 4
 
 
 class Counting:
-    """Gymnasium's interface; the observation counts steps within the episode, offset by the seed."""
+    """Gymnasium's interface; the observation is the step of the episode plus the seed."""
 
     action_space = spaces.Discrete(2)
 
@@ -119,12 +119,13 @@ class Wrapper:
 
 
 class Changing(Counting):
-    """From the second step on the observation is `changed`, which each test sets."""
+    """From the second step on the observation is `changed`, which tests replace."""
 
-    changed: Any = None
+    unchanged: Any = {"x": np.zeros((2, 3), np.float32), "y": 1}  # noqa: RUF012
+    changed: Any = unchanged
 
     def observation(self) -> Any:
-        return self.changed if self.time >= 2 else {"x": np.zeros((2, 3), np.float32), "y": 1}
+        return self.changed if self.time >= 2 else self.unchanged
 
 
 class Failing(Counting):

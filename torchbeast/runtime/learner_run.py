@@ -28,7 +28,7 @@ from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.supervisor import Supervisor
-from torchbeast.runtime.training import DONE, Progress, Source, Training, TrainingParts
+from torchbeast.runtime.training import Progress, Source, Training, TrainingParts
 from torchbeast.runtime.watchdog import Watchdog
 from torchbeast.runtime.weights import PublishedWeights
 
@@ -193,9 +193,7 @@ class LearnerRun:
         )
 
     def _say(self, progress: Progress, first_step: int, seconds: float) -> None:
-        supervisor, folder = self._session.supervisor, self._session.folder
-        if supervisor.failure is None and supervisor.reason != DONE:
-            print(f"Stopped by {supervisor.reason}.")
+        folder = self._session.folder
         print(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
         complete = progress.step >= self._flags.learning.total_steps

@@ -36,6 +36,8 @@ def session(flags: LearnerGroups) -> Iterator[Session]:
             supervisor.fail("start", error)
         finally:
             supervisor.stop("the program ended")
+            if supervisor.interrupted:
+                print(f"Stopped by {supervisor.reason}.", flush=True)
             folder.finish(successful=supervisor.failure is None)
     raise_failure(supervisor.failure, folder)
 

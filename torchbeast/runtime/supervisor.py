@@ -55,6 +55,11 @@ class Supervisor:
         """True from the first stop or failure on."""
         return self._ended.is_set()
 
+    @property
+    def interrupted(self) -> bool:
+        """True when a signal was the reason for the end."""
+        return self._signal is not None and self.reason == self._signal
+
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         """Runs `body` in a thread whose exception is the failure of the run (unless that ended
         before).

@@ -153,12 +153,9 @@ class SyncVecEnv:
                 finals.append([row[index].copy() for row in rows])
             if outcome.terminated or outcome.truncated:
                 self._write_first(rows, index, None)
-        final = (
-            self._pack([np.stack(leaf) for leaf in zip(*finals, strict=True)]) if finals else None
-        )
-        return VecStep(
-            self._pack(rows), reward, terminated, truncated, terminated | truncated, final
-        )
+        ended = terminated | truncated
+        final = self._stacked(finals) if finals else None
+        return VecStep(self._pack(rows), reward, terminated, truncated, ended, final)
 
     def close(self) -> None:
         with ExitStack() as stack:  # closes the others when one of them fails to
@@ -208,6 +205,10 @@ class SyncVecEnv:
     def _pack(self, rows: list[np.ndarray]) -> ArrayNest:
         packed: ArrayNest = pack_as(self.observation_space, rows)
         return packed
+
+    def _stacked(self, observations: list[list[np.ndarray]]) -> ArrayNest:
+        """Leaves [K, ...] of K observations, each a list of leaves."""
+        return self._pack([np.stack(leaf) for leaf in zip(*observations, strict=True)])
 
     # --- actions and outcomes
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# The two commands:   make train   make test
+# Both set up everything they need on a fresh Debian or Ubuntu machine, in either order, and again.
+
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+# The versions that were tested. An empty value installs the newest ones.
+CONSTRAINTS ?= constraints.txt
+# What `make train` passes on, e.g. make train ARGS="--total_steps 1000000 --model shallow"
+ARGS ?=
+
+BIN := $(VENV)/bin
+PIP_CONSTRAINT_ARGS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
+  libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
+TEST_PACKAGES := libgtest-dev
+SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.h' -o -name '*.proto' \
+  -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml
+
+.PHONY: install train test test-cpp test-python lint wheel format sanitize clean
+
+install: $(VENV)/installed
+
+train: $(VENV)/installed
+	$(BIN)/python -m torchbeast.polybeast --env PongNoFrameskip-v4 $(ARGS)
+
+test: lint test-cpp test-python
+
+test-cpp: $(VENV)/test-packages
+	cmake -S . -B build/tests -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON
+	cmake --build build/tests -j $$(nproc)
+	ctest --test-dir build/tests --output-on-failure
+
+test-python: $(VENV)/installed-for-tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+lint: $(VENV)/installed-for-tests
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+# A wheel that carries gRPC inside, in dist/. It installs where no gRPC is.
+wheel: $(VENV)/system-packages
+	PYTHON=$(PYTHON) scripts/make_wheel.sh
+
+format: $(VENV)/installed-for-tests
+	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $$(git ls-files '*.h' '*.cc')
+
+sanitize: $(VENV)/test-packages
+	scripts/sanitize.sh full
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info *.so libtorchbeast/*.so
+
+# ---- Setting up: each step leaves a file behind and is skipped while that is newer -------------
+
+$(VENV)/system-packages:
+	scripts/install_system_packages.sh $(SYSTEM_PACKAGES)
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/test-packages: $(VENV)/system-packages
+	scripts/install_system_packages.sh $(TEST_PACKAGES)
+	touch $@
+
+$(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
+	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e .
+	touch $@
+
+$(VENV)/installed-for-tests: $(VENV)/installed
+	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e '.[test]'
+	touch $@

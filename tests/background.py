@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of tests, ordered by what happens and never by time.
+
+    consumer = Background(next, queue)
+    consumer.wait_until_blocked()      # now it waits inside the core
+    queue.enqueue(item)
+    assert consumer.result() == item   # or raises what next(queue) raised
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+SOON = 30.0  # seconds; only a test that fails waits as long
+_FUTEX = {"202", "98"}  # the number of the system call on x86-64 and on ARM
+
+
+def wait_for(condition: Callable[[], Any], timeout: float = SOON) -> None:
+    """Returns once `condition` holds, and fails when that takes too long."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        time.sleep(0.001)
+
+
+class Background(Generic[T]):
+    """A call in a thread of its own."""
+
+    def __init__(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> None:
+        self._call = lambda: function(*args, **kwargs)
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self, timeout: float = SOON) -> T:
+        """What the call returned; raises what it raised."""
+        self._thread.join(timeout)
+        assert not self._thread.is_alive(), "the call did not end"
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait_until_blocked(self) -> None:
+        """Returns once the call waits inside the core for something that has no time limit.
+
+        Linux tells which system call a thread is in. To wait for the interpreter lock is another
+        thing: Python does that with a time limit.
+        """
+        task = Path(f"/proc/self/task/{self._thread.native_id}/syscall")
+        if not task.exists():
+            pytest.skip("this system does not tell what a thread waits for")
+        wait_for(lambda: self.ended or _waits_without_limit(task.read_text()))
+        assert not self.ended, "the call did not wait"
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+        del self._call  # nothing of the test stays alive in a thread that has ended
+
+
+def _waits_without_limit(syscall: str) -> bool:
+    """Of one line of /proc/*/syscall: number, arguments, ...; the fourth of a futex is the limit."""
+    fields = syscall.split()
+    return fields[0] in _FUTEX and fields[4] == "0x0"

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atari against the original's Python wrappers, action by action; docs/atari.md has the list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from atari_reference import (
+    FIRE,
+    EpisodicLife,
+    FireReset,
+    Game,
+    MaxAndSkip,
+    WarpAndStack,
+    begin_like_ale,
+    to_gray,
+    warp,
+)
+
+from torchbeast.core.envs.frame_stack import FrameStacker
+from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.envs.atari import AtariEnv
+
+GAMES = ["pong", "breakout"]
+
+
+class Ours:
+    """One game through AtariEnv and FrameStacker, as the policy sees it; begins without no-ops."""
+
+    def __init__(self, rom: str) -> None:
+        self.env = AtariEnv(rom, 1, noop_max=0)
+        self.stacker = FrameStacker(self.env.frame_stack)
+
+    def reset(self) -> np.ndarray:
+        return self.stacker.reset(self.env.reset(0))[0]
+
+    def step(self, action: int) -> tuple[np.ndarray, VecStep]:
+        step = self.env.step(np.array([action]))
+        stack = self.stacker.push(step.observation, step.terminated | step.truncated)
+        return stack[0], step
+
+
+def wrapped(rom: str, *, gray: bool) -> WarpAndStack:
+    """The original's wrappers around a game that begins as ours does."""
+    episodes = EpisodicLife(MaxAndSkip(Game(rom, gray=gray), begin_like_ale(noops=0)))
+    return WarpAndStack(FireReset(episodes))
+
+
+class Compared(NamedTuple):
+    ours: np.ndarray  # uint8 [4, 84, 84]
+    theirs: np.ndarray
+    age: int  # actions since the episode began
+
+
+def played(rom: str, *, gray: bool, num_steps: int) -> Iterator[Compared]:
+    """Plays both alike and yields what the policy sees, before each action.
+
+    After a reset the wrappers press buttons by themselves: a no-op when only a life was lost, then
+    FIRE and action 2. Here the same is played by hand on our side, so that both stay in step.
+    """
+    ours, theirs = Ours(rom), wrapped(rom, gray=gray)
+    hidden = [FIRE, 2]
+    ours.reset()
+    rng = np.random.default_rng(0)
+    their_stack, age = theirs.reset(), 0
+    stack = [ours.step(action)[0] for action in hidden][-1]
+    for _ in range(num_steps):
+        yield Compared(stack, their_stack, age)
+        action = int(rng.integers(ours.env.action_space.n))
+        stack, step = ours.step(action)
+        their_stack, reward, done = theirs.step(action)
+        age += 1
+        assert step.reward[0] == reward and step.terminated[0] == done
+        if done:
+            hidden = [FIRE, 2] if step.episode_end[0] else [0, FIRE, 2]
+            their_stack, age = theirs.reset(), 0
+            stack = [ours.step(action)[0] for action in hidden][-1]
+
+
+@pytest.mark.parametrize(("rom", "num_steps"), [("pong", 1100), ("breakout", 400)])
+def test_frames_rewards_and_ends_equal_the_wrappers_exactly(rom: str, num_steps: int) -> None:
+    """...when the maximum is taken over gray values; stacks agree from the fourth frame on."""
+    begun = 0
+    for ours, theirs, age in played(rom, gray=True, num_steps=num_steps):
+        newest = min(age + 1, 4)
+        np.testing.assert_array_equal(ours[-newest:], theirs[-newest:])
+        begun += age == 0
+    assert begun > 1, "nothing ended: play on"
+
+
+@pytest.mark.parametrize("rom", GAMES)
+def test_the_maximum_over_colours_differs_in_few_pixels(rom: str) -> None:
+    different = [
+        np.mean(ours[-1] != theirs[-1])
+        for ours, theirs, _ in played(rom, gray=False, num_steps=300)
+    ]
+    assert np.mean(different) < 1e-4
+
+
+@pytest.mark.parametrize("rom", GAMES)
+def test_ales_gray_is_the_wrappers_gray(rom: str) -> None:
+    game = Game(rom)
+    for _ in range(20):
+        game.act(FIRE)
+    np.testing.assert_array_equal(to_gray(game.screen()), game.ale.getScreenGrayscale())
+
+
+def test_a_game_begins_with_fewer_than_thirty_frames_in_which_nothing_is_done() -> None:
+    """In Breakout every number of such frames leaves another picture; FIRE is one of them."""
+    game = Game("breakout", gray=True)
+    game.ale.reset_game()
+    game.act(FIRE)
+    pictures = []
+    for _ in range(29):
+        pictures.append(warp(game.screen()).tobytes())
+        game.act(0)
+    assert len(set(pictures)) == 29
+    env = AtariEnv("breakout", 4)
+    begun = [frame.tobytes() for seed in (0, 1) for frame in env.reset(seed)]
+    assert set(begun) <= set(pictures) and len(set(begun)) > 3
+
+
+def test_a_lost_life_ends_the_episode_for_learning_and_the_game_goes_on() -> None:
+    env = AtariEnv("breakout", 1)
+    env.reset(0)
+    ends = _ends(env, num_steps=450)
+    losses = [step.episode_end[0] for step in ends]
+    assert losses[:10] == [False, False, False, False, True] * 2
+    assert all(step.final_observation is None for step in ends)
+
+
+def test_a_game_without_lives_ends_once() -> None:
+    env = AtariEnv("pong", 1)
+    env.reset(0)
+    reward = 0.0
+    while not (step := env.step(np.array([0]))).terminated[0]:
+        reward += float(step.reward[0])
+    assert step.episode_end[0] and reward + step.reward[0] == -21
+
+
+def test_rewards_are_not_clipped() -> None:
+    env = AtariEnv("space_invaders", 2)
+    env.reset(0)
+    rng = np.random.default_rng(0)
+    assert max(env.step(rng.integers(6, size=2)).reward.max() for _ in range(150)) > 1
+
+
+def test_a_time_limit_truncates_and_a_new_game_begins() -> None:
+    env = AtariEnv("breakout", 2, max_frames=40, noop_max=0)
+    first = env.reset(0)
+    steps = [env.step(np.zeros(2, np.int64)) for _ in range(20)]
+    assert [step.truncated.all() for step in steps] == ([False] * 9 + [True]) * 2
+    for step in (steps[9], steps[19]):
+        assert step.episode_end.all() and not step.terminated.any()
+        np.testing.assert_array_equal(step.observation, first)
+        assert (step.final_observation != first).any()
+
+
+def test_the_final_frame_of_a_cut_episode_is_the_one_before_it_and_the_third_of_its_four() -> None:
+    """ALE stops before it looks at the fourth frame; docs/atari.md says why that is accepted."""
+    env = AtariEnv("pong", 1, max_frames=40, noop_max=0)
+    env.reset(0)
+    game = Game("pong", gray=True)
+    reference = MaxAndSkip(game, begin_like_ale(noops=0))
+    reference.reset()
+    for _ in range(9):
+        pooled, _, _ = reference.step(2)
+        env.step(np.array([2]))
+    for _ in range(3):
+        game.act(2)
+    final = env.step(np.array([2])).final_observation
+    np.testing.assert_array_equal(final[0, 0], warp(np.maximum(pooled, game.screen())))
+
+
+def test_a_life_lost_in_the_last_step_of_a_cut_episode_is_an_end_of_the_game() -> None:
+    """Without pressing FIRE again the ball of Breakout is lost at a known step."""
+    env = AtariEnv("breakout", 1, noop_max=0)
+    env.reset(0)
+    lost_after = next(i for i in range(1, 200) if env.step(np.array([0])).terminated[0])
+    cut = AtariEnv("breakout", 1, noop_max=0, max_frames=4 * lost_after)
+    cut.reset(0)
+    step = [cut.step(np.array([0])) for _ in range(lost_after)][-1]
+    assert step.terminated[0] and step.episode_end[0] and not step.truncated[0]
+
+
+def test_the_number_of_threads_changes_nothing() -> None:
+    plays = []
+    for num_threads in (1, 2):
+        env = AtariEnv("breakout", 2, num_threads=num_threads)
+        env.reset(4)
+        plays.append([env.step(np.full(2, FIRE)).observation for _ in range(40)])
+    np.testing.assert_array_equal(*plays)
+
+
+def test_an_action_ale_does_not_know_is_refused_at_once() -> None:
+    env = AtariEnv("breakout", 2)
+    env.reset(0)
+    with pytest.raises(ValueError, match=r"between 0 and 3, got \[0, 4\]"):
+        env.step(np.array([0, 4]))
+    assert env.step(np.array([0, 3])).reward.shape == (2,)
+
+
+def _ends(env: AtariEnv, num_steps: int) -> list[VecStep]:
+    rng = np.random.default_rng(0)
+    steps = (env.step(rng.integers(env.action_space.n, size=1)) for _ in range(num_steps))
+    return [step for step in steps if step.terminated[0]]

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments by name: which names are found, and the sentence for each one that is not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium
+import pytest
+from example_envs import Counting
+
+from torchbeast import envs
+from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.envs import atari
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("env_id", ["Mock", "Catch", "Memory", "CartPole-v1", "FrozenLake-v1"])
+def test_a_name_makes_that_many_environments(env_id: str) -> None:
+    env = envs.make(env_id, 3)
+    assert env.num_envs == 3 and env.env_id == env_id
+    env.close()
+
+
+def test_a_factory_is_called_once_for_each_environment() -> None:
+    env = envs.make("example_envs:Counting", 3)
+    assert isinstance(env, SyncVecEnv)
+    assert len({id(one) for one in env._envs if isinstance(one, Counting)}) == 3
+
+
+def test_a_factory_of_num_envs_returns_the_vector_environment() -> None:
+    env = envs.make("example_envs:vector", 5)
+    assert env.num_envs == 5 and env.env_id == "Mock"
+
+
+def test_a_gymnasium_id_may_name_the_module_to_import() -> None:
+    env = envs.make("gymnasium:CartPole-v1", 1)
+    assert env.num_envs == 1
+
+
+@pytest.mark.parametrize(
+    ("env_id", "sentence"),
+    [
+        ("Cathc", "no environment is called Cathc; did you mean Catch"),
+        ("CartPol-v1", "did you mean CartPole-v1"),
+        ("CartPole-v9", "no environment is called CartPole-v9; did you mean CartPole-v1"),
+        ("!", "!: Malformed environment ID"),
+        ("", "Malformed environment ID"),
+        ("ALE/Pogn-v5", "ALE has no game called Pogn; did you mean Pong"),
+        ("PnogNoFrameskip-v4", "ALE has no game called Pnog; did you mean Pong"),
+        ("ALE/Pong-ram-v5", "Atari games are called like ALE/Pong-v5"),
+        ("no_such_module:make", "there is no module no_such_module; install it"),
+        ("no_such_module:Thing-v0", "there is no module no_such_module; install it"),
+        ("example_envs:vectro", "the module example_envs has no 'vectro'; did you mean vector"),
+        ("example_envs:not_callable", "not_callable is 3, expected a function or class"),
+        ("example_envs:lying_vector", "called with num_envs=2, .* got .* with num_envs=3"),
+        (":make", "'' is not the name of a module"),
+        (".relative:make", "'.relative' is not the name of a module"),
+    ],
+)
+def test_a_name_that_is_not_found_is_answered_with_one_sentence(env_id: str, sentence: str) -> None:
+    with pytest.raises(envs.EnvError, match=sentence) as raised:
+        envs.make(env_id, 2)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_environment_at_all_is_refused() -> None:
+    with pytest.raises(envs.EnvError, match="at least one environment is needed, got num_envs=0"):
+        envs.make("Catch", 0)
+
+
+def test_an_error_inside_a_users_module_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken_module.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        envs.make("broken_module:make", 1)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "rom"),
+    [
+        ("PongNoFrameskip-v4", "pong"),
+        ("PongDeterministic-v0", "pong"),
+        ("Pong-v4", "pong"),
+        ("ALE/Pong-v5", "pong"),
+        ("MsPacmanNoFrameskip-v4", "ms_pacman"),
+        ("ALE/UpNDown-v5", "up_n_down"),
+        ("ALE/TicTacToe3D-v5", "tic_tac_toe_3d"),
+    ],
+)
+def test_atari_ids_of_every_spelling_name_their_rom(env_id: str, rom: str) -> None:
+    assert atari.is_atari(env_id)
+    assert atari.rom_name(env_id) == rom
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Blackjack-v1", "Ant-v4", "HalfCheetah-v4"])
+def test_other_gymnasium_ids_are_not_taken_for_atari(env_id: str) -> None:
+    assert not atari.is_atari(env_id)
+
+
+def test_without_ale_an_atari_id_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atari, "find_spec", lambda name: None)
+    with pytest.raises(envs.EnvError, match="pip install ale-py"):
+        envs.make("PongNoFrameskip-v4", 1)
+
+
+def test_without_gymnasium_its_ids_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(envs.EnvError, match="pip install gymnasium"):
+        envs.make("CartPole-v1", 1)
+
+
+def test_a_missing_package_of_an_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(*args: object, **kwargs: object) -> None:
+        raise ModuleNotFoundError("No module named 'box2d'")
+
+    monkeypatch.setattr(gymnasium, "make", make)
+    with pytest.raises(envs.EnvError, match=r"CartPole-v1 needs a package .* 'box2d'"):
+        envs.make("CartPole-v1", 1)
+
+
+STEP_WITHOUT_TORCH = """
+import sys
+import numpy as np
+from torchbeast import envs
+import torchbeast.core.envs.frame_stack
+env = envs.make(sys.argv[1], 2)
+env.reset(0)
+env.step(np.zeros(2, np.int64))
+unwanted = [name for name in sys.argv[2:] if name in sys.modules]
+assert not unwanted, unwanted
+"""
+
+
+@pytest.mark.parametrize(
+    ("env_id", "unwanted"),
+    [
+        ("Catch", ["torch", "gymnasium", "ale_py", "cv2"]),
+        ("Mock", ["torch", "gymnasium", "ale_py", "cv2"]),
+        ("CartPole-v1", ["torch", "ale_py", "cv2"]),
+        ("PongNoFrameskip-v4", ["torch", "cv2"]),
+        ("example_envs:Counting", ["torch", "ale_py"]),
+    ],
+)
+def test_an_environment_process_imports_no_more_than_it_needs(
+    env_id: str, unwanted: list[str]
+) -> None:
+    path = f"{REPOSITORY}:{Path(__file__).parent}"
+    command = [sys.executable, "-c", STEP_WITHOUT_TORCH, env_id, *unwanted]
+    result = subprocess.run(command, env={"PYTHONPATH": path}, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toy tasks: their rules, the best returns, and what a policy without memory can get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.mock import Mock
+from torchbeast.envs.toy import Catch, Memory
+
+Policy = Callable[[np.ndarray], np.ndarray]
+
+
+def mean_return(env: VecEnv, policy: Policy, num_steps: int) -> float:
+    """The mean over all episodes that end within num_steps."""
+    observation, rewards, episodes = env.reset(0), 0.0, 0
+    for _ in range(num_steps):
+        step = env.step(policy(observation))
+        observation = step.observation
+        rewards += float(step.reward.sum())
+        episodes += int(step.episode_end.sum())
+    assert episodes
+    return rewards / episodes
+
+
+def follow_the_ball(board: np.ndarray) -> np.ndarray:
+    ball, paddle = board[:, :-1].max(1).argmax(1), board[:, -1].argmax(1)
+    return 1 + np.sign(ball - paddle)
+
+
+def flee_the_ball(board: np.ndarray) -> np.ndarray:
+    ball = board[:, :-1].max(1).argmax(1)
+    return np.where(ball < 2, 2, 0)
+
+
+def test_following_the_ball_catches_all_and_fleeing_none() -> None:
+    assert mean_return(Catch(50), follow_the_ball, 90) == 1.0
+    assert mean_return(Catch(50), flee_the_ball, 90) == -1.0
+
+
+def test_a_game_of_catch_lasts_nine_steps_and_pays_in_the_last() -> None:
+    env = Catch(2)
+    env.reset(0)
+    steps = [env.step(np.ones(2, np.int64)) for _ in range(18)]
+    assert [bool(step.terminated.all()) for step in steps] == ([False] * 8 + [True]) * 2
+    assert all((step.reward != 0).tolist() == step.terminated.tolist() for step in steps)
+
+
+def test_ball_and_paddle_move_as_told() -> None:
+    env = Catch(1)
+    board = env.reset(0)[0]
+    assert board[0].sum() == 1 and board[-1].tolist() == [0, 0, 1, 0, 0]
+    for action, column in ((0, 1), (0, 0), (0, 0), (1, 0), (2, 1)):
+        board = env.step(np.array([action])).observation[0]
+        assert board[-1].argmax() == column
+    assert board[5].sum() == 1 and board.sum() == 2
+
+
+def test_catch_drops_balls_everywhere() -> None:
+    board = Catch(200).reset(0)
+    counts = board[:, 0].sum(0)
+    assert counts.min() > 20
+
+
+def test_memory_is_solved_by_remembering_the_cue() -> None:
+    cues = np.zeros(50)
+
+    def remember(observation: np.ndarray) -> np.ndarray:
+        cues[:] = np.where(observation[:, 1] != 0, observation[:, 1], cues)
+        return (cues > 0).astype(np.int64)
+
+    assert mean_return(Memory(50), remember, 80) == 1.0
+
+
+@pytest.mark.parametrize("answer", [0, 1])
+def test_memory_cannot_be_solved_without_the_cue(answer: int) -> None:
+    constant = mean_return(Memory(500), lambda obs: np.full(500, answer), 16)
+    assert abs(constant) < 0.2
+
+
+def test_the_cue_is_seen_once_and_the_question_last() -> None:
+    env = Memory(3, episode_length=4)
+    rows = [env.reset(0)]
+    rows += [env.step(np.zeros(3, np.int64)).observation for _ in range(4)]
+    left, cue, question = np.stack(rows).transpose(2, 0, 1)
+    assert left[:, 0].tolist() == [1.0, 0.75, 0.5, 0.25, 1.0]
+    assert (cue != 0).all(1).tolist() == [True, False, False, False, True]
+    assert question[:, 0].tolist() == [0, 0, 0, 1, 0]
+
+
+def test_mock_content_is_known_beforehand() -> None:
+    env = Mock(2, episode_length=3)
+    first = env.reset(5)
+    values = [first] + [env.step(np.zeros(2, np.int64)).observation for _ in range(4)]
+    expected = first[0, 0, 0, 0] + np.array([0, 1, 2, 0, 1], np.uint8)
+    for observation, value in zip(values, expected, strict=True):
+        assert (observation[0] == value).all()
+
+
+@pytest.mark.parametrize(
+    ("action", "message"),
+    [
+        (np.array([0, 3]), r"between 0 and 2, got \[0, 3\]"),
+        (np.array([-1, 0]), r"between 0 and 2, got \[-1, 0\]"),
+        (np.array([0.0, 1.0]), r"integer actions of shape \(2,\), got float64"),
+        (np.array(0), r"of shape \(2,\), got int64 of \(\)"),
+    ],
+)
+def test_a_wrong_action_is_refused_with_what_was_expected(action: np.ndarray, message: str) -> None:
+    env = Catch(2)
+    env.reset(0)
+    with pytest.raises(ValueError, match=message):
+        env.step(action)

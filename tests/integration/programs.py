@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole programs, started as a user starts them, in a folder of the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import psutil
+
+import torchbeast
+
+SOON = 120.0
+ENVIRONMENTS = Path(__file__).with_name("environments.py")
+
+
+class Program:
+    """A running program: its output line by line as it comes, its end within a bound."""
+
+    def __init__(self, name: str, args: list[str], folder: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", f"torchbeast.{name}", *args],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def said(self) -> str:
+        """What it wrote so far, as far as `wait_for` and `end` have read it."""
+        return "".join(self._said)
+
+    def wait_for(self, pattern: str, timeout: float = SOON) -> re.Match[str]:
+        """Waits for a line with this pattern."""
+        while True:
+            line = self._lines.get(timeout=timeout)
+            assert line is not None, f"it ended without {pattern!r}:\n{self.said}"
+            self._said.append(line)
+            if match := re.search(pattern, line):
+                return match
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def end(self, timeout: float = SOON) -> int:
+        """Its exit code, once it has ended and everything was read."""
+        code = self._process.wait(timeout)
+        self._reader.join(timeout)
+        while (line := self._lines.get_nowait()) is not None:
+            self._said.append(line)
+        return code
+
+    def kill(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(SOON)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+class Workshop:
+    """Starts programs, and looks at what they leave behind."""
+
+    def __init__(self, folder: Path, runtime_folder: Path) -> None:
+        self.folder = folder
+        self.runtime_folder = runtime_folder
+        self._programs: list[Program] = []
+        (folder / "environments.py").write_text(ENVIRONMENTS.read_text())
+
+    def start(self, name: str, *args: str) -> Program:
+        """A program with --savedir here (where it has one)."""
+        where = [] if name == "polybeast_env" else ["--savedir", str(self.folder / "runs")]
+        self._programs.append(Program(name, [*args, *where], self.folder))
+        return self._programs[-1]
+
+    def run(self, name: str, *args: str, timeout: float = SOON) -> tuple[int, str]:
+        """Exit code and output of a program that ends by itself."""
+        program = self.start(name, *args)
+        return program.end(timeout), program.said
+
+    def run_folder(self, xpid: str) -> Path:
+        return self.folder / "runs" / xpid
+
+    def meta(self, xpid: str) -> dict:
+        return json.loads((self.run_folder(xpid) / "meta.json").read_text())
+
+    def servers(self) -> list[psutil.Process]:
+        """The environment-server processes of this test's programs,
+        those with the lowest addresses first.
+        """
+        found = {}
+        for process in psutil.process_iter(["cmdline"]):
+            words = process.info["cmdline"] or []
+            if "torchbeast.runtime.env_process" in words and str(self.runtime_folder) in words[-1]:
+                found[json.loads(words[-1])["address"]] = process
+        return [found[address] for address in sorted(found)]
+
+    def sockets(self) -> list[Path]:
+        return [path for path in self.runtime_folder.rglob("*") if path.is_socket()]
+
+    def assert_nothing_is_left(self) -> None:
+        _, alive = psutil.wait_procs(self.servers(), timeout=15)
+        assert alive == []
+        assert list(self.runtime_folder.glob("torchbeast-*")) == []
+        assert self.sockets() == []
+
+    def close(self) -> None:
+        for program in self._programs:
+            program.kill()
+        psutil.wait_procs(self.servers(), timeout=15)

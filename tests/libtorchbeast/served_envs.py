@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments behind servers: each does one thing well, or one thing badly.
+
+Episodes have three steps of reward 2. An observation counts the steps within its episode.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+EPISODE_LENGTH = 3
+REWARD = 2.0
+
+
+class Space:
+    """As much of a discrete action space as a server reads."""
+
+    n = 4
+    start = 1
+
+
+class Counting:
+    """Gymnasium's interface."""
+
+    action_space = Space()
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.time = 0
+        return self.observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.time += 1
+        return self.observation(), REWARD, *self.ending(self.time == EPISODE_LENGTH), {}
+
+    def observation(self) -> Any:
+        return np.full((2, 2), self.time, np.uint8)
+
+    def ending(self, over: bool) -> tuple[bool, bool]:
+        """terminated, truncated."""
+        return over, False
+
+
+class Legacy:
+    """Old Gym's interface; `values` follow (obs, reward, done)."""
+
+    values: ClassVar[tuple[Any, ...]] = ({},)
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def reset(self) -> Any:
+        self.time = 0
+        return np.full((2, 2), self.time, np.uint8)
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.time += 1
+        over = self.time == EPISODE_LENGTH
+        return np.full((2, 2), self.time, np.uint8), REWARD, over, *self.values
+
+
+class VecStep(NamedTuple):
+    observation: Any
+    reward: Any
+    terminated: Any
+    truncated: Any
+    episode_end: Any
+    final_observation: Any
+
+
+class Vector:
+    """`num_envs` environments; the first digit of an observation is the environment's."""
+
+    num_envs = 3
+
+    def __init__(self) -> None:
+        self.time = 0
+
+    def reset(self, seed: int) -> Any:
+        self.time = 0
+        return self.observation()
+
+    def step(self, action: Any) -> VecStep:
+        self.time += 1
+        over = np.full(self.num_envs, self.time == EPISODE_LENGTH)
+        if over.all():
+            self.time = 0
+        never = np.zeros(self.num_envs, bool)
+        reward = np.full(self.num_envs, REWARD, np.float32)
+        return VecStep(self.observation(), reward, over, never, over, None)
+
+    def observation(self) -> Any:
+        return np.arange(self.num_envs, dtype=np.int32)[:, None] * 10 + self.time
+
+
+class Lives(Vector):
+    """Loses a life with every step and ends a game with every third."""
+
+    def step(self, action: Any) -> VecStep:
+        return super().step(action)._replace(terminated=np.ones(self.num_envs, bool))
+
+
+class TruncatedVector(Vector):
+    """Its environments 0 and 2 are truncated where others end."""
+
+    def step(self, action: Any) -> VecStep:
+        last = self.observation() + 1
+        step = super().step(action)
+        if not step.episode_end.any():
+            return step
+        truncated = np.array([True, False, True])
+        return step._replace(
+            terminated=~truncated, truncated=truncated, final_observation=last[truncated]
+        )
+
+
+class Recording(Counting):
+    """Keeps the seeds and actions that reached any instance, and which instances were closed."""
+
+    seeds: ClassVar[list[Any]] = []
+    actions: ClassVar[list[Any]] = []
+    closed: ClassVar[list[Any]] = []
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.seeds.append(seed)
+        return super().reset()
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.actions.append(action)
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed.append(self)
+
+    @classmethod
+    def forget(cls) -> None:
+        for kept in (cls.seeds, cls.actions, cls.closed):
+            kept.clear()
+
+
+class Raising(Counting):
+    """Fails in its second step."""
+
+    def observation(self) -> Any:
+        if self.time == 2:
+            raise KeyError("the joystick is gone")
+        return super().observation()
+
+
+class Waiting(Counting):
+    """Waits in its second step until the test lets it go on."""
+
+    inside: ClassVar[threading.Event] = threading.Event()
+    go_on: ClassVar[threading.Event] = threading.Event()
+
+    def observation(self) -> Any:
+        if self.time == 2:
+            self.inside.set()
+            self.go_on.wait(60)
+        return super().observation()
+
+    @classmethod
+    def forget(cls) -> None:
+        cls.inside.clear()
+        cls.go_on.clear()
+
+
+def with_observations(*observations: Any) -> type[Counting]:
+    """An environment that returns these, and the last of them for ever."""
+
+    class Observing(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left = list(observations)
+
+        def observation(self) -> Any:
+            return self.left.pop(0) if len(self.left) > 1 else self.left[0]
+
+    return Observing
+
+
+def with_step(result: Any) -> type[Counting]:
+    """An environment whose every step returns this."""
+    return type("Stepping", (Counting,), {"step": lambda self, action: result})
+
+
+def with_vec_step(**changes: Any) -> type[Vector]:
+    """A vector environment whose steps differ from a good one's in these values."""
+
+    class Changed(Vector):
+        def step(self, action: Any) -> VecStep:
+            return super().step(action)._replace(**changes)
+
+    return Changed

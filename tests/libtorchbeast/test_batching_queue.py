@@ -1,0 +1,422 @@
+# SPDX-License-Identifier: Apache-2.0
+"""BatchingQueue: what it joins, what it refuses, how it waits and how it ends."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from background import SOON, Background, wait_for
+
+from libtorchbeast import BatchingQueue, ClosedBatchingQueue, NestError
+
+ENDINGS = 50  # how often an ending is tried whose threads may meet in either order
+
+
+def item(value: float, columns: int = 1) -> torch.Tensor:
+    """A leaf [2, columns]."""
+    return torch.full((2, columns), float(value))
+
+
+def values(batch: torch.Tensor) -> list[float]:
+    """The first row of a batch of items."""
+    return batch[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ({"minimum_batch_size": 0}, "Min batch size must be >= 1"),
+        ({"minimum_batch_size": -1, "maximum_batch_size": -2}, "Min batch size must be >= 1"),
+        (
+            {"minimum_batch_size": 5, "maximum_batch_size": 4},
+            "Max batch size must be >= min batch size",
+        ),
+        (
+            {"minimum_batch_size": 5, "maximum_batch_size": 4, "maximum_queue_size": 3},
+            "Max batch size must be >= min batch size",
+        ),
+        (
+            {"maximum_batch_size": 4, "maximum_queue_size": 3},
+            "Max queue size must be >= max batch size",
+        ),
+        ({"maximum_queue_size": 1023}, "Max queue size must be >= max batch size"),
+        (
+            {"minimum_batch_size": 0, "maximum_batch_size": 0, "maximum_queue_size": -1},
+            "Min batch size must be >= 1",
+        ),
+    ],
+)
+def test_impossible_sizes_are_refused_in_order(sizes: dict[str, int], text: str) -> None:
+    with pytest.raises(ValueError) as failure:
+        BatchingQueue(**sizes)
+    assert str(failure.value) == text
+
+
+def test_the_arguments_may_be_positions() -> None:
+    queue = BatchingQueue(0, 1, 2, None, True, 2)
+    queue.enqueue(item(1))
+    assert next(queue).shape == (2, 1)
+
+
+def test_a_negative_batch_dimension_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_dim must be >= 0, got -1"):
+        BatchingQueue(batch_dim=-1)
+
+
+class TestEnqueue:
+    def test_a_leaf_without_a_batch_dimension_is_refused(self) -> None:
+        queue = BatchingQueue(batch_dim=3)
+        with pytest.raises(ValueError) as failure:
+            queue.enqueue((torch.ones(2, 2, 2, 2), [torch.ones(5, 2)]))
+        assert str(failure.value) == (
+            "Enqueued tensors must have more than batch_dim == 3 dimensions, but got 2"
+        )
+
+    @pytest.mark.parametrize("empty", [(), [], {}, ((), {}), {"a": ()}], ids=str)
+    def test_a_nest_without_a_leaf_is_refused(self, empty: Any) -> None:
+        with pytest.raises(ValueError) as failure:
+            BatchingQueue().enqueue(empty)
+        assert str(failure.value) == "Cannot enqueue empty vector of tensors"
+
+    @pytest.mark.parametrize("bad", [(), torch.ones(())], ids=["no leaf", "no dimension"])
+    def test_the_checks_come_before_the_closed_check(self, bad: Any) -> None:
+        queue = BatchingQueue()
+        queue.close()
+        with pytest.raises(ValueError):
+            queue.enqueue(bad)
+
+    def test_a_closed_queue_takes_nothing(self) -> None:
+        queue = BatchingQueue()
+        queue.close()
+        with pytest.raises(ClosedBatchingQueue) as failure:
+            queue.enqueue(item(0))
+        assert str(failure.value) == "Enqueue to closed queue"
+        assert isinstance(failure.value, RuntimeError)
+
+    def test_without_check_inputs_any_leaf_is_taken(self) -> None:
+        queue = BatchingQueue(check_inputs=False)
+        queue.enqueue(torch.tensor(3))
+        assert next(queue).item() == 3
+        BatchingQueue(check_inputs=False).enqueue(())
+
+    def test_a_full_queue_blocks_until_there_is_room(self) -> None:
+        queue = BatchingQueue(maximum_batch_size=1, maximum_queue_size=1)
+        queue.enqueue(item(1))
+        producer = Background(queue.enqueue, item(2))
+        producer.wait_until_blocked()
+        assert queue.size() == 1
+        assert values(next(queue)) == [1]
+        producer.result()
+        assert values(next(queue)) == [2]
+
+    def test_blocking_on_a_full_queue_does_not_stop_the_interpreter(self) -> None:
+        queue = BatchingQueue(maximum_batch_size=1, maximum_queue_size=1)
+        queue.enqueue(item(1))
+        producers = [Background(queue.enqueue, item(2)) for _ in range(3)]
+        for producer in producers:
+            producer.wait_until_blocked()  # this line is Python, and runs
+        queue.close()
+        for producer in producers:
+            with pytest.raises(ClosedBatchingQueue, match="^Enqueue to closed queue$"):
+                producer.result()
+
+    @pytest.mark.parametrize(
+        ("bad", "text"),
+        [
+            ((item(0),), r"Expected vectors of same length but got 2 vs 1"),
+            (item(0), "nests don't match"),
+            ({"a": item(0)}, "nests don't match"),
+            ((item(0), {"x": torch.zeros(2, 1, 4), "y": item(0)}), "Expected maps of same length"),
+            ((item(0), {"z": torch.zeros(2, 1, 4)}), "Expected maps to have same keys"),
+        ],
+    )
+    def test_another_structure_than_the_first_items_is_refused(self, bad: Any, text: str) -> None:
+        queue = BatchingQueue()
+        queue.enqueue((item(0), {"x": torch.zeros(2, 1, 4)}))
+        with pytest.raises(NestError, match=text):
+            queue.enqueue(bad)
+        assert queue.size() == 1
+
+    @pytest.mark.parametrize(
+        ("bad", "got"),
+        [
+            (torch.zeros(2, 1, 5), r"float32\[2, 1, 5\]"),
+            (torch.zeros(3, 1, 4), r"float32\[3, 1, 4\]"),
+            (torch.zeros(2, 1), r"float32\[2, 1\]"),
+            (torch.zeros(2, 1, 4, dtype=torch.float64), r"float64\[2, 1, 4\]"),
+        ],
+        ids=["last size", "first size", "fewer dimensions", "dtype"],
+    )
+    def test_another_leaf_than_the_first_items_is_refused_with_both_sides(
+        self, bad: torch.Tensor, got: str
+    ) -> None:
+        queue = BatchingQueue()
+        queue.enqueue(torch.zeros(2, 1, 4))
+        with pytest.raises(ValueError, match=rf"float32\[2, \d+, 4\].*but got {got}"):
+            queue.enqueue(bad)
+
+    def test_the_refusal_names_the_place(self) -> None:
+        queue = BatchingQueue()
+        queue.enqueue({"obs": (item(0), item(0))})
+        with pytest.raises(ValueError, match=r"at \['obs'\]\[1\]"):
+            queue.enqueue({"obs": (item(0), (item(0),))})
+
+    def test_a_refused_item_spoils_nobodys_batch(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2)
+        queue.enqueue(item(1))
+        with pytest.raises(ValueError):
+            queue.enqueue(torch.zeros(3, 1))
+        queue.enqueue(item(2))
+        assert values(next(queue)) == [1, 2]
+
+    def test_what_travels_beside_is_checked_at_the_door_too(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2)
+        queue.enqueue(item(1), {"stream": torch.zeros(1, 1)})
+        with pytest.raises(ValueError):
+            queue.enqueue(item(2), {"stream": torch.zeros(())})
+        with pytest.raises(ValueError):
+            queue.enqueue(item(2), {"other": torch.zeros(1, 1)})
+        queue.enqueue(item(3), {"stream": torch.ones(1, 1)})
+        batch, info = next(queue.with_info())
+        assert values(batch) == [1, 3]
+        assert info["stream"].tolist() == [[0, 1]]
+
+    def test_a_first_info_without_a_batch_dimension_is_refused(self) -> None:
+        queue = BatchingQueue()
+        with pytest.raises(ValueError, match="dimensions"):
+            queue.enqueue(item(1), {"stream": torch.zeros(())})
+
+
+class TestIteration:
+    def test_items_are_joined_leaf_by_leaf_along_the_batch_dimension(self) -> None:
+        queue = BatchingQueue(batch_dim=0, minimum_batch_size=2)
+        queue.enqueue([np.array([1, 2]), {"b": np.array([[1.0]]), "a": torch.tensor([True])}])
+        queue.enqueue([np.array([3]), {"a": torch.tensor([False]), "b": np.array([[2.0], [3.0]])}])
+        numbers, rest = next(queue)
+        assert numbers.tolist() == [1, 2, 3]
+        assert list(rest) == ["a", "b"]
+        assert rest["a"].tolist() == [True, False] and rest["b"].tolist() == [[1], [2], [3]]
+
+    def test_vectors_come_back_as_tuples_of_tensors(self) -> None:
+        queue = BatchingQueue()
+        queue.enqueue([item(1), [np.zeros((1, 1))]])
+        batch = next(queue)
+        assert type(batch) is tuple and type(batch[1]) is tuple
+        assert isinstance(batch[0], torch.Tensor) and isinstance(batch[1][0], torch.Tensor)
+
+    def test_the_maximum_counts_items_and_not_rows(self) -> None:
+        queue = BatchingQueue(maximum_batch_size=2)
+        for value, columns in ((1, 3), (2, 1), (3, 2)):
+            queue.enqueue(item(value, columns))
+        assert values(next(queue)) == [1, 1, 1, 2]
+        assert values(next(queue)) == [3, 3]
+
+    def test_items_of_size_zero_are_items(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2)
+        queue.enqueue(item(1, 0))
+        queue.enqueue(item(2, 0))
+        assert next(queue).shape == (2, 0)
+
+    def test_a_consumer_waits_for_the_minimum(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=3)
+        consumer = Background(next, queue)
+        for value in (1, 2):
+            queue.enqueue(item(value))
+            consumer.wait_until_blocked()
+        queue.enqueue(item(3))
+        assert values(consumer.result()) == [1, 2, 3]
+
+    def test_the_timeout_of_300_ms_takes_300_to_330_ms(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2, timeout_ms=300)
+        took = []
+        for _ in range(3):  # the machine may be busy with something else once or twice
+            queue.enqueue(item(1))
+            before = time.monotonic()
+            assert values(next(queue)) == [1]
+            took.append(time.monotonic() - before)
+            assert took[-1] >= 0.3
+            if took[-1] <= 0.33:
+                return
+        pytest.fail(f"expected 0.3 to 0.33 s, got {took}")
+
+    def test_a_full_minimum_does_not_wait_for_the_timeout(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2, timeout_ms=60_000)
+        queue.enqueue(item(1))
+        consumer = Background(next, queue)
+        queue.enqueue(item(2))
+        assert values(consumer.result()) == [1, 2]
+
+    def test_after_the_timeout_the_first_item_is_enough(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2, timeout_ms=1)
+        consumer = Background(next, queue)
+        consumer.wait_until_blocked()  # without a limit: the timeout has passed
+        queue.enqueue(item(1))
+        assert values(consumer.result()) == [1]
+
+    def test_waiting_does_not_stop_the_interpreter(self) -> None:
+        queue = BatchingQueue()
+        consumer = Background(next, queue)
+        consumer.wait_until_blocked()  # this line is Python, and runs
+        queue.enqueue(item(1))
+        assert values(consumer.result()) == [1]
+
+    def test_with_info_gives_what_travels_beside(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2)
+        for value in (1, 2):
+            queue.enqueue(item(value), {"stream": np.array([[value]])})
+        [(batch, info)] = [next(queue.with_info())]
+        assert values(batch) == [1, 2] and info["stream"].tolist() == [[1, 2]]
+
+    def test_without_info_it_is_empty(self) -> None:
+        queue = BatchingQueue()
+        queue.enqueue(item(1))
+        assert next(queue.with_info())[1] == ()
+
+    def test_with_info_outlives_the_name_of_its_queue(self) -> None:
+        queue = BatchingQueue()
+        queue.enqueue(item(1))
+        iterator = queue.with_info()
+        del queue
+        assert values(next(iterator)[0]) == [1]
+
+    def test_many_producers_and_consumers_lose_and_double_nothing(self) -> None:
+        queue = BatchingQueue(maximum_batch_size=3, maximum_queue_size=4)
+        consumers = [Background(lambda: [v for b in queue for v in values(b)]) for _ in range(3)]
+        producers = [
+            Background(lambda first: [queue.enqueue(item(first + i)) for i in range(100)], 100 * p)
+            for p in range(4)
+        ]
+        for producer in producers:
+            producer.result()
+        wait_for(lambda: queue.size() == 0)
+        queue.close()
+        got = sorted(value for consumer in consumers for value in consumer.result())
+        assert got == list(range(400))
+
+    def test_one_producers_items_keep_their_order(self) -> None:
+        queue = BatchingQueue(maximum_batch_size=2, maximum_queue_size=2)
+        producer = Background(lambda: [queue.enqueue(item(i)) for i in range(200)])
+        got: list[float] = []
+        while len(got) < 200:
+            got += values(next(queue))
+        producer.result()
+        assert got == list(range(200))
+
+
+class TestClose:
+    def test_a_queue_is_open_until_it_is_closed(self) -> None:
+        queue = BatchingQueue()
+        assert queue.is_closed() is False and queue.size() == 0
+        queue.close()
+        assert queue.is_closed() is True
+
+    def test_a_second_close_is_an_error(self) -> None:
+        queue = BatchingQueue()
+        queue.close()
+        with pytest.raises(RuntimeError) as failure:
+            queue.close()
+        assert str(failure.value) == "Queue was closed already"
+        assert not isinstance(failure.value, ClosedBatchingQueue)
+
+    def test_of_many_closes_at_once_one_succeeds(self) -> None:
+        for _ in range(ENDINGS):
+            queue = BatchingQueue()
+            barrier = threading.Barrier(4)
+
+            def close(queue: BatchingQueue = queue, barrier: Any = barrier) -> bool:
+                barrier.wait(SOON)
+                try:
+                    queue.close()
+                except RuntimeError:
+                    return False
+                return True
+
+            assert sum(c.result() for c in [Background(close) for _ in range(4)]) == 1
+
+    def test_a_closed_queue_gives_nothing(self) -> None:
+        queue = BatchingQueue()
+        queue.enqueue(item(1))
+        queue.close()
+        with pytest.raises(StopIteration):
+            next(queue)
+        with pytest.raises(StopIteration):
+            next(queue.with_info())
+        assert list(queue) == [] and queue.size() == 0
+
+    def test_close_wakes_every_consumer(self) -> None:
+        queue = BatchingQueue(minimum_batch_size=2)
+        consumers = [Background(list, queue) for _ in range(3)]
+        for consumer in consumers:
+            consumer.wait_until_blocked()
+        queue.close()
+        assert [consumer.result() for consumer in consumers] == [[], [], []]
+
+    @pytest.mark.parametrize("timeout_ms", [None, 50, 60_000])
+    def test_close_wakes_whoever_waits_with_a_timeout(self, timeout_ms: int | None) -> None:
+        for _ in range(ENDINGS):
+            queue = BatchingQueue(timeout_ms=timeout_ms)
+            consumer = Background(list, queue)
+            queue.close()
+            assert consumer.result() == []
+
+    def test_close_wakes_every_producer(self) -> None:
+        for _ in range(ENDINGS):
+            queue = BatchingQueue(maximum_batch_size=1, maximum_queue_size=1)
+            queue.enqueue(item(0))
+            producers = [Background(queue.enqueue, item(1)) for _ in range(3)]
+            queue.close()
+            for producer in producers:
+                with pytest.raises(ClosedBatchingQueue, match="^Enqueue to closed queue$"):
+                    producer.result()
+
+    def test_an_item_handed_over_while_a_consumer_waits_is_not_lost(self) -> None:
+        for value in range(ENDINGS):
+            queue = BatchingQueue()
+            consumer = Background(next, queue)
+            consumer.wait_until_blocked()
+            queue.enqueue(item(value))
+            queue.close()
+            assert values(consumer.result()) == [value]
+            with pytest.raises(StopIteration):
+                next(queue)
+
+    def test_nor_is_it_lost_below_the_minimum(self) -> None:
+        for value in range(ENDINGS):
+            queue = BatchingQueue(minimum_batch_size=3)
+            consumer = Background(list, queue)
+            consumer.wait_until_blocked()
+            queue.enqueue(item(value))
+            queue.close()
+            assert [values(batch) for batch in consumer.result()] == [[value]]
+
+    def test_consumers_that_wait_share_out_what_was_handed_over(self) -> None:
+        for _ in range(ENDINGS):
+            queue = BatchingQueue(minimum_batch_size=2, maximum_batch_size=2)
+            consumers = [Background(list, queue) for _ in range(2)]
+            for consumer in consumers:
+                consumer.wait_until_blocked()
+            for value in range(3):
+                queue.enqueue(item(value))
+            queue.close()
+            batches = [batch for consumer in consumers for batch in consumer.result()]
+            assert sorted(v for batch in batches for v in values(batch)) == [0, 1, 2]
+
+    def test_a_queue_that_is_deleted_unclosed_frees_its_items(self) -> None:
+        queue = BatchingQueue()
+        for value in range(10):
+            queue.enqueue(item(value))
+        del queue
+
+
+def test_its_repr_tells_fill_and_end() -> None:
+    queue = BatchingQueue(maximum_batch_size=4, maximum_queue_size=5)
+    queue.enqueue(item(0))
+    assert repr(queue) == "<BatchingQueue 1 of 5 items>"
+    queue.close()
+    assert "closed" in repr(queue)
+    assert "unbounded" in repr(BatchingQueue())

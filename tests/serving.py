@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Servers and pools that run in threads of a test, for as long as a `with` block.
+
+    with serving(MyEnv, address), playing([address]) as game:
+        item, info = game.rollout()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from background import SOON, Background, wait_for
+
+from libtorchbeast import ActorPool, BatchingQueue, DynamicBatcher, Server
+
+Agent = Callable[[Any], Any]
+
+
+@contextlib.contextmanager
+def serving(env_class: Any, address: str, **options: Any) -> Iterator[Server]:
+    """A server at `address`."""
+    server = Server(env_class, address, **options)
+    run = Background(server.run)
+    wait_for(lambda: run.ended or server.wait_until_serving(0.05))
+    if run.ended:
+        run.result()
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(RuntimeError):  # the test may have stopped it
+            server.stop()
+        run.result()
+
+
+def zeros_agent(inputs: Any) -> Any:
+    """Takes action 0 in every environment and has no state."""
+    (_, reward, *_), _ = inputs
+    return (np.zeros(tuple(reward.shape), np.int64),), ()
+
+
+class Game:
+    """An ActorPool that runs, with a thread that answers for the agent."""
+
+    def __init__(
+        self,
+        addresses: list[str],
+        agent: Agent = zeros_agent,
+        *,
+        unroll_length: int = 4,
+        agent_state: Any = (),
+        queue_size: int = 2,
+        **options: Any,
+    ) -> None:
+        self.queue = BatchingQueue(maximum_batch_size=1, maximum_queue_size=queue_size)
+        self.batcher = DynamicBatcher(minimum_batch_size=1, timeout_ms=10)
+        self.pool = ActorPool(
+            unroll_length, self.queue, self.batcher, addresses, agent_state, **options
+        )
+        self._rollouts = self.queue.with_info()
+        self._agent = Background(self._answer, agent)
+        self._run = Background(self.pool.run)
+
+    def rollout(self) -> tuple[Any, Any]:
+        """The next one: (nest, info). Raises what run() raised when none can come."""
+        try:
+            return next(self._rollouts)
+        except StopIteration:
+            self.end()
+            raise AssertionError("the pool ended in order without a rollout") from None
+
+    def rollouts(self, number: int) -> list[tuple[Any, Any]]:
+        return [self.rollout() for _ in range(number)]
+
+    def end(self, timeout: float = SOON) -> None:
+        """Waits for run(), and raises what it raised."""
+        self._run.result(timeout)
+
+    def close(self) -> None:
+        """Ends the game in order."""
+        for closed in (self.batcher, self.queue):
+            with contextlib.suppress(RuntimeError):
+                closed.close()
+        self._agent.result()
+
+    def _answer(self, agent: Agent) -> None:
+        for batch in self.batcher:
+            batch.set_outputs(agent(batch.get_inputs()))
+
+
+@contextlib.contextmanager
+def playing(addresses: list[str], agent: Agent = zeros_agent, **options: Any) -> Iterator[Game]:
+    """A game that ends with the block; a failure of run() that nobody asked for is raised."""
+    game = Game(addresses, agent, **options)
+    try:
+        yield game
+    finally:
+        game.close()
+    game.end()

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learner asks servers what they serve, and refuses what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.runtime.errors import RunError, UsageError
+
+pytest.importorskip("libtorchbeast")
+
+from torchbeast.sources import discovery
+
+CATCH: dict[str, Any] = {
+    "protocol_version": 1,
+    "env_id": "Catch",
+    "num_envs": 2,
+    "num_streams": 2,
+    "frame_stack": 1,
+    "observation": {"board": ("float32", (10, 5)), "rest": (("uint8", ()), ("bool", (3,)))},
+    "action_space": {"type": "Discrete", "n": 3, "start": 0},
+}
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What is served at which address; others do not answer."""
+    served: dict[str, dict[str, Any]] = {}
+
+    def describe(address: str, timeout_s: float) -> dict[str, Any]:
+        if address not in served:
+            raise TimeoutError(f"{address}: nobody listens")
+        return served[address]
+
+    monkeypatch.setattr(discovery.libtorchbeast, "describe", describe)
+    return served
+
+
+def test_servers_are_asked_until_enough_environments_are_found(servers: dict) -> None:
+    servers.update({f"unix:/a.{i}": CATCH for i in range(5)})
+    fleet = discovery.find("unix:/a", 8, timeout=1.0)
+    assert fleet.stream_addresses == ["unix:/a.0", "unix:/a.0", "unix:/a.1", "unix:/a.1"]
+    assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
+
+
+def test_what_is_served_is_told_in_our_words(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    fleet = discovery.ask_all(["unix:/a.0"], timeout=1.0)
+    assert fleet.env_id == "Catch" and fleet.action_space == Discrete(3)
+    assert fleet.observation_space == {
+        "board": ArraySpec((10, 5), "float32"),
+        "rest": (ArraySpec((), "uint8"), ArraySpec((3,), "bool")),
+    }
+
+
+def test_a_server_of_the_original_does_not_tell_its_actions(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH | {"action_space": None, "env_id": "", "num_streams": 1}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).action_space is None
+
+
+def test_more_than_asked_for_is_refused(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    with pytest.raises(UsageError, match="serve 4 environments, but --num_actors is 3"):
+        discovery.find("unix:/a", 3, timeout=1.0)
+
+
+def test_fewer_than_asked_for_are_refused_with_their_number(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    with pytest.raises(RunError, match=r"answers at unix:/a\.1 .*; 4 of --num_actors 9"):
+        discovery.find("unix:/a", 9, timeout=1.0)
+
+
+@pytest.mark.parametrize("key", ["env_id", "frame_stack", "action_space"])
+def test_servers_must_serve_the_same(servers: dict, key: str) -> None:
+    servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
+    with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):
+        discovery.find("unix:/a", 8, timeout=1.0)
