@@ -41,6 +41,15 @@ grpc::Status as_status(const Body& body) {
   }
 }
 
+// Whether gRPC bound the port that the address names: of one above 65535 it takes the lower bits.
+bool is_port_of(int port, const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  if (address.starts_with("unix:") || colon == std::string::npos) return true;
+  const std::string asked = address.substr(colon + 1);
+  const bool number = !asked.empty() && asked.find_first_not_of("0123456789") == std::string::npos;
+  return !number || asked == "0" || asked == std::to_string(port);
+}
+
 // Steps and return of the running episode of each environment.
 class EpisodeCounters {
  public:
@@ -291,7 +300,7 @@ void EnvServer::serve(const std::function<void()>& poll) {
   builder.AddListeningPort(address_, grpc::InsecureServerCredentials(), &port);
   builder.RegisterService(service_.get());
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0) {
+  if (server == nullptr || port == 0 || !is_port_of(port, address_)) {
     throw ConnectionError("cannot serve at " + address_ +
                           ": the address is in use or cannot be bound");
   }

@@ -41,7 +41,8 @@ std::chrono::system_clock::time_point from_now(std::chrono::milliseconds duratio
 }
 
 std::string seconds(std::chrono::milliseconds duration) {
-  return std::to_string(duration.count() / 1000) + " s";
+  const auto count = duration.count();
+  return count % 1000 == 0 ? std::to_string(count / 1000) + " s" : std::to_string(count) + " ms";
 }
 
 // The message, naming the address once.

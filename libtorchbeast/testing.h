@@ -112,7 +112,7 @@ Array array_of(Shape shape, std::initializer_list<T> values) {
 
 template <typename T>
 std::vector<T> values_of(const Array& array) {
-  return {array.as<T>(), array.as<T>() + array.num_elements()};
+  return std::vector<T>(array.as<T>(), array.as<T>() + array.num_elements());
 }
 
 inline bool same_bytes(const Array& a, const Array& b) {

@@ -54,6 +54,7 @@ bool somebody_listens(const sockaddr_un& name) {
 void claim_unix_address(const std::string& address) {
   const auto path = path_of(address);
   if (!path) return;
+  if (path->empty()) refuse(address, "it names no path; write unix:PATH");
   const sockaddr_un name = socket_address(address, *path);
   std::error_code error;
   const fs::path folder = fs::path(*path).parent_path();

@@ -176,7 +176,7 @@ TEST(ArrayCodecTest, TooManyDimensionsAreRefused) {
 
 TEST(ArrayCodecTest, NestingIsAcceptedToTheStatedDepthAndNoDeeper) {
   EXPECT_EQ(nest::flatten(codec::decode(deep(nest::kMaxDepth))).size(), 1u);
-  for (const std::size_t levels : {nest::kMaxDepth + 1, std::size_t{20'000}}) {
+  for (const std::size_t levels : {nest::kMaxDepth + 1, std::size_t{2'000}}) {
     EXPECT_EQ(message_of<std::invalid_argument>([&] { codec::decode(deep(levels)); }),
               "arrays are nested deeper than 256 levels");
   }
@@ -200,6 +200,9 @@ TEST(ArrayCodecTest, NoMutationOfAMessageDoesAnythingButFailOrGiveASoundArray) {
   rpcenv::ArrayNest wire;
   codec::encode(observation(), &wire);
   const std::string original = wire.SerializeAsString();
+#if GOOGLE_PROTOBUF_VERSION < 4022000  // later versions do not have it, and log elsewhere
+  const google::protobuf::LogSilencer silencer;
+#endif
   std::mt19937 random(20240601);
   int decoded = 0, refused = 0;
   for (int round = 0; round < 20'000; ++round) {

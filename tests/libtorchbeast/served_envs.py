@@ -170,6 +170,14 @@ class Waiting(Counting):
         cls.go_on.clear()
 
 
+class WaitingThenRaising(Waiting):
+    def observation(self) -> Any:
+        observation = super().observation()
+        if self.time == 2:
+            raise KeyError("the joystick is gone")
+        return observation
+
+
 def with_observations(*observations: Any) -> type[Counting]:
     """An environment that returns these, and the last of them for ever."""
 

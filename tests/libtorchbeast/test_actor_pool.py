@@ -240,7 +240,7 @@ class TestRollouts:
             assert numbers == list(range(len(numbers)))
 
     def test_versions_of_the_policy_are_kept_row_by_row(self, address: str) -> None:
-        queue, batcher = BatchingQueue(), DynamicBatcher()
+        queue, batcher = BatchingQueue(maximum_batch_size=1), DynamicBatcher()
         with serving(Counting, address):
             run = Background(ActorPool(2, queue, batcher, [address], ()).run)
             for version in range(1, 6):
@@ -529,18 +529,15 @@ class TestEnvironmentFailures:
         self, runtime_folder: Path
     ) -> None:
         good, bad = (f"unix:{runtime_folder}/{name}" for name in ("good", "bad"))
-        with serving(Counting, good), serving(Waiting, bad):
-            Waiting.forget()
+        Waiting.forget()
+        with serving(Counting, good), serving(served_envs.WaitingThenRaising, bad):
             game = Game([good, bad], queue_size=1)
             assert Waiting.inside.wait(SOON)
             wait_for(lambda: game.queue.size() == 1)
-            Waiting.observation, kept = served_envs.Raising.observation, Waiting.observation
-            try:
-                Waiting.go_on.set()
-            finally:
-                Waiting.observation = kept  # type: ignore[method-assign]
+            Waiting.go_on.set()
+            with pytest.raises(RuntimeError, match=f"{bad}: Traceback"):
+                game.end(timeout=A_SECOND)
             game.close()
-            game.end()
 
 
 class TestEnding:
@@ -700,20 +697,12 @@ class TestLostStreams:
             assert steps in _CYCLES, f"a rollout over the gap: {steps}"
 
     def test_a_stopped_server_that_runs_again_is_found_again(self, address: str) -> None:
-        with playing([address]) as game:
+        with playing([address], queue_size=10**6) as game:
             for lost in range(3):
                 with serving(Counting, address):
                     wait_for(lambda: game.pool.live_streams() == 1)
-                    game.rollouts(3)
                     assert game.pool.lost_streams() == lost
-                    drain = Background(lambda: game.rollouts(2))
-                drain.ended or game.rollout() if game.queue.size() else None
-                with serving(Counting, address):
-                    drain.result()
-                    game.rollouts(1)
-                    wait_for(lambda: game.pool.live_streams() == 1)
-                break
-            assert game.pool.lost_streams() == 1
+                wait_for(lambda: game.pool.lost_streams() == lost + 1)  # noqa: B023
 
     def test_the_run_goes_on_while_half_of_the_streams_live(
         self, server: ServerProcess, address: str, runtime_folder: Path

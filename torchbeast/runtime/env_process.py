@@ -112,9 +112,8 @@ def _failure(error: Exception) -> dict[str, Any]:
     """The report of an error. Our own about a wrong name or a taken address needs no traceback."""
     usage = type(error).__name__ == "EnvError"
     own = usage or isinstance(error, ConnectionError)
-    message = str(error) if own else f"{type(error).__name__}: {error}"
-    shown = "" if own else "".join(traceback.format_exception(error))
-    return {"error": message, "usage": usage, "traceback": shown}
+    message = str(error) if own else "".join(traceback.format_exception(error))
+    return {"error": message, "usage": usage}
 
 
 def _remove_socket(arguments: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import json
 import logging
+import shutil
 import signal
 import subprocess
 import sys
@@ -85,10 +86,9 @@ class EnvServers:
         deadline = time.monotonic() + _GRACE_S
         for server in self._servers:
             server.end_by(deadline)
-        for address in self.addresses:
-            _remove_socket(address)
-        if self._folder is not None and self._folder.exists():
-            self._folder.rmdir()
+            server.remove_socket()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _arguments(env_id: str, plan: ServerPlan, address: str, folder: Path | None) -> dict[str, Any]:
@@ -99,12 +99,6 @@ def _arguments(env_id: str, plan: ServerPlan, address: str, folder: Path | None)
         "envs_per_stream": plan.envs_per_stream,
         "folder": None if folder is None else str(folder),
     }
-
-
-def _remove_socket(address: str) -> None:
-    path = socket_path(address)
-    if path is not None and path.is_socket():
-        path.unlink(missing_ok=True)
 
 
 class _Server:
@@ -136,6 +130,12 @@ class _Server:
             self._process.kill()
         self._process.wait()
         self._watcher.join(_KILL_S)
+
+    def remove_socket(self) -> None:
+        """Removes the socket of a server that had to be killed; never one that another holds."""
+        path = socket_path(self._address)
+        if path is not None and self.ready.is_set():
+            path.unlink(missing_ok=True)
 
     def _ended_by(self, deadline: float) -> bool:
         try:
@@ -170,7 +170,7 @@ class _Server:
         if report.get("usage"):
             return UsageError(report["error"])
         if "error" in report:
-            return RunError(f"{report.get('traceback', '')}{report['error']}")
+            return RunError(report["error"])
         said = "".join(f"\n  {line}" for line in self._stderr)
         return RunError(
             f"process {self.pid} at {self._address} {_how_it_ended(self._process.returncode)}"

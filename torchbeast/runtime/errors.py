@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+
+
+_PACKAGE = re.escape(str(Path(__file__).resolve().parents[1]))
+_OUR_FRAME = re.compile(rf'^  File "{_PACKAGE}/.*\n(?:    .*\n)*', re.MULTILINE)
+_EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
 
 class UsageError(ValueError):
@@ -31,6 +38,16 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
         return _report(program, str(error), EXIT_FAILURE)
     except KeyboardInterrupt:
         return _report(program, "interrupted before the run began.", 130)
+
+
+def without_our_frames(message: str) -> str:
+    """The message, with only the user's own code in the tracebacks that it quotes.
+
+    A traceback of an environment server that shows nothing but our own code says nothing more
+    than its last line, and is left out.
+    """
+    theirs = _OUR_FRAME.sub("", message)
+    return _EMPTY_TRACEBACK.sub("", theirs)
 
 
 def _report(program: str, message: str, code: int) -> int:

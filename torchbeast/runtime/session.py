@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.errors import RunError, UsageError
+from torchbeast.runtime.errors import RunError, UsageError, without_our_frames
 from torchbeast.runtime.flags import LearnerGroups
 from torchbeast.runtime.run_folder import RunFolder
 from torchbeast.runtime.supervisor import Failure, Supervisor
@@ -33,7 +33,7 @@ def session(flags: LearnerGroups) -> Iterator[Session]:
         try:
             yield Session(supervisor, folder)
         except Exception as error:
-            supervisor.fail("start", error)
+            supervisor.fail("", error)
         finally:
             supervisor.stop("the program ended")
             if supervisor.interrupted:
@@ -48,5 +48,5 @@ def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> N
         return
     if isinstance(failure.error, UsageError):
         raise failure.error
-    where = f"\nThe traceback is in {folder.path / 'out.log'}" if folder else ""
-    raise RunError(f"{failure}{where}") from failure.error
+    where = f"\nMore is in {folder.path / 'out.log'}" if folder else ""
+    raise RunError(f"{without_our_frames(str(failure))}{where}") from failure.error

@@ -31,11 +31,12 @@ EXIT_INTERRUPTED_TWICE = 130
 class Failure:
     """What failed first."""
 
-    origin: str
+    origin: str  # "" for what the program itself did
     error: BaseException
 
     def __str__(self) -> str:
-        return f"{self.origin}: {str(self.error).strip() or type(self.error).__name__}"
+        what = str(self.error).strip() or type(self.error).__name__
+        return f"{self.origin}: {what}" if self.origin else what
 
 
 class Supervisor:

@@ -66,7 +66,7 @@ def _ask(address: str, timeout: float) -> dict[str, Any]:
     try:
         return libtorchbeast.describe(address, timeout)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
-        raise RunError(f"no environment server answers at {address} ({error})") from None
+        raise RunError(str(error)) from None
 
 
 def _num_envs(description: dict[str, Any]) -> int:
