@@ -29,7 +29,8 @@ train: $(VENV)/installed
 test: lint test-cpp test-python
 
 test-cpp: $(VENV)/test-packages
-	cmake -S . -B build/tests -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON
+	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug \
+	  -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON
 	cmake --build build/tests -j $$(nproc)
 	ctest --test-dir build/tests --output-on-failure
 

@@ -13,7 +13,7 @@ namespace {
 
 constexpr auto kPollInterval = std::chrono::milliseconds(100);
 constexpr auto kFirstPause = std::chrono::milliseconds(100);  // before a reconnection
-constexpr auto kLongestPause = std::chrono::milliseconds(5000);
+constexpr std::chrono::milliseconds kLongestPause(5000);
 // How long streams may end by themselves, in order, before they are cancelled.
 constexpr auto kGrace = std::chrono::milliseconds(250);
 
@@ -177,7 +177,8 @@ void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
 void ActorPool::play(std::size_t index, std::uint64_t attempt, Clock::time_point* away_since) {
   EnvStream stream(options_.addresses[index], options_.step_timeout);
   const Registration registration(this, &stream);
-  const auto timeout = attempt == 0 ? options_.connect_timeout : kLongestPause;
+  const auto timeout = attempt == 0 ? options_.connect_timeout
+                                    : std::min(kLongestPause, options_.reconnect_timeout);
   StreamStep first = stream.connect(derived_seed(options_.seed, index, attempt), timeout);
   const Alive alive(&live_);
   try {

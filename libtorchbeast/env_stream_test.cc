@@ -339,9 +339,9 @@ TEST(EnvStreamTest, AServerThatSaysMoreThanItShouldAndEndsHoldsNobodyUp) {
                                   }),
                         folder.address());
   EnvStream stream(folder.address(), kLong);
-  stream.connect(1, kLong);
   const ArrayNest action(Array::zeros(DType::kInt64, {1, 2}));
   EXPECT_NE(message_of<EnvironmentFailure>([&] {
+              stream.connect(1, kLong);
               for (int i = 0; i < 60; ++i) stream.step(action);
             }).find("over"),
             std::string::npos);

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of tests, ordered by what happens and never by time.
+"""Threads of tests, ordered by what happens and never by time:
 
-    consumer = Background(next, queue)
-    consumer.wait_until_blocked()      # now it waits inside the core
-    queue.enqueue(item)
-    assert consumer.result() == item   # or raises what next(queue) raised
+>>> consumer = Background(next, queue)
+>>> consumer.wait_until_blocked()  # now it waits inside the core
+>>> queue.enqueue(item)
+>>> consumer.result()  # or raises what next(queue) raised
 """
 
 from __future__ import annotations
@@ -74,6 +74,6 @@ class Background(Generic[T]):
 
 
 def _waits_without_limit(syscall: str) -> bool:
-    """Of one line of /proc/*/syscall: number, arguments, ...; the fourth of a futex is the limit."""
+    """Of a line of /proc/*/syscall: number, then arguments; a futex has its limit in the fourth."""
     fields = syscall.split()
     return fields[0] in _FUTEX and fields[4] == "0x0"

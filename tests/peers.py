@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other end of the wire in plain grpcio, speaking bytes: it knows no message and checks nothing."""
+"""The other end of the wire in plain grpcio: it speaks bytes, knows no message, checks nothing."""
 
 from __future__ import annotations
 
@@ -100,13 +100,13 @@ class Script:
         self.received: list[bytes] = []
         self.half_closed = threading.Event()
 
-    def __call__(
-        self, requests: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def __call__(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         speaks_first = self._speaks_first
         for message in self._messages:
             if not speaks_first:
-                self.received.append(next(requests))
+                if (request := next(requests, None)) is None:
+                    return  # the other side has had enough
+                self.received.append(request)
             speaks_first = False
             yield message
         self.received.extend(requests)

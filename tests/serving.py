@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers and pools that run in threads of a test, for as long as a `with` block.
+"""Servers and pools that run in threads of a test, for as long as a `with` block:
 
-    with serving(MyEnv, address), playing([address]) as game:
-        item, info = game.rollout()
+>>> with serving(MyEnv, address), playing([address]) as game:
+...     item, info = game.rollout()
 """
 
 from __future__ import annotations

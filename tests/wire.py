@@ -101,11 +101,11 @@ def description(
     )
 
 
-def vector_step(observation: bytes, num_envs: int, **replaced: bytes) -> bytes:
-    """VectorStep of zeros; `replaced` gives the contents of single fields."""
+def vector_step(num_envs: int, **given: bytes) -> bytes:
+    """VectorStep of zeros, but for the contents of the fields that are given."""
     shape = (num_envs,)
     fields = {
-        "observation": observation,
+        "observation": b"",
         "reward": array(FLOAT32, shape, bytes(4 * num_envs)),
         "terminated": array(BOOL, shape, bytes(num_envs)),
         "truncated": array(BOOL, shape, bytes(num_envs)),
@@ -113,7 +113,7 @@ def vector_step(observation: bytes, num_envs: int, **replaced: bytes) -> bytes:
         "episode_step": array(INT32, shape, bytes(4 * num_envs)),
         "episode_return": array(FLOAT32, shape, bytes(4 * num_envs)),
         "final_observation": b"",
-    } | replaced
+    } | given
     return b"".join(
         chunk(place, content) for place, content in enumerate(fields.values(), 1) if content
     )

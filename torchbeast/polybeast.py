@@ -46,11 +46,12 @@ def run(flags: PolyBeastFlags) -> int:
 def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterator[EnvServers]:
     """The run's own servers, in a folder of its own unless --pipes_basename says where."""
     plans = spread(flags.fleet.num_actors, flags.fleet.servers())
-    folder = new_run_folder() if flags.fleet.pipes_basename is None else None
-    basename = flags.fleet.pipes_basename or folder_basename(folder)
-    servers = EnvServers(
-        supervisor, flags.environment.env, plans, server_addresses(basename, len(plans)), folder
-    )
+    basename, folder = flags.fleet.pipes_basename, None
+    if basename is None:
+        folder = new_run_folder()
+        basename = folder_basename(folder)
+    addresses = server_addresses(basename, len(plans))
+    servers = EnvServers(supervisor, flags.environment.env, plans, addresses, folder)
     try:
         yield servers
     finally:

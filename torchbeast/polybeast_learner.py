@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.runtime.addresses import user_basename
@@ -83,15 +82,16 @@ def _source_config(flags: LearnerGroups, learner: Learner) -> PolySourceConfig:
     )
 
 
-def _action_space(fleet: Fleet, num_actions: int | None) -> Any:
+def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
     """What the servers say; --num_actions where they cannot."""
-    if fleet.action_space is None and num_actions is None:
+    if fleet.action_space is not None:
+        return fleet.action_space
+    if num_actions is None:
         raise UsageError(
             "these servers are the original TorchBeast's and do not tell their actions: "
             "give --num_actions"
         )
-    told: ActionSpace = fleet.action_space
-    return Discrete(num_actions) if told is None and num_actions else told
+    return Discrete(num_actions)
 
 
 def _check_environment(env: str | None, fleet: Fleet) -> None:

@@ -36,12 +36,18 @@ def mean_return(output: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("env", "more"),
-    [("Catch", ()), ("Catch", ("--use_lstm",)), ("Memory", ("--use_lstm",))],
+    ("env", "steps", "more"),
+    [
+        ("Catch", 50_000, ()),
+        ("Catch", 80_000, ("--use_lstm",)),
+        ("Memory", 50_000, ("--use_lstm",)),
+    ],
     ids=["catch", "catch-lstm", "memory-lstm"],
 )
-def test_a_toy_task_is_learnt(workshop: Workshop, env: str, more: tuple[str, ...]) -> None:
-    args = ["--env", env, "--xpid", "toy", "--total_steps", "40000", *FAST, *more]
+def test_a_toy_task_is_learnt(
+    workshop: Workshop, env: str, steps: int, more: tuple[str, ...]
+) -> None:
+    args = ["--env", env, "--xpid", "toy", "--total_steps", str(steps), *FAST, *more]
     code, said = workshop.run("polybeast", *args, timeout=PAGE)
     assert code == 0, said
     workshop.assert_nothing_is_left()

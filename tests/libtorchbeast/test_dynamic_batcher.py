@@ -17,9 +17,7 @@ ENDINGS = 50  # how often an ending is tried whose threads may meet in either or
 
 ENQUEUE_CLOSED = "Enqueue to closed queue"
 CLOSED_DURING = "Batching queue closed during compute"
-DROPPED = (
-    "The associated promise has been destructed prior to the associated state becoming ready."
-)
+DROPPED = "The associated promise has been destructed prior to the associated state becoming ready."
 
 
 def row(*values: float) -> torch.Tensor:

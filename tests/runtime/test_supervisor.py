@@ -111,6 +111,16 @@ def test_a_signal_stops_the_run_in_good_order(number: signal.Signals) -> None:
     assert supervisor.failure is None and supervisor.reason == number.name
 
 
+def test_a_signal_that_is_sent_twice_at_once_is_one() -> None:
+    """`timeout` signals the process and then its group, which the process belongs to."""
+    supervisor = Supervisor()
+    with supervisor.signals():
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert supervisor.wait(SOON)
+    assert supervisor.reason == "SIGINT"
+
+
 def test_the_handlers_from_before_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Supervisor().signals():
@@ -121,8 +131,9 @@ def test_the_handlers_from_before_are_restored() -> None:
 def test_a_second_signal_ends_the_process_at_once() -> None:
     code = """
 import os, signal, threading
-from torchbeast.runtime.supervisor import Supervisor
-with Supervisor().signals():
+from torchbeast.runtime import supervisor
+supervisor.SECOND_SIGNAL_S = 0.0
+with supervisor.Supervisor().signals():
     os.kill(os.getpid(), signal.SIGINT)
     os.kill(os.getpid(), signal.SIGINT)
     threading.Event().wait()

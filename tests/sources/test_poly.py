@@ -113,6 +113,22 @@ def test_the_learner_computes_from_a_rollout_exactly_the_policies_that_acted(
     assert any(rollout.done[1:].any() for rollout in rollouts) or env_id == "Mock"
 
 
+def first_balls(folder: Path, seed: int) -> list[int]:
+    """The columns in which the first balls of 16 environments fall."""
+    config = PolySourceConfig(batch_size=16, unroll_length=3, seed=seed)
+    with (
+        serving("Catch", 8, 2, folder) as address,
+        collecting(address, "mlp", False, config) as (source, _),
+    ):
+        rollout = next(source.batches())
+    return sorted(rollout.observation[0, :, 0].argmax(-1).tolist())
+
+
+def test_the_seed_decides_how_the_environments_begin(runtime_folder: Path) -> None:
+    assert first_balls(runtime_folder, 3) == first_balls(runtime_folder, 3)
+    assert len({tuple(first_balls(runtime_folder, seed)) for seed in range(3, 6)}) > 1
+
+
 def test_every_environment_of_a_run_is_seeded_on_its_own(runtime_folder: Path) -> None:
     config = PolySourceConfig(batch_size=16, unroll_length=30, seed=3)
     with (

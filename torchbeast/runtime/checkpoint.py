@@ -35,7 +35,7 @@ def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
 def load(path: Path) -> dict[str, Any]:
     """Reads a checkpoint onto the CPU; UsageError when the file is none."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise UsageError(
             f"there is no checkpoint at {path}: give the --xpid of a run that has one"

@@ -25,6 +25,8 @@ _log = logging.getLogger("torchbeast.supervisor")
 
 _SIGNAL_POLL_S = 0.1
 EXIT_INTERRUPTED_TWICE = 130
+# `timeout`, and whatever else signals both a process and its group, sends one signal twice at once.
+SECOND_SIGNAL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Supervisor:
         self._closers: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
         self._signal: str | None = None
+        self._signal_time = 0.0
         self.reason: str | None = None
         self.failure: Failure | None = None
 
@@ -112,7 +115,9 @@ class Supervisor:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM stop the run in good order; a second one ends the process at once."""
+        """Ctrl-C and SIGTERM stop the run in good order;
+        a later second one ends the process at once.
+        """
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
         try:
@@ -123,9 +128,11 @@ class Supervisor:
 
     def _on_signal(self, number: int, _: Any) -> None:
         # Runs between two instructions of the main thread, which may hold any lock: only note it.
-        if self._signal is not None:
+        now = time.monotonic()
+        if self._signal is None:
+            self._signal, self._signal_time = signal.Signals(number).name, now
+        elif now - self._signal_time >= SECOND_SIGNAL_S:
             os._exit(EXIT_INTERRUPTED_TWICE)
-        self._signal = signal.Signals(number).name
 
     def _run(self, name: str, body: Callable[[], None]) -> None:
         try:

@@ -64,9 +64,10 @@ def _ask_another(address: str, timeout: float, count: int, num_actors: int) -> d
 
 def _ask(address: str, timeout: float) -> dict[str, Any]:
     try:
-        return libtorchbeast.describe(address, timeout)
+        description: dict[str, Any] = libtorchbeast.describe(address, timeout)
     except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
         raise RunError(str(error)) from None
+    return description
 
 
 def _num_envs(description: dict[str, Any]) -> int:

@@ -1,0 +1,614 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The whole core at work: servers, streams, inference, rollouts. Every row is compared with the
+// games played alone, and every ending is tried while something waits.
+
+#include "libtorchbeast/actor_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+#include "libtorchbeast/testing_env.h"
+
+namespace torchbeast {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::array_of;
+using testing::Background;
+using testing::fake_env;
+using testing::FakeGame;
+using testing::GameStep;
+using testing::message_of;
+using testing::Notification;
+using testing::RunningServer;
+using testing::same_bytes;
+using testing::TestFolder;
+using testing::tuple;
+using testing::until;
+using testing::values_of;
+
+constexpr auto kLong = std::chrono::milliseconds(testing::kPatience);
+
+// The policy of the tests: ((action, trace), state + 1). The action is each environment's newest
+// frame, as FakeGames demand. trace, float32 [1, B, 2]: the state and version that computed it.
+ArrayNest policy(const ArrayNest& inputs, std::int64_t version) {
+  const Array frame =
+      inputs.as_vector()[0].as_vector()[0].as_map().at("frame").as_leaf();  // [1, B, k]
+  const Array state = inputs.as_vector()[1].as_leaf();                      // [1, B, 1]
+  const std::int64_t batch = frame.size(1), stacked = frame.size(2);
+  Array action(DType::kInt64, {1, batch}), trace(DType::kFloat32, {1, batch, 2});
+  Array next(DType::kFloat32, {1, batch, 1});
+  for (std::int64_t b = 0; b < batch; ++b) {
+    action.as<std::int64_t>()[b] = frame.as<std::int32_t>()[(b + 1) * stacked - 1];
+    trace.as<float>()[2 * b] = state.as<float>()[b];
+    trace.as<float>()[2 * b + 1] = static_cast<float>(version);
+    next.as<float>()[b] = state.as<float>()[b] + 1;
+  }
+  return tuple({tuple({action, trace}), next});
+}
+
+using Policy = std::function<ArrayNest(const ArrayNest& inputs, std::int64_t version)>;
+
+ActorPoolOptions options_for(std::vector<std::string> addresses, std::int64_t unroll_length = 3) {
+  return {.unroll_length = unroll_length,
+          .addresses = std::move(addresses),
+          .connect_timeout = kLong,
+          .step_timeout = kLong,
+          .reconnect_timeout = kLong};
+}
+
+// A pool with its queue, its batcher and an inference thread.
+class Play {
+ public:
+  explicit Play(ActorPoolOptions options, Policy answer = policy)
+      : pool_(std::move(options), queue_, batcher_, ArrayNest(Array::zeros(DType::kFloat32, {1, 1, 1}))),
+        inference_([this, answer = std::move(answer)] { infer(answer); }),
+        run_([this] { pool_.run(); }) {}
+
+  ~Play() {
+    batcher_->try_close();
+    queue_->try_close();
+    try {
+      if (!ended_) end();
+    } catch (const std::exception&) {  // a test that wants to know calls failure()
+    }
+    inference_.get();
+  }
+
+  // Waits for the end of run(); throws what it threw.
+  void end() {
+    ended_ = true;
+    run_.get();
+  }
+
+  template <typename Expected>
+  std::string failure() {
+    return message_of<Expected>([this] { end(); });
+  }
+
+  // The next rollouts, one item each.
+  std::vector<QueueItem> take(std::size_t count) {
+    std::vector<QueueItem> items;
+    while (items.size() < count) {
+      auto item = queue_->dequeue();
+      if (!item) throw std::logic_error("the queue closed before a test had its rollouts");
+      items.push_back(std::move(*item));
+    }
+    return items;
+  }
+
+  RolloutQueue& queue() { return *queue_; }
+  DynamicBatcher& batcher() { return *batcher_; }
+  ActorPool& pool() { return pool_; }
+
+ private:
+  void infer(const Policy& answer) {
+    std::int64_t version = 0;
+    while (const auto batch = batcher_->next()) {
+      batch->set_outputs(answer(batch->get_inputs(), version), version);
+      ++version;
+    }
+  }
+
+  const std::shared_ptr<RolloutQueue> queue_ = std::make_shared<RolloutQueue>(
+      RolloutQueueOptions{.queue = {.maximum_batch_size = 1, .maximum_queue_size = 4}});
+  const std::shared_ptr<DynamicBatcher> batcher_ = std::make_shared<DynamicBatcher>(
+      DynamicBatcherOptions{.queue = {.timeout = std::nullopt}});
+  ActorPool pool_;
+  Background<void> inference_;
+  Background<void> run_;
+  bool ended_ = false;
+};
+
+// ---- What stands in a rollout ----------------------------------------------------------------
+
+// Row n of one environment's life, as the definition of rollouts says. Frames are stacks of two.
+struct Row {
+  std::int32_t older_frame, frame;
+  float reward, episode_return;
+  std::int32_t episode_step;
+  bool terminated, truncated, episode_end;
+  std::int64_t action;  // that led here
+  std::vector<std::int32_t> final_frames;
+};
+
+// The first `count` rows that environment `env` gives when it is played alone.
+std::vector<Row> rows_of(int env, std::size_t count) {
+  FakeGame game(env);
+  const std::int32_t first = game.observation();
+  std::vector<Row> rows{{first, first, 0, 0, 0, true, false, false, 0, {}}};
+  std::int32_t steps = 0;
+  float sum = 0;
+  while (rows.size() < count) {
+    const std::int32_t before = game.observation();
+    const GameStep step = game.step(before);
+    const bool done = step.terminated || step.truncated;
+    sum += step.reward;
+    rows.push_back({done ? step.observation : before, step.observation, step.reward, sum, ++steps,
+                    step.terminated, step.truncated, step.episode_end, before, {}});
+    if (step.truncated) rows.back().final_frames = {before, step.last_observation};
+    if (step.episode_end) steps = 0, sum = 0;
+  }
+  return rows;
+}
+
+// [1, K, 2]
+Array final_frames(const QueueItem& item) {
+  return item.info.as_map().at("final_observation").as_map().at("frame").as_leaf();
+}
+
+// Compares column c of an item with the rows of its environment. Returns the rollout's number.
+std::int64_t check_column(const QueueItem& item, std::int64_t c, int env, std::size_t* next_final) {
+  const auto& rollout = item.data.as_vector()[0].as_vector();
+  const auto& outputs = rollout[0].as_vector();
+  const Array frame = outputs[0].as_map().at("frame").as_leaf();  // [T + 1, columns, 2]
+  const std::int64_t length = frame.size(0) - 1, columns = frame.size(1);
+  const auto beside = [&](const char* key) { return item.info.as_map().at(key).as_leaf(); };
+  const std::int64_t number = beside("rollout").as<std::int64_t>()[c];
+  const Array finals = final_frames(item);
+  const auto expected =
+      rows_of(env, static_cast<std::size_t>((number + 1) * length + 1));
+  for (std::int64_t t = 0; t <= length; ++t) {
+    const Row& row = expected[static_cast<std::size_t>(number * length + t)];
+    const std::int64_t i = t * columns + c;
+    EXPECT_EQ(frame.as<std::int32_t>()[2 * i], row.older_frame);
+    EXPECT_EQ(frame.as<std::int32_t>()[2 * i + 1], row.frame);
+    EXPECT_EQ(outputs[1].as_leaf().as<float>()[i], row.reward);
+    EXPECT_EQ(outputs[2].as_leaf().as<bool>()[i], row.terminated || row.truncated);
+    EXPECT_EQ(outputs[3].as_leaf().as<std::int32_t>()[i], row.episode_step);
+    EXPECT_EQ(outputs[4].as_leaf().as<float>()[i], row.episode_return);
+    EXPECT_EQ(beside("terminated").as<bool>()[i], row.terminated);
+    EXPECT_EQ(beside("truncated").as<bool>()[i], row.truncated);
+    EXPECT_EQ(beside("episode_end").as<bool>()[i], row.episode_end);
+    EXPECT_EQ(rollout[1].as_vector()[0].as_leaf().as<std::int64_t>()[i], row.action);
+    const float* trace = rollout[1].as_vector()[1].as_leaf().as<float>() + 2 * i;
+    if (number + t == 0) {
+      EXPECT_EQ(trace[1], 0) << "no computation led to the very first row";
+    } else {
+      EXPECT_EQ(trace[0], static_cast<float>(number * length + t - 1));
+      EXPECT_EQ(trace[1], static_cast<float>(beside("policy_version").as<std::int64_t>()[i]));
+    }
+    if (t == 0 || !row.truncated) continue;
+    const std::int32_t* final_frame = finals.as<std::int32_t>() + 2 * (*next_final)++;
+    EXPECT_EQ(std::vector<std::int32_t>(final_frame, final_frame + 2), row.final_frames);
+  }
+  EXPECT_EQ(item.data.as_vector()[1].as_leaf().as<float>()[c],
+            static_cast<float>(number * length))
+      << "the state is the one with which row 0 is processed";
+  return number;
+}
+
+TEST(ActorPoolTest, RolloutsAreTheGamesPlayedAlone) {
+  constexpr int kEnvs = 3;
+  TestFolder folder;
+  RunningServer server(fake_env({.num_envs = kEnvs, .frame_stack = 2}), folder.address());
+  Play play(options_for({folder.address()}, 4));
+  std::int64_t number = 0, finals = 0;
+  for (const QueueItem& item : play.take(10)) {
+    std::size_t next_final = 0;
+    for (int e = 0; e < kEnvs; ++e) EXPECT_EQ(check_column(item, e, e, &next_final), number);
+    EXPECT_EQ(final_frames(item).size(1), static_cast<std::int64_t>(next_final));
+    finals += final_frames(item).size(1);
+    ++number;
+  }
+  EXPECT_GT(finals, 5);
+}
+
+TEST(ActorPoolTest, ColumnsOfSeveralStreamsAreTheGamesPlayedAlone) {
+  constexpr int kEnvs = 4, kColumns = 2;
+  TestFolder folder;
+  RunningServer first(fake_env({.num_envs = kEnvs, .frame_stack = 2}), folder.address(0));
+  RunningServer second(fake_env({.num_envs = kEnvs, .frame_stack = 2, .first = 50}),
+                       folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.rollout_columns = kColumns;
+  Play play(options);
+  std::map<std::int64_t, std::int64_t> rollouts;  // of each environment
+  for (const QueueItem& item : play.take(40)) {
+    const Array streams = item.info.as_map().at("stream").as_leaf();
+    ASSERT_EQ(streams.shape(), (Shape{1, kColumns}));
+    std::size_t next_final = 0;
+    for (std::int64_t c = 0; c < kColumns; ++c) {
+      const std::int64_t stream = streams.as<std::int64_t>()[c];
+      const std::int64_t server = stream / kMaxEnvsPerStream, e = stream % kMaxEnvsPerStream;
+      const auto env = static_cast<int>(50 * server + e);
+      EXPECT_EQ(check_column(item, c, env, &next_final), rollouts[stream]++);
+    }
+    EXPECT_EQ(final_frames(item).size(1), static_cast<std::int64_t>(next_final));
+  }
+  EXPECT_EQ(rollouts.size(), 2u * kEnvs);
+}
+
+TEST(ActorPoolTest, RowZeroRepeatsTheLastRowOfTheRolloutBefore) {
+  TestFolder folder;
+  RunningServer server(fake_env({.num_envs = 2}), folder.address());
+  Play play(options_for({folder.address()}));
+  const auto items = play.take(5);
+  int compared = 0;
+  for (std::size_t k = 0; k + 1 < items.size(); ++k) {
+    nest::for_each2(
+        [&](const Array& before, const Array& after) {
+          EXPECT_TRUE(same_bytes(before.rows(3, 1), after.rows(0, 1)));
+          ++compared;
+        },
+        items[k].data.as_vector()[0], items[k + 1].data.as_vector()[0]);
+  }
+  EXPECT_EQ(compared, 4 * 7);
+}
+
+TEST(ActorPoolTest, StepsAreCountedWhenTheirRolloutIsHandedOver) {
+  TestFolder folder;
+  RunningServer server(fake_env({.num_envs = 2}), folder.address());
+  Play play(options_for({folder.address()}));
+  EXPECT_EQ(play.pool().count() % 6, 0);
+  play.take(5);
+  until([&] { return play.pool().count() >= 5 * 3 * 2; }, "five rollouts being counted");
+  EXPECT_EQ(play.pool().count() % 6, 0);
+  EXPECT_EQ(play.pool().live_streams(), 1);
+}
+
+TEST(ActorPoolTest, AServerOfTheOriginalProtocolIsPlayed) {
+  TestFolder folder;
+  testing::ScriptedServer server(
+      {.original_stream =
+           [](testing::OriginalCall* stream) {
+             FakeGame game(0);
+             rpcenv::Step step;
+             rpcenv::Action action;
+             step.set_done(true);
+             do {
+               codec::encode(ArrayNest(ArrayNest::Map{
+                                 {"frame", array_of<std::int32_t>({1}, {game.observation()})}}),
+                             step.mutable_observation());
+               if (!stream->Write(step) || !stream->Read(&action)) return grpc::Status::OK;
+               const GameStep result =
+                   game.step(codec::decode(action.nest_action()).as_leaf().as<std::int64_t>()[0]);
+               step.set_done(result.episode_end);
+               step.set_reward(result.reward);
+             } while (true);
+           }},
+      folder.address());
+  Play play(options_for({folder.address()}));
+  const auto items = play.take(2);
+  const Array frame =
+      items[1].data.as_vector()[0].as_vector()[0].as_vector()[0].as_map().at("frame").as_leaf();
+  EXPECT_EQ(values_of<std::int32_t>(frame), (std::vector<std::int32_t>{1000, 1001, 1002, 2000}));
+}
+
+// ---- Seeds -----------------------------------------------------------------------------------
+
+// The seeds that a pool gives its streams.
+std::set<std::uint64_t> seeds_of(std::uint64_t pool_seed, int streams) {
+  TestFolder folder;
+  Mutex mutex;
+  std::set<std::uint64_t> seeds;
+  const EnvDescription description{.observation = ArrayNest(ArrayNest::Map{
+                                       {"frame", Array::spec(DType::kInt32, {1})}})};
+  RunningServer server(fake_env({.on_reset =
+                                     [&](std::uint64_t seed) {
+                                       MutexLock lock(mutex);
+                                       seeds.insert(seed);
+                                     }}),
+                       folder.address(), {.description = description});
+  ActorPoolOptions options =
+      options_for(std::vector<std::string>(static_cast<std::size_t>(streams), folder.address()));
+  options.seed = pool_seed;
+  Play play(options);
+  until([&] { return play.pool().live_streams() == streams; }, "every stream being live");
+  MutexLock lock(mutex);
+  return seeds;
+}
+
+TEST(ActorPoolTest, EveryStreamHasASeedOfItsOwnThatThePoolsSeedDecides) {
+  const auto seeds = seeds_of(1, 3);
+  EXPECT_EQ(seeds.size(), 3u);
+  EXPECT_EQ(seeds_of(1, 3), seeds);
+  const auto others = seeds_of(2, 3);
+  for (const std::uint64_t seed : seeds) EXPECT_FALSE(others.contains(seed));
+}
+
+// ---- Orderly endings, each while something waits ---------------------------------------------
+
+TEST(ActorPoolTest, ClosingTheQueueEndsRunWhileAnActorWaitsForRoom) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play play(options_for({folder.address()}));
+  until([&] { return play.queue().size() == 4; }, "a full queue");
+  play.queue().close();
+  play.end();
+  EXPECT_TRUE(play.batcher().is_closed());
+}
+
+TEST(ActorPoolTest, ClosingTheBatcherEndsRunWhileActorsPlay) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play play(options_for({folder.address(), folder.address()}));
+  play.take(1);
+  play.batcher().close();
+  play.end();
+  EXPECT_TRUE(play.queue().is_closed());
+  EXPECT_EQ(play.pool().live_streams(), 0);
+}
+
+TEST(ActorPoolTest, ClosingEndsRunWhileAnActorWaitsForAnAnswer) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
+  Background<void> run([&] { pool.run(); });
+  until([&] { return batcher->size() == 1; }, "an actor asking");
+  queue->close();
+  run.get();
+}
+
+// An environment that hangs in one place until told to go on.
+struct Hanging {
+  Notification reached, go_on;
+  void here() {
+    reached.notify();
+    go_on.wait();
+  }
+};
+
+TEST(ActorPoolTest, ClosingEndsRunWhileAnEnvironmentHangs) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address());
+  Play play(options_for({folder.address()}));
+  hanging.reached.wait();
+  play.queue().close();
+  play.end();
+  hanging.go_on.notify();
+}
+
+TEST(ActorPoolTest, ClosingEndsRunWhileAServerIsNotThereYet) {
+  TestFolder folder;
+  Play play(options_for({folder.address()}));
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AnOrderlyEndLetsServersGoOn) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  for (int i = 0; i < 2; ++i) {
+    Play play(options_for({folder.address()}));
+    play.take(1);
+    play.queue().close();
+    play.end();
+  }
+}
+
+// ---- Failures --------------------------------------------------------------------------------
+
+TEST(ActorPoolTest, AnEnvironmentsExceptionEndsRunWithItsTextAndAddress) {
+  TestFolder folder;
+  RunningServer healthy(fake_env(), folder.address(0));
+  RunningServer failing(fake_env({.on_step =
+                                      [](int step) {
+                                        if (step == 5) throw EnvironmentFailure("ouch");
+                                      }}),
+                        folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  while (play.queue().dequeue()) continue;  // a learner, until the pool ends
+  EXPECT_EQ(play.failure<EnvironmentFailure>(),
+            "environment server at " + folder.address(1) + ": ouch");
+  EXPECT_TRUE(play.batcher().is_closed());
+}
+
+TEST(ActorPoolTest, TheFirstFailureIsTheOneThatArrives) {
+  TestFolder folder;
+  RunningServer server(fake_env({.on_step = [](int) { throw EnvironmentFailure("first"); }}),
+                       folder.address(0));
+  Hanging hanging;  // fails only when the pool, which has failed, closed the queue
+  RunningServer later(fake_env({.on_step =
+                                    [&](int) {
+                                      hanging.here();
+                                      throw EnvironmentFailure("second");
+                                    }}),
+                      folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  until([&] { return play.queue().is_closed(); }, "the queue being closed");
+  hanging.go_on.notify();
+  EXPECT_EQ(play.failure<EnvironmentFailure>(),
+            "environment server at " + folder.address(0) + ": first");
+}
+
+TEST(ActorPoolTest, AHungEnvironmentIsATimeoutWithItsAddress) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address());
+  ActorPoolOptions options = options_for({folder.address()});
+  options.step_timeout = 300ms;
+  Play play(options);
+  EXPECT_EQ(play.failure<TimeoutError>(),
+            "environment server at " + folder.address() + " sent no step within 300 ms");
+  hanging.go_on.notify();
+}
+
+TEST(ActorPoolTest, AServerThatIsNeverThereIsAConnectionErrorWithItsAddress) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address(0));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.connect_timeout = 200ms;
+  Play play(options);
+  while (play.queue().dequeue()) continue;
+  EXPECT_EQ(play.failure<ConnectionError>(),
+            "no environment server answers at " + folder.address(1) +
+                " within 200 ms; start one there, or name the address of one that runs");
+}
+
+std::string error_of_answer(const ArrayNest& answer) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play play(options_for({folder.address()}),
+            [answer](const ArrayNest&, std::int64_t) { return answer; });
+  return play.failure<std::invalid_argument>();
+}
+
+TEST(ActorPoolTest, AnswersOfAnotherFormAreRefused) {
+  const Array leaf = array_of<std::int64_t>({1, 1}, {0});
+  EXPECT_EQ(error_of_answer(leaf), "Expected agent output to be tuple");
+  EXPECT_EQ(error_of_answer(tuple({leaf, leaf, leaf})),
+            "Expected agent output to be ((action, ...), new_state) but got sequence of length 3");
+  EXPECT_EQ(error_of_answer(tuple({leaf, leaf})),
+            "Expected first entry of agent output to be a (action, ...) tuple");
+  EXPECT_EQ(error_of_answer(tuple({tuple({Array::zeros(DType::kInt64, {2, 1})}), leaf})),
+            "every agent output needs shape [1, 1, ...], got [2, 1]");
+}
+
+TEST(ActorPoolTest, AnswersThatChangeTheirFormAreRefused) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play play(options_for({folder.address()}), [](const ArrayNest& inputs, std::int64_t version) {
+    const ArrayNest answer = policy(inputs, version);
+    if (version < 2) return answer;
+    const Array small = Array::zeros(DType::kFloat32, {1, 1, 1});
+    return tuple({tuple({answer.as_vector()[0].as_vector()[0], small}), answer.as_vector()[1]});
+  });
+  EXPECT_EQ(play.failure<std::invalid_argument>(),
+            "agent output at [1]: expected float32[1, 1, 2] as before, got float32[1, 1, 1]");
+}
+
+TEST(ActorPoolTest, ABatchThatIsDroppedEndsRun) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
+  Background<void> run([&] { pool.run(); });
+  batcher->next().reset();
+  EXPECT_THROW(run.get(), AsyncError);
+  EXPECT_TRUE(queue->is_closed());
+}
+
+TEST(ActorPoolTest, WhatPollThrowsEndsRun) {
+  TestFolder folder;
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
+  EXPECT_EQ(message_of<std::runtime_error>(
+                [&] { pool.run([] { throw std::runtime_error("Ctrl-C"); }); }),
+            "Ctrl-C");
+  EXPECT_EQ(message_of<std::runtime_error>([&] { pool.run(); }),
+            "ActorPool.run() may be called once only");
+}
+
+TEST(ActorPoolTest, ImpossibleOptionsAreRefused) {
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  const auto error = [&](ActorPoolOptions options, auto q, auto b, ArrayNest state) {
+    return message_of<std::invalid_argument>([&] { ActorPool(options, q, b, state); });
+  };
+  const ActorPoolOptions good = options_for({"unix:x"});
+  EXPECT_EQ(error(good, nullptr, batcher, {}), "learner_queue must not be None");
+  EXPECT_EQ(error(good, queue, nullptr, {}), "inference_batcher must not be None");
+  EXPECT_EQ(error(options_for({"unix:x"}, 0), queue, batcher, {}),
+            "unroll_length must be >= 1, got 0");
+  EXPECT_EQ(error(options_for({}), queue, batcher, {}),
+            "env_server_addresses must name at least one server");
+  EXPECT_EQ(error(good, queue, batcher, Array::zeros(DType::kFloat32, {1, 2, 3})),
+            "initial_agent_state needs leaves [layers, 1, ...], one environment's, got [1, 2, 3]");
+}
+
+// ---- Lost streams ----------------------------------------------------------------------------
+
+TEST(ActorPoolTest, AStreamWhoseServerRestartsStartsAgainWithAnotherSeed) {
+  TestFolder folder;
+  std::atomic<std::uint64_t> first_seed = 0, second_seed = 0;
+  auto server = std::make_unique<RunningServer>(
+      fake_env({.frame_stack = 2, .on_reset = [&](std::uint64_t seed) { first_seed = seed; }}),
+      folder.address());
+  Play play(options_for({folder.address()}));
+  play.take(2);
+  server.reset();
+  RunningServer again(
+      fake_env({.frame_stack = 2,
+                .first = 7,
+                .on_reset = [&](std::uint64_t seed) { second_seed = seed; }}),
+      folder.address());
+  std::int64_t rollouts = 0;
+  while (rollouts < 3) {
+    const QueueItem item = play.take(1).at(0);
+    const Array frame =
+        item.data.as_vector()[0].as_vector()[0].as_vector()[0].as_map().at("frame").as_leaf();
+    const bool is_new = frame.as<std::int32_t>()[0] >= 7'000'000;
+    std::size_t next_final = 0;
+    const std::int64_t number = check_column(item, 0, is_new ? 7 : 0, &next_final);
+    if (!is_new) continue;
+    EXPECT_EQ(number, rollouts++) << "what was unfinished is dropped";
+  }
+  EXPECT_EQ(play.pool().lost_streams(), 1);
+  EXPECT_NE(first_seed, second_seed);
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, ALostStreamEndsRunWhenItStaysAwayAndTooFewLive) {
+  TestFolder folder;
+  auto server = std::make_unique<RunningServer>(fake_env(), folder.address());
+  ActorPoolOptions options = options_for({folder.address()});
+  options.reconnect_timeout = 1ms;
+  Play play(options);
+  play.take(1);
+  server.reset();
+  while (play.queue().dequeue()) continue;
+  EXPECT_NE(play.failure<ConnectionError>().find(folder.address()), std::string::npos);
+  EXPECT_EQ(play.pool().lost_streams(), 1);
+}
+
+TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {
+  TestFolder folder;
+  RunningServer healthy(fake_env({.frame_stack = 2}), folder.address(0));
+  auto server = std::make_unique<RunningServer>(fake_env({.frame_stack = 2}), folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.reconnect_timeout = 1ms;
+  Play play(options);
+  until([&] { return play.pool().live_streams() == 2; }, "both streams being live");
+  server.reset();
+  while (play.pool().lost_streams() == 0) play.take(1);
+  EXPECT_EQ(play.take(20).size(), 20u);
+  EXPECT_EQ(play.pool().live_streams(), 1);
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, ClosingEndsRunWhileAStreamIsAway) {
+  TestFolder folder;
+  auto server = std::make_unique<RunningServer>(fake_env(), folder.address());
+  Play play(options_for({folder.address()}));
+  play.take(1);
+  server.reset();
+  while (play.pool().lost_streams() == 0) {
+    if (play.queue().size() > 0) play.take(1);
+  }
+  play.batcher().close();
+  play.end();
+}
+
+}  // namespace
+}  // namespace torchbeast

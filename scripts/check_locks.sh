@@ -1,0 +1,55 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Has clang check at compile time that every member is used under the lock that GUARDED_BY names
+# (libtorchbeast/sync.h). Where there is no clang++, a throwaway virtual environment brings one.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if command -v clang++ >/dev/null; then
+  clang=(clang++)
+else  # Zig carries a whole clang; its own headers of the compiler lie in lib
+  "${PYTHON:-python3}" -m venv "$work/venv"
+  "$work/venv/bin/pip" install -q ziglang
+  zig=$("$work/venv/bin/python" -c 'import os, ziglang; print(os.path.dirname(ziglang.__file__))')
+  clang=("$zig/zig" clang -resource-dir "$zig/lib" -x c++)
+fi
+
+read -ra grpc_flags <<<"$(pkg-config --cflags grpc++ protobuf)" || true  # may be empty
+protoc --proto_path=libtorchbeast/proto --cpp_out="$work" --grpc_out="$work" \
+  --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" rpcenv.proto
+
+# check SOURCE
+check() {
+  "${clang[@]}" -std=c++20 -fsyntax-only -Wall -Wextra -Wthread-safety -Werror=thread-safety \
+    -I. -Inest -isystem "$work" "${grpc_flags[@]}" "$1"
+}
+
+# Templates are checked where they are used.
+cat >"$work/templates.cc" <<'END'
+#include "libtorchbeast/batching_queue.h"
+#include "libtorchbeast/dynamic_batcher.h"
+#include "libtorchbeast/rollout_queue.h"
+template class torchbeast::BatchingQueue<int>;
+END
+for source in "$work/templates.cc" libtorchbeast/*.cc libtorchbeast/proto/*.cc; do
+  case "$source" in *_test.cc) continue ;; esac
+  check "$source"
+done
+
+# A check that finds nothing must be able to find something.
+cat >"$work/mistake.cc" <<'END'
+#include "libtorchbeast/sync.h"
+struct Mistake {
+  int read() { return value_; }
+  torchbeast::Mutex mutex_;
+  int value_ GUARDED_BY(mutex_) = 0;
+};
+END
+if check "$work/mistake.cc" 2>/dev/null; then
+  echo "clang accepted a member that is read without its lock: the check does not work" >&2
+  exit 1
+fi
+echo "Every lock is held where it must be."

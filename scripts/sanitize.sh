@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+#
+# Runs the C++ tests under AddressSanitizer with UndefinedBehaviorSanitizer, then under
+# ThreadSanitizer. Builds in build/asan and build/tsan.
+#
+# usage: scripts/sanitize.sh [quick|full]     quick (the default): the tests without gRPC
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+case "${1:-quick}" in
+  quick) filter='-EnvServer*:EnvStream*:ActorPool*' ;;
+  full) filter='*' ;;
+  *) echo "usage: scripts/sanitize.sh [quick|full], got '$1'" >&2; exit 2 ;;
+esac
+
+# build FOLDER SANITIZERS
+build() {
+  cmake -S . -B "build/$1" -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON -DTORCHBEAST_SANITIZE="$2" \
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS='-O1 -D_GLIBCXX_ASSERTIONS' >/dev/null
+  cmake --build "build/$1" -j "${JOBS:-$(nproc)}"
+}
+
+# run FOLDER REPETITIONS
+run() {
+  # ThreadSanitizer of older compilers cannot work with today's random addresses.
+  setarch -R "build/$1/torchbeast_tests" --gtest_brief=1 --gtest_filter="$filter" --gtest_repeat="$2" \
+    --gtest_throw_on_failure
+}
+
+build asan address,undefined
+UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 ASAN_OPTIONS=detect_stack_use_after_return=1 run asan 1
+build tsan thread
+TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:history_size=4" run tsan 3
+echo "No sanitizer had anything to say."

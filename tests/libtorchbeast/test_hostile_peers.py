@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Peers that send what makes no sense: the stream ends with the reason, and nothing else ends."""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import wire
+from background import wait_for
+from peers import RawStream, Script, raw_server
+from served_envs import Counting, Vector
+from serving import Game, playing, serving
+from wire import BOOL, FLOAT32, INT32, INT64, UINT8
+
+MIB = 1 << 20
+
+# ArrayNests that cannot be one, with a part of the reason.
+BAD_NESTS = {
+    "nothing": (b"", "none of them"),
+    "an empty array": (wire.chunk(1, b""), "needs 1 bytes, got 0"),
+    "unknown dtype": (wire.leaf(13, (1, 1), bytes(16)), "dtype number 13"),
+    "object array": (wire.leaf(17, (1, 1), bytes(8)), "dtype number 17"),
+    "negative dtype": (wire.leaf(-1, (1, 1), bytes(8)), "dtype number -1"),
+    "negative size": (wire.leaf(INT64, (1, -1), bytes(8)), "dimension -1"),
+    "two negative sizes": (wire.leaf(INT64, (-1, -1), bytes(8)), "dimension -1"),
+    "huge size": (wire.leaf(UINT8, (1 << 62, 1), b"x"), "larger than a message"),
+    "sizes that overflow to zero": (wire.leaf(UINT8, (1 << 32, 1 << 32)), "larger than a message"),
+    "sizes that overflow to one": (
+        wire.leaf(UINT8, (3, 0xAAAAAAAAAAAAAAAB), b"x"),
+        "larger than a message|negative",
+    ),
+    "a gigabyte that is not there": (wire.leaf(UINT8, (1024, MIB)), "larger than a message"),
+    "too few bytes": (wire.leaf(INT64, (1, 1), bytes(7)), "needs 8 bytes, got 7"),
+    "no bytes": (wire.leaf(INT64, (1, 1)), "needs 8 bytes, got 0"),
+    "too many bytes": (wire.leaf(INT64, (1, 1), bytes(9)), "needs 8 bytes, got 9"),
+    "bytes for a size of zero": (wire.leaf(INT64, (1, 1, 0), b"x"), "needs 0 bytes, got 1"),
+    "many dimensions": (wire.leaf(UINT8, [1] * 1000, b"x"), "1000 dimensions"),
+    "an empty entry": (wire.vector(wire.leaf(UINT8, (1, 1), b"x"), b""), "none of them"),
+    "an empty entry of a map": (wire.mapping(a=b""), "none of them"),
+}
+
+
+def nested(depth: int) -> bytes:
+    """An array in `depth` vectors."""
+    nest = wire.leaf(INT64, (1, 1), bytes(8))
+    for _ in range(depth):
+        nest = wire.vector(nest)
+    return nest
+
+
+class TestLearnersOfOurServer:
+    @pytest.fixture(autouse=True)
+    def served(self, address: str) -> Iterator[None]:
+        """The server plays on with others after every test."""
+        with serving(Counting, address):
+            yield
+            with playing([address]) as game:
+                game.rollout()
+
+    def answer(self, address: str, message: bytes) -> tuple[grpc.StatusCode, str]:
+        """How the server ends a stream of which this was the first action."""
+        with RawStream(address) as stream:
+            stream.read()
+            stream.send(message)
+            return stream.end()
+
+    @pytest.mark.parametrize(("nest", "reason"), BAD_NESTS.values(), ids=BAD_NESTS.keys())
+    def test_an_action_that_is_no_nest_is_an_invalid_argument(
+        self, nest: bytes, reason: str, address: str
+    ) -> None:
+        with playing([address]) as another:
+            code, details = self.answer(address, wire.action(nest))
+            another.rollouts(2)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert re.search(reason, details), details
+
+    @pytest.mark.parametrize(("nest", "reason"), BAD_NESTS.values(), ids=BAD_NESTS.keys())
+    def test_so_is_one_on_a_vector_stream(self, nest: bytes, reason: str, address: str) -> None:
+        with RawStream(address, "StreamingVectorEnv") as stream:
+            stream.send(wire.vector_action(seed=3))
+            stream.read()
+            stream.send(wire.vector_action(nest))
+            code, details = stream.end()
+        assert code is grpc.StatusCode.INVALID_ARGUMENT, details
+
+    def test_an_action_message_without_an_action_is_an_invalid_argument(self, address: str) -> None:
+        assert self.answer(address, b"")[0] is grpc.StatusCode.INVALID_ARGUMENT
+
+    @pytest.mark.parametrize("shape", [(), (1,), (2, 1), (1, 2), (0, 1)])
+    def test_an_action_of_another_shape_is_an_invalid_argument(
+        self, shape: tuple[int, ...], address: str
+    ) -> None:
+        data = bytes(int(np.prod(shape)))
+        code, details = self.answer(address, wire.action(wire.leaf(UINT8, shape, data)))
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert "must begin with [1, 1]" in details
+
+    @pytest.mark.parametrize("depth", [60, 300, 5000])
+    def test_a_deeply_nested_action_ends_no_process(self, depth: int, address: str) -> None:
+        with RawStream(address) as stream:
+            stream.read()
+            stream.send(wire.action(nested(depth)))
+            stream.half_close()
+            with pytest.raises((grpc.RpcError, StopIteration)):
+                for _ in range(2):
+                    stream.read()
+
+    @pytest.mark.parametrize("method", ["StreamingEnv", "StreamingVectorEnv"])
+    @pytest.mark.parametrize("garbage", [b"\xff", b"\x0a\x7f", bytes(range(256)), b"\x12\xff\xff"])
+    def test_bytes_that_are_no_message_end_the_stream(
+        self, garbage: bytes, method: str, address: str
+    ) -> None:
+        with RawStream(address, method) as stream:
+            stream.send(garbage)
+            with pytest.raises((grpc.RpcError, StopIteration)):
+                for _ in range(3):
+                    stream.read()
+
+    def test_random_messages_end_no_process(self, address: str) -> None:
+        rng = random.Random(0)
+        good = wire.discrete_action(1)
+        for _ in range(200):
+            message = bytearray(good)
+            for _ in range(rng.randint(1, 3)):
+                message[rng.randrange(len(message))] = rng.randrange(256)
+            with RawStream(address) as stream:
+                stream.read()
+                stream.send(bytes(message[: rng.randint(1, len(message))]))
+                stream.half_close()
+                try:
+                    stream.read()
+                except (grpc.RpcError, StopIteration):
+                    continue
+
+    def test_fields_that_are_unknown_are_skipped(self, address: str) -> None:
+        unknown = wire.number(99, 7) + wire.chunk(100, b"later version")
+        with RawStream(address) as stream:
+            stream.read()
+            stream.send(wire.discrete_action() + unknown)
+            stream.read()
+
+    def test_a_learner_that_vanishes_does_not_disturb_others(self, address: str) -> None:
+        with playing([address]) as game:
+            for _ in range(10):
+                with RawStream(address) as stream:
+                    stream.read()
+                    stream.send(wire.discrete_action())
+            game.rollouts(3)
+
+    def test_a_method_that_does_not_exist_is_unimplemented(self, address: str) -> None:
+        with RawStream(address, "NoSuchMethod") as stream:
+            assert stream.end()[0] is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_original_protocol_is_refused_where_one_stream_carries_many(address: str) -> None:
+    with serving(Vector, address), RawStream(address) as stream:
+        code, details = stream.end()
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and "3 together" in details
+
+
+OBSERVATION = wire.leaf(UINT8, (2, 2), bytes(4))
+FIRST = wire.step(OBSERVATION, done=True)
+
+
+def original_game(address: str, *messages: bytes) -> BaseException:
+    """What ends a pool whose original server sends these."""
+    script = Script(messages, speaks_first=True)
+    with raw_server(address, StreamingEnv=script):
+        return _failure(address)
+
+
+def vector_game(address: str, *messages: bytes, num_envs: int = 2, stack: int = 1) -> BaseException:
+    """What ends a pool whose vector server sends these."""
+    spec = wire.leaf(INT32, (1,))
+    answer = wire.description(spec, num_envs=num_envs, stack=stack)
+    script = Script(messages, speaks_first=False)
+    with raw_server(address, Describe=answer, StreamingVectorEnv=script):
+        return _failure(address)
+
+
+def _failure(address: str) -> BaseException:
+    game = Game([address], reconnect_timeout_s=0.0)
+    with pytest.raises(Exception) as failure:
+        game.end()
+    game.close()
+    assert address in str(failure.value)
+    return failure.value
+
+
+class TestServersOfOurLearner:
+    @pytest.mark.parametrize(("nest", "reason"), BAD_NESTS.values(), ids=BAD_NESTS.keys())
+    @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
+    def test_an_observation_that_is_no_nest_is_a_value_error(
+        self, nest: bytes, reason: str, first: bool, address: str
+    ) -> None:
+        bad = wire.step(nest, done=first)
+        error = original_game(address, *([bad] if first else [FIRST, bad]))
+        assert type(error) is ValueError
+        assert re.search(reason, str(error)), error
+
+    @pytest.mark.parametrize(
+        ("later", "text"),
+        [
+            (wire.leaf(UINT8, (2, 3), bytes(6)), r"uint8\[1, 2, 2\].* got uint8\[1, 2, 3\]"),
+            (wire.leaf(BOOL, (2, 2), bytes(4)), r"uint8\[1, 2, 2\].* got bool\[1, 2, 2\]"),
+            (wire.vector(OBSERVATION), "nests don't match"),
+            (wire.mapping(a=OBSERVATION), "nests don't match"),
+        ],
+    )
+    def test_an_observation_that_changes_is_a_value_error(
+        self, later: bytes, text: str, address: str
+    ) -> None:
+        error = original_game(address, FIRST, wire.step(later))
+        assert isinstance(error, ValueError) and re.search(text, str(error))
+
+    @pytest.mark.parametrize("reward", [float("nan"), float("inf"), float("-inf")])
+    def test_a_reward_that_is_no_number_is_a_value_error(self, reward: float, address: str) -> None:
+        error = original_game(address, FIRST, wire.step(OBSERVATION, reward))
+        assert isinstance(error, ValueError) and "finite number" in str(error)
+
+    @pytest.mark.parametrize(
+        ("replaced", "text"),
+        [
+            ({"reward": wire.array(FLOAT32, (3,), bytes(12))}, r"float32\[2\], got float32\[3\]"),
+            ({"reward": wire.array(INT32, (2,), bytes(8))}, r"float32\[2\], got int32\[2\]"),
+            ({"reward": b""}, "reward|bytes"),
+            ({"reward": wire.array(FLOAT32, (2,), struct.pack("<2f", 0, np.nan))}, "environment 1"),
+            ({"terminated": wire.array(UINT8, (2,), bytes(2))}, r"bool\[2\], got uint8\[2\]"),
+            ({"truncated": wire.array(BOOL, (2, 1), bytes(2))}, r"bool\[2\], got bool\[2, 1\]"),
+            ({"episode_end": wire.array(BOOL, (), b"\0")}, r"bool\[2\], got bool\[\]"),
+            ({"episode_step": wire.array(INT64, (2,), bytes(16))}, r"int32\[2\], got int64\[2\]"),
+            ({"episode_return": wire.array(FLOAT32, (0,))}, r"float32\[2\], got float32\[0\]"),
+            ({"observation": wire.leaf(INT32, (3, 1), bytes(12))}, r"int32\[2, 1\]"),
+            ({"truncated": wire.array(BOOL, (2,), b"\1\0")}, "no final observation"),
+            (
+                {
+                    "truncated": wire.array(BOOL, (2,), b"\1\0"),
+                    "final_observation": wire.leaf(INT32, (2, 1), bytes(8)),
+                },
+                r"int32\[1, 1\].* got int32\[2, 1\]",
+            ),
+            (
+                {"final_observation": wire.leaf(INT32, (2, 1), bytes(8))},
+                r"int32\[0, 1\].* got int32\[2, 1\]",
+            ),
+        ],
+    )
+    @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
+    @pytest.mark.parametrize("stack", [1, 4])
+    def test_a_vector_step_that_is_none_is_a_value_error(
+        self, replaced: dict[str, bytes], text: str, first: bool, stack: int, address: str
+    ) -> None:
+        good = wire.vector_step(2, observation=wire.leaf(INT32, (2, 1), bytes(8)))
+        bad = wire.vector_step(2, **{"observation": wire.leaf(INT32, (2, 1), bytes(8))} | replaced)
+        error = vector_game(address, *([bad] if first else [good, bad]), stack=stack)
+        assert isinstance(error, ValueError)
+        assert re.search(text, str(error)), error
+
+    def test_frames_without_a_channel_dimension_cannot_be_stacked(self, address: str) -> None:
+        answer = wire.description(wire.leaf(INT32, ()), stack=4)
+        good = wire.vector_step(1, observation=wire.leaf(INT32, (1,), bytes(4)))
+        script = Script([good], speaks_first=False)
+        with raw_server(address, Describe=answer, StreamingVectorEnv=script):
+            assert "channel dimension" in str(_failure(address))
+
+    @pytest.mark.parametrize("garbage", [b"\xff", b"\x0a\x7f", bytes(range(256))])
+    def test_bytes_that_are_no_message_end_the_run(self, garbage: bytes, address: str) -> None:
+        error = original_game(address, garbage)
+        assert isinstance(error, (ValueError, RuntimeError, ConnectionError))
+
+    def test_observations_may_be_nested(self, address: str) -> None:
+        messages = [wire.step(nested(30), done=True)] * 3
+        with raw_server(address, StreamingEnv=Script(messages, speaks_first=True)):
+            with playing([address], unroll_length=2) as game:
+                observation = game.rollout()[0][0][0][0]
+        for _ in range(30):
+            [observation] = observation
+        assert observation.shape == (3, 1, 1, 1)
+
+    @pytest.mark.parametrize("depth", [300, 5000])
+    def test_deep_nesting_ends_no_process(self, depth: int, address: str) -> None:
+        error = original_game(address, wire.step(nested(depth), done=True))
+        assert isinstance(error, (ValueError, RuntimeError, ConnectionError))
+
+    def test_a_bool_that_is_neither_is_true(self, address: str) -> None:
+        seen: list[Any] = []
+
+        def agent(inputs: Any) -> Any:
+            seen.append(inputs[0][0].clone())
+            return (np.zeros((1, 1), np.int64),), ()
+
+        first = wire.step(wire.leaf(BOOL, (4,), b"\0\1\2\xff"), done=True)
+        script = Script([first], speaks_first=True)
+        with raw_server(address, StreamingEnv=script), playing([address], agent):
+            wait_for(lambda: seen)
+        assert seen[0].numpy().view(np.uint8).tolist() == [[[0, 1, 1, 1]]]
+
+    @pytest.mark.parametrize(
+        ("code", "kind"),
+        [
+            (grpc.StatusCode.INTERNAL, RuntimeError),
+            (grpc.StatusCode.INVALID_ARGUMENT, ValueError),
+            (grpc.StatusCode.UNAVAILABLE, ConnectionError),
+            (grpc.StatusCode.UNKNOWN, ConnectionError),
+            (grpc.StatusCode.CANCELLED, ConnectionError),
+        ],
+    )
+    def test_a_servers_own_reason_is_passed_on(
+        self, code: grpc.StatusCode, kind: type[Exception], address: str
+    ) -> None:
+        class Breaks(Script):
+            def __call__(
+                self, requests: Iterator[bytes], context: grpc.ServicerContext
+            ) -> Iterator[bytes]:
+                yield FIRST
+                next(requests)
+                context.abort(code, "the reason")
+
+        with raw_server(address, StreamingEnv=Breaks([], speaks_first=True)):
+            error = _failure(address)
+        assert type(error) is kind and "the reason" in str(error)
+
+
+class TestLargeMessages:
+    """gRPC's own limit of 4 MiB does not hold here; 256 MiB does."""
+
+    @pytest.mark.parametrize("size", [5 * MIB, 40 * MIB])
+    def test_observations_above_4_mib_are_played_with(self, size: int, address: str) -> None:
+        class Large(Counting):
+            def observation(self) -> Any:
+                return np.full(size, self.time, np.uint8)
+
+        with serving(Large, address), playing([address], unroll_length=2, queue_size=1) as game:
+            nest, _ = game.rollout()
+        assert nest[0][0][0][:, 0, -1].tolist() == [0, 1, 2]
+
+    def test_actions_above_4_mib_are_played_with(self, address: str) -> None:
+        sizes = []
+
+        class Env(Counting):
+            def step(self, action: Any) -> Any:
+                sizes.append(action.nbytes)
+                return super().step(action)
+
+        def agent(inputs: Any) -> Any:
+            return (np.zeros((1, 1, 5 * MIB), np.uint8),), ()
+
+        with serving(Env, address), playing([address], agent, unroll_length=1) as game:
+            game.rollout()
+        assert sizes[0] == 5 * MIB
+
+    def test_an_original_server_may_send_them(self, address: str) -> None:
+        messages = [wire.step(wire.leaf(UINT8, (5 * MIB,), bytes(5 * MIB)), done=True)] * 3
+        with raw_server(address, StreamingEnv=Script(messages, speaks_first=True)):
+            with playing([address], unroll_length=2) as game:
+                nest, _ = game.rollout()
+        assert nest[0][0][0].shape == (3, 1, 5 * MIB)
+
+    def test_messages_above_256_mib_end_the_run_with_a_value_error(self, address: str) -> None:
+        class Huge(Counting):
+            def observation(self) -> Any:
+                return np.zeros(257 * MIB, np.uint8)
+
+        with serving(Huge, address):
+            error = _failure(address)
+        assert isinstance(error, (ValueError, RuntimeError)) and "large" in str(error).lower()

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process may end, with its own exit code, whatever its threads are doing inside the core."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import served_envs
+from background import SOON
+
+import libtorchbeast
+
+BEGIN = """
+import sys, threading, time
+import numpy as np
+import libtorchbeast, served_envs, background, serving
+from background import Background
+"""
+
+ENDINGS = {
+    "a consumer waits": """
+queue = libtorchbeast.BatchingQueue()
+Background(next, queue).wait_until_blocked()
+""",
+    "a consumer was just woken": """
+queue = libtorchbeast.BatchingQueue()
+for _ in range(5):
+    Background(next, queue).wait_until_blocked()
+queue.close()
+""",
+    "a producer waits": """
+queue = libtorchbeast.BatchingQueue(maximum_batch_size=1, maximum_queue_size=1)
+queue.enqueue(np.zeros((1, 1)))
+Background(queue.enqueue, np.zeros((1, 1))).wait_until_blocked()
+""",
+    "callers wait for an answer": """
+batcher = libtorchbeast.DynamicBatcher()
+for _ in range(3):
+    Background(batcher.compute, np.zeros((1, 1)))
+background.wait_for(lambda: batcher.size() == 3)
+""",
+    "a batch is held": """
+batcher = libtorchbeast.DynamicBatcher()
+Background(batcher.compute, np.zeros((1, 1)))
+batch = next(batcher)
+""",
+    "a server runs": """
+server = libtorchbeast.Server(served_envs.Counting, ADDRESS)
+Background(server.run)
+assert server.wait_until_serving(30)
+""",
+    "a pool waits for its server": """
+game = serving.Game([ADDRESS])
+""",
+    "a pool plays": """
+server = libtorchbeast.Server(served_envs.Counting, ADDRESS)
+Background(server.run)
+game = serving.Game([ADDRESS] * 2)
+game.rollouts(3)
+""",
+    "an environment is in a step": """
+server = libtorchbeast.Server(served_envs.Waiting, ADDRESS)
+Background(server.run)
+game = serving.Game([ADDRESS])
+assert served_envs.Waiting.inside.wait(30)
+threading.Timer(0.2, served_envs.Waiting.go_on.set).start()
+""",
+}
+
+
+def run(script: str, address: str) -> subprocess.CompletedProcess[str]:
+    """The script in a process of its own, which finds the tests' modules."""
+    here = Path(served_envs.__file__).parent
+    paths = [Path(libtorchbeast.__file__).parents[1], here, here.parent]
+    return subprocess.run(
+        [sys.executable, "-c", BEGIN + f"ADDRESS = {address!r}\n" + script],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
+        capture_output=True,
+        text=True,
+        timeout=SOON,
+    )
+
+
+@pytest.mark.parametrize("script", ENDINGS.values(), ids=ENDINGS.keys())
+def test_a_process_ends_with_its_own_exit_code_while(script: str, address: str) -> None:
+    ended = run(script + "sys.exit(3)\n", address)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr == ""
+
+
+def test_the_socket_file_goes_with_a_process_that_did_not_stop_its_server(address: str) -> None:
+    assert run(ENDINGS["a server runs"], address).returncode == 0
+    assert not Path(address.removeprefix("unix:")).exists()
