@@ -46,10 +46,12 @@ class CMakeBuild(build_ext):
         try:
             subprocess.run(["cmake", *arguments], check=True)
         except FileNotFoundError:
-            sys.exit("error: cmake was not found; install it with 'pip install cmake' or your system's packages")
+            sys.exit("error: cmake was not found; run 'pip install cmake'")
         except subprocess.CalledProcessError as error:
-            sys.exit(f"error: the build of TorchBeast's C++ part failed (cmake exited with {error.returncode}); "
-                     "its own messages above say what is missing")
+            sys.exit(
+                "error: the build of TorchBeast's C++ part failed (cmake exited with "
+                f"{error.returncode}); its own messages above say what is missing"
+            )
 
 
 setup(

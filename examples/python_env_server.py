@@ -59,8 +59,8 @@ class Catch:
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
 
-    def reset(self, seed: int) -> np.ndarray:
-        """The first observation."""
+    def reset(self, seed: int | None) -> np.ndarray:
+        """The first observation. None: another game every time."""
         self.random = np.random.default_rng(seed)
         self.row = np.zeros(self.num_envs, np.int64)
         self.ball = self.random.integers(self.columns, size=self.num_envs)
@@ -136,7 +136,7 @@ class Codec:
         return self.messages.ArrayNest(array=array)
 
     def action(self, nest: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """The discrete actions in an ArrayNest. ValueError for anything else: peers can be wrong."""
+        """The discrete actions in an ArrayNest. ValueError for anything else: peers can err."""
         array = nest.array
         if not nest.HasField("array") or array.dtype != np.dtype(np.int64).num:
             raise ValueError("expected one array of int64 actions")
@@ -175,7 +175,7 @@ class EnvServer:
         self.num_streams = num_streams
 
     def Describe(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """What a learner asks first, to build its model: nobody types shapes at the command line."""
+        """What a learner asks first, to build its model: nobody has to type any shapes."""
         return self.messages.Description(
             protocol_version=1,
             env_id="Catch",
@@ -195,8 +195,10 @@ class EnvServer:
         later one with what its action led to. When the learner has enough it half-closes, and
         `requests` ends.
         """
+        if (first := next(requests, None)) is None:
+            return  # it left without a word
         env, counters = Catch(self.num_envs), Counters(self.num_envs)
-        observation = env.reset(next(requests).seed)
+        observation = env.reset(first.seed)
         nothing = np.zeros(self.num_envs, np.float32)
         started = Outcome(observation, nothing, np.zeros(self.num_envs, bool))
         # An episode begins here, which is what "terminated" tells, though none has ended.
@@ -210,7 +212,7 @@ class EnvServer:
     def StreamingEnv(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
         """What learners of the original TorchBeast play: one game, and the server speaks first."""
         env, counters = Catch(1), Counters(1)
-        observation = env.reset(np.random.SeedSequence().entropy)
+        observation = env.reset(seed=None)
         yield self.messages.Step(observation=self.codec.nest(observation[0]), done=True)
         for request in requests:
             action = self.checked(request.nest_action, (1, 1), context)  # time and batch
@@ -249,6 +251,7 @@ class EnvServer:
             return self.codec.action(nest, shape)
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+            raise  # not reached: abort() raises
 
 
 # ---- 4. The program -----------------------------------------------------------------------------

@@ -177,8 +177,8 @@ void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
 void ActorPool::play(std::size_t index, std::uint64_t attempt, Clock::time_point* away_since) {
   EnvStream stream(options_.addresses[index], options_.step_timeout);
   const Registration registration(this, &stream);
-  const auto timeout = attempt == 0 ? options_.connect_timeout
-                                    : std::min(kLongestPause, options_.reconnect_timeout);
+  const auto timeout =
+      attempt == 0 ? options_.connect_timeout : std::min(kLongestPause, options_.reconnect_timeout);
   StreamStep first = stream.connect(derived_seed(options_.seed, index, attempt), timeout);
   const Alive alive(&live_);
   try {

@@ -64,7 +64,8 @@ ActorPoolOptions options_for(std::vector<std::string> addresses, std::int64_t un
 class Play {
  public:
   explicit Play(ActorPoolOptions options, Policy answer = policy)
-      : pool_(std::move(options), queue_, batcher_, ArrayNest(Array::zeros(DType::kFloat32, {1, 1, 1}))),
+      : pool_(std::move(options), queue_, batcher_,
+              ArrayNest(Array::zeros(DType::kFloat32, {1, 1, 1}))),
         inference_([this, answer = std::move(answer)] { infer(answer); }),
         run_([this] { pool_.run(); }) {}
 
@@ -115,8 +116,8 @@ class Play {
 
   const std::shared_ptr<RolloutQueue> queue_ = std::make_shared<RolloutQueue>(
       RolloutQueueOptions{.queue = {.maximum_batch_size = 1, .maximum_queue_size = 4}});
-  const std::shared_ptr<DynamicBatcher> batcher_ = std::make_shared<DynamicBatcher>(
-      DynamicBatcherOptions{.queue = {.timeout = std::nullopt}});
+  const std::shared_ptr<DynamicBatcher> batcher_ =
+      std::make_shared<DynamicBatcher>(DynamicBatcherOptions{.queue = {.timeout = std::nullopt}});
   ActorPool pool_;
   Background<void> inference_;
   Background<void> run_;
@@ -147,8 +148,16 @@ std::vector<Row> rows_of(int env, std::size_t count) {
     const GameStep step = game.step(before);
     const bool done = step.terminated || step.truncated;
     sum += step.reward;
-    rows.push_back({done ? step.observation : before, step.observation, step.reward, sum, ++steps,
-                    step.terminated, step.truncated, step.episode_end, before, {}});
+    rows.push_back({done ? step.observation : before,
+                    step.observation,
+                    step.reward,
+                    sum,
+                    ++steps,
+                    step.terminated,
+                    step.truncated,
+                    step.episode_end,
+                    before,
+                    {}});
     if (step.truncated) rows.back().final_frames = {before, step.last_observation};
     if (step.episode_end) steps = 0, sum = 0;
   }
@@ -169,8 +178,7 @@ std::int64_t check_column(const QueueItem& item, std::int64_t c, int env, std::s
   const auto beside = [&](const char* key) { return item.info.as_map().at(key).as_leaf(); };
   const std::int64_t number = beside("rollout").as<std::int64_t>()[c];
   const Array finals = final_frames(item);
-  const auto expected =
-      rows_of(env, static_cast<std::size_t>((number + 1) * length + 1));
+  const auto expected = rows_of(env, static_cast<std::size_t>((number + 1) * length + 1));
   for (std::int64_t t = 0; t <= length; ++t) {
     const Row& row = expected[static_cast<std::size_t>(number * length + t)];
     const std::int64_t i = t * columns + c;
@@ -195,8 +203,7 @@ std::int64_t check_column(const QueueItem& item, std::int64_t c, int env, std::s
     const std::int32_t* final_frame = finals.as<std::int32_t>() + 2 * (*next_final)++;
     EXPECT_EQ(std::vector<std::int32_t>(final_frame, final_frame + 2), row.final_frames);
   }
-  EXPECT_EQ(item.data.as_vector()[1].as_leaf().as<float>()[c],
-            static_cast<float>(number * length))
+  EXPECT_EQ(item.data.as_vector()[1].as_leaf().as<float>()[c], static_cast<float>(number * length))
       << "the state is the one with which row 0 is processed";
   return number;
 }
@@ -305,8 +312,8 @@ std::set<std::uint64_t> seeds_of(std::uint64_t pool_seed, int streams) {
   TestFolder folder;
   Mutex mutex;
   std::set<std::uint64_t> seeds;
-  const EnvDescription description{.observation = ArrayNest(ArrayNest::Map{
-                                       {"frame", Array::spec(DType::kInt32, {1})}})};
+  const EnvDescription description{
+      .observation = ArrayNest(ArrayNest::Map{{"frame", Array::spec(DType::kInt32, {1})}})};
   RunningServer server(fake_env({.on_reset =
                                      [&](std::uint64_t seed) {
                                        MutexLock lock(mutex);
@@ -511,9 +518,9 @@ TEST(ActorPoolTest, WhatPollThrowsEndsRun) {
   const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
   const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
   ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
-  EXPECT_EQ(message_of<std::runtime_error>(
-                [&] { pool.run([] { throw std::runtime_error("Ctrl-C"); }); }),
-            "Ctrl-C");
+  EXPECT_EQ(
+      message_of<std::runtime_error>([&] { pool.run([] { throw std::runtime_error("Ctrl-C"); }); }),
+      "Ctrl-C");
   EXPECT_EQ(message_of<std::runtime_error>([&] { pool.run(); }),
             "ActorPool.run() may be called once only");
 }
@@ -546,11 +553,10 @@ TEST(ActorPoolTest, AStreamWhoseServerRestartsStartsAgainWithAnotherSeed) {
   Play play(options_for({folder.address()}));
   play.take(2);
   server.reset();
-  RunningServer again(
-      fake_env({.frame_stack = 2,
-                .first = 7,
-                .on_reset = [&](std::uint64_t seed) { second_seed = seed; }}),
-      folder.address());
+  RunningServer again(fake_env({.frame_stack = 2,
+                                .first = 7,
+                                .on_reset = [&](std::uint64_t seed) { second_seed = seed; }}),
+                      folder.address());
   std::int64_t rollouts = 0;
   while (rollouts < 3) {
     const QueueItem item = play.take(1).at(0);

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -48,6 +49,7 @@ class PendingReply {
   void fulfil(std::shared_ptr<const Answer> answer, std::int64_t start, std::int64_t length)
       EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
+    if (settled_) return;  // cancelled: nobody waits any more
     answer_ = std::move(answer);
     start_ = start;
     length_ = length;
@@ -196,6 +198,7 @@ class DynamicBatcher {
   Answer compute(ArrayNest inputs) {
     const std::int64_t length = check_inputs(inputs);
     auto reply = std::make_shared<PendingReply>();
+    const Waiting waiting(this, reply.get());
     queue_.enqueue(Computation(std::move(inputs), length, reply, closed_));
     return reply->wait(options_.compute_timeout, options_.batch_dim);
   }
@@ -217,9 +220,34 @@ class DynamicBatcher {
     closed_->store(true);  // before items are dropped, so that their callers learn why
     return queue_.try_close();
   }
+  // Closes, and ends compute() also for batches that were handed out and may never be answered.
+  void cancel() EXCLUDES(waiting_mutex_) {
+    try_close();
+    MutexLock lock(waiting_mutex_);
+    for (PendingReply* reply : waiting_) reply->abandon(true);
+  }
   const DynamicBatcherOptions& options() const { return options_; }
 
  private:
+  // Keeps a caller's reply where cancel() finds it, for a scope.
+  class Waiting {
+   public:
+    Waiting(DynamicBatcher* batcher, PendingReply* reply) : batcher_(batcher), reply_(reply) {
+      MutexLock lock(batcher_->waiting_mutex_);
+      batcher_->waiting_.insert(reply_);
+    }
+    ~Waiting() {
+      MutexLock lock(batcher_->waiting_mutex_);
+      batcher_->waiting_.erase(reply_);
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    DynamicBatcher* batcher_;
+    PendingReply* reply_;
+  };
+
   // The common size along the batch dimension.
   std::int64_t check_inputs(const ArrayNest& inputs) {
     check_batchable(inputs, options_.batch_dim);
@@ -242,6 +270,8 @@ class DynamicBatcher {
   std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
   BatchingQueue<Computation> queue_;
   SameAsFirst same_as_first_;
+  Mutex waiting_mutex_;
+  std::set<PendingReply*> waiting_ GUARDED_BY(waiting_mutex_);
 };
 
 }  // namespace torchbeast

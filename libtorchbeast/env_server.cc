@@ -291,7 +291,7 @@ void EnvServer::begin() {
 }
 
 void EnvServer::serve(const std::function<void()>& poll) {
-  claim_unix_address(address_);
+  const UnixAddressClaim claim(address_);
   int port = 0;
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
@@ -312,7 +312,6 @@ void EnvServer::serve(const std::function<void()>& poll) {
     failure = std::current_exception();
   }
   server->Shutdown(std::chrono::system_clock::now() + options_.stop_grace);
-  release_unix_address(address_);
   if (failure) std::rethrow_exception(failure);
 }
 

@@ -178,9 +178,8 @@ TEST(EnvServerTest, AnOriginalLearnerSeesWholeStacks) {
 TEST(EnvServerTest, EveryOriginalStreamHasASeedOfItsOwn) {
   TestFolder folder;
   std::vector<std::uint64_t> seeds;
-  RunningServer server(
-      fake_env({.on_reset = [&](std::uint64_t seed) { seeds.push_back(seed); }}),
-      folder.address());
+  RunningServer server(fake_env({.on_reset = [&](std::uint64_t seed) { seeds.push_back(seed); }}),
+                       folder.address());
   for (int i = 0; i < 2; ++i) {
     OriginalClient client(folder.address());
     ASSERT_TRUE(client.read());
@@ -311,8 +310,8 @@ TEST(EnvServerTest, OfALongTracebackTheEndArrivesInWholeCharacters) {
       folder.address());
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, 64 << 10);
-  const auto stub = rpcenv::RPCEnvServer::NewStub(grpc::CreateCustomChannel(
-      folder.address(), grpc::InsecureChannelCredentials(), arguments));
+  const auto stub = rpcenv::RPCEnvServer::NewStub(
+      grpc::CreateCustomChannel(folder.address(), grpc::InsecureChannelCredentials(), arguments));
   grpc::ClientContext context;
   rpcenv::Description description;
   const std::string message = stub->Describe(&context, {}, &description).error_message();
@@ -323,8 +322,7 @@ TEST(EnvServerTest, OfALongTracebackTheEndArrivesInWholeCharacters) {
 TEST(EnvServerTest, AnEnvironmentLivesAsLongAsItsStream) {
   TestFolder folder;
   Notification destroyed;
-  RunningServer server(fake_env({.on_destruction = [&] { destroyed.notify(); }}),
-                       folder.address());
+  RunningServer server(fake_env({.on_destruction = [&] { destroyed.notify(); }}), folder.address());
   VectorClient client(folder.address());
   ASSERT_TRUE(client.read());
   EXPECT_FALSE(destroyed.happened());
@@ -337,10 +335,9 @@ TEST(EnvServerTest, AnEnvironmentLivesAsLongAsItsStream) {
 TEST(EnvServerTest, ADescriptionIsMadeFromAnEnvironmentOnce) {
   TestFolder folder;
   std::atomic<int> resets = 0;
-  RunningServer server(fake_env({.num_envs = 3,
-                                 .frame_stack = 4,
-                                 .on_reset = [&](std::uint64_t) { ++resets; }}),
-                       folder.address(), {.env_id = "Fake-v0", .num_streams = 2});
+  RunningServer server(
+      fake_env({.num_envs = 3, .frame_stack = 4, .on_reset = [&](std::uint64_t) { ++resets; }}),
+      folder.address(), {.env_id = "Fake-v0", .num_streams = 2});
   const auto first = describe(folder.address()), second = describe(folder.address());
   EXPECT_EQ(first.SerializeAsString(), second.SerializeAsString());
   EXPECT_EQ(resets, 1);
@@ -357,9 +354,8 @@ TEST(EnvServerTest, ADescriptionIsMadeFromAnEnvironmentOnce) {
 
 TEST(EnvServerTest, ADescriptionThatWasGivenNeedsNoEnvironment) {
   TestFolder folder;
-  const EnvDescription description{.env_id = "given",
-                                   .num_envs = 5,
-                                   .observation = ArrayNest(Array::spec(DType::kUInt8, {2}))};
+  const EnvDescription description{
+      .env_id = "given", .num_envs = 5, .observation = ArrayNest(Array::spec(DType::kUInt8, {2}))};
   RunningServer server([]() -> std::unique_ptr<Env> { throw EnvironmentFailure("none here"); },
                        folder.address(), {.description = description});
   EXPECT_EQ(describe(folder.address()).env_id(), "given");
@@ -384,8 +380,7 @@ TEST(EnvServerTest, StoppingAServerThatDoesNotRunIsAnError) {
 TEST(EnvServerTest, StopEndsAServerWhoseClientIsThinking) {
   TestFolder folder;
   Notification destroyed;
-  RunningServer server(fake_env({.on_destruction = [&] { destroyed.notify(); }}),
-                       folder.address());
+  RunningServer server(fake_env({.on_destruction = [&] { destroyed.notify(); }}), folder.address());
   VectorClient client(folder.address());
   ASSERT_TRUE(client.read());
   server.stop();
@@ -461,8 +456,9 @@ TEST(EnvServerTest, AddressesThatCannotBeBoundAreRefusedByName) {
        {unix_path + "/missing/0", unix_path + "/file", unix_path + "/" + std::string(200, 'x'),
         std::string("localhost:notaport"), std::string("256.256.256.256:1")}) {
     EnvServer server(fake_env(), address, {});
-    EXPECT_TRUE(message_of<ConnectionError>([&] { server.run(); })
-                    .starts_with("cannot serve at " + address + ": "));
+    EXPECT_TRUE(message_of<ConnectionError>([&] {
+                  server.run();
+                }).starts_with("cannot serve at " + address + ": "));
     EXPECT_FALSE(server.wait_until_serving(std::chrono::milliseconds(0)));
   }
   EXPECT_TRUE(std::filesystem::is_regular_file(folder.path() / "file"));

@@ -102,9 +102,10 @@ TEST(EnvStreamTest, StacksAreRebuiltAlsoForFinalObservations) {
 TEST(EnvStreamTest, ClosingIsAnOrderlyEndForTheServer) {
   TestFolder folder;
   Notification gone;
-  RunningServer server(fake_env({.on_destruction = [&] { gone.notify(); }}), folder.address(),
-                       {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
-                            {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
+  RunningServer server(
+      fake_env({.on_destruction = [&] { gone.notify(); }}), folder.address(),
+      {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
+                                         {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
   EnvStream stream(folder.address(), kLong);
   stream.connect(1, kLong);
   stream.close();
@@ -319,14 +320,13 @@ TEST(EnvStreamTest, AServersStatusDecidesTheException) {
     return script_of(sound_description(),
                      [code](VectorCall*) { return grpc::Status(code, "the reason"); });
   };
-  EXPECT_EQ(connect_error<EnvironmentFailure>(ends_with(grpc::StatusCode::INTERNAL)),
-            "the reason");
+  EXPECT_EQ(connect_error<EnvironmentFailure>(ends_with(grpc::StatusCode::INTERNAL)), "the reason");
   EXPECT_EQ(connect_error<std::invalid_argument>(ends_with(grpc::StatusCode::INVALID_ARGUMENT)),
             "the reason");
   EXPECT_EQ(connect_error<LostStream>(ends_with(grpc::StatusCode::UNAVAILABLE)),
             "connection lost (the reason)");
-  EXPECT_EQ(connect_error<LostStream>(script_of(
-                sound_description(), [](VectorCall*) { return grpc::Status::OK; })),
+  EXPECT_EQ(connect_error<LostStream>(
+                script_of(sound_description(), [](VectorCall*) { return grpc::Status::OK; })),
             "it ended the stream");
 }
 
@@ -376,8 +376,9 @@ TEST(EnvStreamTest, AServerThatIsNotThereIsALostStreamThatNamesTheAddress) {
   EXPECT_EQ(message_of<LostStream>([&] { stream.connect(1, 50ms); }),
             "no environment server answers at " + folder.address() +
                 " within 50 ms; start one there, or name the address of one that runs");
-  EXPECT_TRUE(message_of<TimeoutError>([&] { describe_server(folder.address(), 50ms); })
-                  .starts_with("no environment server answers at "));
+  EXPECT_TRUE(message_of<TimeoutError>([&] {
+                describe_server(folder.address(), 50ms);
+              }).starts_with("no environment server answers at "));
 }
 
 TEST(EnvStreamTest, AServerThatStartsALittleLaterIsFound) {
@@ -449,9 +450,10 @@ TEST(EnvStreamTest, AStreamMayBeCancelledBeforeItBegins) {
 TEST(EnvStreamTest, AStepThatTakesTooLongIsATimeoutOnceSomebodyLooks) {
   TestFolder folder;
   Hanging hanging;
-  RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(),
-                       {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
-                            {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
+  RunningServer server(
+      fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(),
+      {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
+                                         {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
   EnvStream stream(folder.address(), 100ms);
   const StreamStep first = stream.connect(1, kLong);
   stream.cancel_if_overdue();  // nothing is waited for
@@ -483,8 +485,7 @@ TEST(EnvStreamTest, AServerThatStopsMeanwhileIsALostStream) {
       [&] { return message_of<LostStream>([&] { stream.step(echo(first)); }); });
   hanging.reached.wait();
   Background<void> stopping([&] { server.stop(); });
-  EXPECT_TRUE(
-      learner.get().starts_with("environment server at " + folder.address() + ": "));
+  EXPECT_TRUE(learner.get().starts_with("environment server at " + folder.address() + ": "));
   hanging.go_on.notify();
   stopping.get();
 }

@@ -74,9 +74,7 @@ struct View {
     return item_.data.as_vector()[0].as_vector()[0].as_vector()[i];
   }
   Array observation() const { return env(0).as_vector()[0].as_leaf(); }
-  Array action() const {
-    return item_.data.as_vector()[0].as_vector()[1].as_vector()[0].as_leaf();
-  }
+  Array action() const { return item_.data.as_vector()[0].as_vector()[1].as_vector()[0].as_leaf(); }
   const ArrayNest& state() const { return item_.data.as_vector()[1]; }
   Array info(const char* key) const { return item_.info.as_map().at(key).as_leaf(); }
   Array finals() const {
@@ -97,10 +95,8 @@ std::vector<QueueItem> play(RolloutWriter& writer, std::int64_t num_envs, std::i
 }
 
 RolloutWriter started(std::int64_t num_envs, std::int64_t columns, std::int64_t unroll_length = 2) {
-  RolloutWriter writer({.unroll_length = unroll_length,
-                        .num_envs = num_envs,
-                        .columns = columns,
-                        .first_env = 100});
+  RolloutWriter writer(
+      {.unroll_length = unroll_length, .num_envs = num_envs, .columns = columns, .first_env = 100});
   writer.start(step_of(num_envs, 0), agent_of(num_envs, 7), state_of(num_envs, 1));
   return writer;
 }
@@ -194,8 +190,7 @@ TEST(RolloutWriterTest, AFinalObservationOfTheLastRowIsNotRepeatedInTheNextRollo
 TEST(RolloutWriterTest, WhatWasHandedOverIsNeverWrittenAgain) {
   RolloutWriter writer = started(2, 1);
   const auto items = play(writer, 2, 1, {0b11, 0});
-  const ArrayNest before =
-      nest::map([](const Array& leaf) { return leaf.clone(); }, items[0].data);
+  const ArrayNest before = nest::map([](const Array& leaf) { return leaf.clone(); }, items[0].data);
   for (std::int32_t k = 0; k < 3; ++k) play(writer, 2, 3 + 2 * k, {0, 0b01}, 9);
   EXPECT_TRUE(same_bytes(items[0].data, before));
 }

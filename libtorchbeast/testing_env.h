@@ -168,8 +168,7 @@ class TestFolder {
 class RunningServer {
  public:
   RunningServer(EnvFactory factory, const std::string& address, EnvServerOptions options = {})
-      : server_(std::move(factory), address, std::move(options)),
-        run_([this] { server_.run(); }) {
+      : server_(std::move(factory), address, std::move(options)), run_([this] { server_.run(); }) {
     if (!server_.wait_until_serving(kPatience)) die("a server coming up");
   }
   ~RunningServer() { stop(); }

@@ -7,8 +7,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <optional>
 
 #include "libtorchbeast/errors.h"
@@ -17,6 +20,9 @@ namespace torchbeast {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kServedByAnother[] =
+    "another process serves it; stop that one or choose another address";
 
 std::optional<std::string> path_of(const std::string& address) {
   if (!address.starts_with("unix:")) return std::nullopt;
@@ -49,9 +55,41 @@ bool somebody_listens(const sockaddr_un& name) {
   return listens;
 }
 
+// Binds a name outside the file system that stands for the path: the kernel lets one socket have
+// it and forgets it with its process, even a killed one. No file is left behind.
+int take_lock(const std::string& address, const std::string& path) {
+#ifdef __linux__
+  const std::string whole = fs::weakly_canonical(fs::absolute(path)).string();
+  const std::string name = "torchbeast-" + std::to_string(std::hash<std::string>{}(whole));
+  sockaddr_un lock{};
+  lock.sun_family = AF_UNIX;
+  std::memcpy(lock.sun_path + 1, name.c_str(), name.size());  // a leading 0 byte: no file
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  const int descriptor = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (descriptor < 0) refuse(address, std::strerror(errno));
+  if (::bind(descriptor, reinterpret_cast<const sockaddr*>(&lock), size) != 0) {
+    ::close(descriptor);
+    refuse(address, kServedByAnother);
+  }
+  return descriptor;
+#else
+  (void)address, (void)path;
+  return -1;
+#endif
+}
+
+void remove_stale(const std::string& address, const std::string& path, const sockaddr_un& name) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  if (!fs::exists(status)) return;
+  if (!fs::is_socket(status)) refuse(address, "a file that is no socket is there");
+  if (somebody_listens(name)) refuse(address, kServedByAnother);
+  fs::remove(path, error);
+}
+
 }  // namespace
 
-void claim_unix_address(const std::string& address) {
+UnixAddressClaim::UnixAddressClaim(const std::string& address) {
   const auto path = path_of(address);
   if (!path) return;
   if (path->empty()) refuse(address, "it names no path; write unix:PATH");
@@ -61,18 +99,20 @@ void claim_unix_address(const std::string& address) {
   if (!folder.empty() && !fs::is_directory(folder, error)) {
     refuse(address, "the folder " + folder.string() + " does not exist");
   }
-  const fs::file_status status = fs::symlink_status(*path, error);
-  if (!fs::exists(status)) return;
-  if (!fs::is_socket(status)) refuse(address, "a file that is no socket is there");
-  if (somebody_listens(name)) {
-    refuse(address, "another process serves it; stop that one or choose another address");
+  lock_ = take_lock(address, *path);
+  try {
+    remove_stale(address, *path, name);
+  } catch (...) {  // no destructor runs for what was not constructed
+    ::close(lock_);
+    throw;
   }
-  fs::remove(*path, error);
+  path_ = *path;
 }
 
-void release_unix_address(const std::string& address) {
+UnixAddressClaim::~UnixAddressClaim() {
   std::error_code error;
-  if (const auto path = path_of(address)) fs::remove(*path, error);
+  if (!path_.empty()) fs::remove(path_, error);
+  if (lock_ >= 0) ::close(lock_);
 }
 
 }  // namespace torchbeast

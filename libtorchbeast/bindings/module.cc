@@ -16,7 +16,8 @@ PYBIND11_MODULE(_C, module) {
 
   py::register_exception<ClosedBatchingQueue>(module, "ClosedBatchingQueue", PyExc_RuntimeError);
   py::register_exception<AsyncError>(module, "AsyncError", PyExc_RuntimeError);
-  py::register_exception<nest::NestError>(module, "NestError", PyExc_ValueError);
+  // Local: the module nest raises the same C++ type, as a plain ValueError.
+  py::register_local_exception<nest::NestError>(module, "NestError", PyExc_ValueError);
   py::register_exception_translator([](std::exception_ptr failure) {
     try {
       if (failure) std::rethrow_exception(failure);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <optional>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 
@@ -21,11 +22,13 @@ inline std::size_t checked_batch_dim(std::int64_t batch_dim) {
 // A year is as good as for ever, and no sum of times overflows.
 inline constexpr double kLongestSeconds = 365.0 * 24 * 3600;
 
-// Throws std::invalid_argument naming the argument for a negative time or NaN.
-inline std::chrono::milliseconds from_seconds(const char* name, double seconds) {
+// Throws std::invalid_argument for a negative time or NaN, naming the argument, which counts
+// `units` to a second.
+inline std::chrono::milliseconds from_seconds(const char* name, double seconds, double units = 1) {
   if (!(seconds >= 0)) {
-    throw std::invalid_argument(std::string(name) + " must be a time >= 0, got " +
-                                std::to_string(seconds));
+    std::ostringstream message;
+    message << name << " must be >= 0, got " << seconds * units;
+    throw std::invalid_argument(message.str());
   }
   const double bounded = std::min(seconds, kLongestSeconds);
   return std::chrono::milliseconds(static_cast<std::int64_t>(bounded * 1000));
@@ -35,7 +38,7 @@ inline BatchingQueueOptions queue_options(std::int64_t minimum, std::int64_t max
                                           std::optional<std::int64_t> timeout_ms) {
   BatchingQueueOptions options{.minimum_batch_size = minimum, .maximum_batch_size = maximum};
   if (timeout_ms) {
-    options.timeout = from_seconds("timeout_ms", static_cast<double>(*timeout_ms) / 1000);
+    options.timeout = from_seconds("timeout_ms", static_cast<double>(*timeout_ms) / 1000, 1000);
   }
   return options;
 }

@@ -157,7 +157,7 @@ class TestEnqueue:
     ) -> None:
         queue = BatchingQueue()
         queue.enqueue(torch.zeros(2, 1, 4))
-        with pytest.raises(ValueError, match=rf"float32\[2, \d+, 4\].*but got {got}"):
+        with pytest.raises(ValueError, match=rf"float32\[2, \*, 4\].*but got {got}"):
             queue.enqueue(bad)
 
     def test_the_refusal_names_the_place(self) -> None:

@@ -140,7 +140,7 @@ class TestCompute:
         [first] = callers(batcher, (row(1), row(1)))
         with pytest.raises(NestError, match="Expected vectors of same length but got 2 vs 1"):
             batcher.compute((row(1),))
-        with pytest.raises(ValueError, match=r"float32\[1, 0\].*got float64\[1, 1\]"):
+        with pytest.raises(ValueError, match=r"float32\[1, \*\].*got float64\[1, 1\]"):
             batcher.compute((row(1), row(1).double()))
         second = Background(batcher.compute, (row(2), row(2)))
         batch = next(batcher)
