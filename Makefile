@@ -17,7 +17,7 @@ SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
 TEST_PACKAGES := libgtest-dev
 SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.h' -o -name '*.proto' \
-  -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml
+  -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 
 .PHONY: install train test test-cpp test-python lint wheel format sanitize clean
 
@@ -70,6 +70,6 @@ $(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
 	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e .
 	touch $@
 
-$(VENV)/installed-for-tests: $(VENV)/installed
-	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e '.[test]'
+$(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
+	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -r tests/requirements.txt
 	touch $@
