@@ -148,6 +148,7 @@ void ActorPool::keep_playing(std::size_t index) {
     try {
       play(index, attempt, &away_since);
     } catch (const LostStream&) {
+      if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
       if (attempt == 0 && away_since == before) throw;  // it never came up
       if (away_since != before) {                       // it had come up
         ++lost_;

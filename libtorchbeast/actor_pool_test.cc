@@ -399,6 +399,17 @@ TEST(ActorPoolTest, ClosingEndsRunWhileAServerIsNotThereYet) {
   play.end();
 }
 
+TEST(ActorPoolTest, AStreamThatIsGivenUpAfterTheCloseIsNoFailure) {
+  TestFolder folder;
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  ActorPoolOptions options = options_for({folder.address()});
+  options.connect_timeout = 1ms;
+  ActorPool pool(options, queue, batcher, ArrayNest());
+  queue->close();
+  EXPECT_EQ(message_of<ConnectionError>([&] { pool.run(); }), "nothing was thrown");
+}
+
 TEST(ActorPoolTest, AnOrderlyEndLetsServersGoOn) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address());
