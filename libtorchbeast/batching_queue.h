@@ -43,7 +43,7 @@ class BatchingQueue {
   void enqueue(T item) EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
-      while (!closed_ && full()) not_full_.wait(mutex_);
+      wait_for_room();
       if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
       items_.push_back(std::move(item));
     }
@@ -79,10 +79,14 @@ class BatchingQueue {
     return closed_;
   }
 
-  // How many dequeue_many() are blocked: whether the queue's users starve.
+  // How many dequeue_many() and how many enqueue() are blocked: which side holds the other up.
   int waiting_consumers() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return consumers_waiting_;
+  }
+  int waiting_producers() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return producers_waiting_;
   }
 
   // Throws std::runtime_error at the second call.
@@ -127,6 +131,12 @@ class BatchingQueue {
     return count() >= options_.minimum_batch_size || (timed_out && !items_.empty());
   }
 
+  void wait_for_room() REQUIRES(mutex_) {
+    ++producers_waiting_;
+    while (!closed_ && full()) not_full_.wait(mutex_);
+    --producers_waiting_;
+  }
+
   void wait_for_batch() REQUIRES(mutex_) {
     const auto deadline = Clock::now() + options_.timeout.value_or(std::chrono::milliseconds(0));
     bool timed_out = false;
@@ -155,6 +165,7 @@ class BatchingQueue {
   CondVar not_empty_;  // an item came, or closed
   std::deque<T> items_ GUARDED_BY(mutex_);
   int consumers_waiting_ GUARDED_BY(mutex_) = 0;
+  int producers_waiting_ GUARDED_BY(mutex_) = 0;
   bool closed_ GUARDED_BY(mutex_) = false;
 };
 

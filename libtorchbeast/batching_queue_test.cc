@@ -35,6 +35,10 @@ void wait_for_consumers(const Queue& queue, int count) {
   until([&] { return queue.waiting_consumers() == count; }, "a consumer waiting");
 }
 
+void wait_for_producers(const Queue& queue, int count) {
+  until([&] { return queue.waiting_producers() == count; }, "a producer waiting");
+}
+
 TEST(BatchingQueueTest, SizesAreCheckedInTheStatedOrder) {
   EXPECT_EQ(options_error({.minimum_batch_size = 0, .maximum_batch_size = -1}),
             "Min batch size must be >= 1");
@@ -103,6 +107,7 @@ TEST(BatchingQueueTest, AnEnqueueToAFullQueueGoesOnWhenThereIsRoom) {
   Queue queue({.maximum_batch_size = 1, .maximum_queue_size = 1});
   queue.enqueue(1);
   Background<void> producer([&] { queue.enqueue(2); });
+  wait_for_producers(queue, 1);
   EXPECT_EQ(dequeue(queue), (Items{1}));
   producer.get();
   EXPECT_EQ(dequeue(queue), (Items{2}));
@@ -154,6 +159,7 @@ TEST(BatchingQueueTest, CloseWakesEveryProducerThatWaitsForRoom) {
   queue.enqueue(0);
   const auto blocked = [&] { return message_of<ClosedBatchingQueue>([&] { queue.enqueue(1); }); };
   Background<std::string> first(blocked), second(blocked);
+  wait_for_producers(queue, 2);
   queue.close();
   EXPECT_EQ(first.get(), "Enqueue to closed queue");
   EXPECT_EQ(second.get(), "Enqueue to closed queue");
