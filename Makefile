@@ -67,7 +67,7 @@ $(VENV)/test-packages: $(VENV)/system-packages
 	touch $@
 
 $(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
-	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e .
+	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e '.[plot,tensorboard,video]'
 	touch $@
 
 $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt

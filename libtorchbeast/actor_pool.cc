@@ -110,13 +110,15 @@ void ActorPool::run(const std::function<void()>& poll) {
     running_ = options_.addresses.size();
   }
   std::vector<std::thread> threads;
-  for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
-    threads.emplace_back([this, i] { run_stream(i); });
-  }
   try {
+    for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
+      threads.emplace_back([this, i] { run_stream(i); });
+    }
     watch(poll);
-  } catch (...) {  // the threads must be joined whatever poll() threw
+  } catch (...) {  // the threads must be joined whatever poll(), or starting one of them, threw
     fail(std::current_exception());
+    MutexLock lock(mutex_);
+    running_ -= options_.addresses.size() - threads.size();
   }
   cancel_until_ended();
   for (std::thread& thread : threads) thread.join();
@@ -149,8 +151,8 @@ void ActorPool::keep_playing(std::size_t index) {
       play(index, attempt, &away_since);
     } catch (const LostStream&) {
       if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
-      if (attempt == 0 && away_since == before) throw;  // it never came up
-      if (away_since != before) {                       // it had come up
+      if (attempt == 0 && away_since == before) throw;              // it never came up
+      if (away_since != before) {                                   // it had come up
         ++lost_;
         pause = kFirstPause;
       }

@@ -61,6 +61,7 @@ std::exception_ptr as_exception(const grpc::Status& status, const std::string& a
   const std::string message = with_origin(address, status.error_message());
   switch (status.error_code()) {
     case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:  // what grpcio answers when a Python server raises
       return std::make_exception_ptr(EnvironmentFailure(message));
     case grpc::StatusCode::INVALID_ARGUMENT:
     case grpc::StatusCode::FAILED_PRECONDITION:
@@ -286,6 +287,7 @@ class EnvStream::Translation {
     check_array(raw.episode_step, DType::kInt32, "episode_step");
     check_array(raw.episode_return, DType::kFloat32, "episode_return");
     check_rewards(raw.reward);
+    check_ends(raw);
     check_finals(raw);
   }
 
@@ -316,6 +318,14 @@ class EnvStream::Translation {
       throw std::invalid_argument("reward of environment " + std::to_string(e) +
                                   " must be a finite number, got " +
                                   std::to_string(reward.as<float>()[e]));
+    }
+  }
+
+  void check_ends(const RawStep& raw) const {
+    for (std::int64_t e = 0; e < num_envs_; ++e) {
+      if (!raw.terminated.as<bool>()[e] || !raw.truncated.as<bool>()[e]) continue;
+      throw std::invalid_argument("environment " + std::to_string(e) +
+                                  " is both terminated and truncated; what ended is not cut off");
     }
   }
 

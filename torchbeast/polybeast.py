@@ -37,7 +37,9 @@ def run(flags: PolyBeastFlags) -> int:
         from torchbeast import polybeast_learner  # imports torch, while the servers start
 
         if servers.wait_ready():
-            fleet = polybeast_learner.ask_all(servers.addresses, timeout=60.0)
+            fleet = polybeast_learner.ask_all(
+                servers.addresses, timeout=60.0, stopped=lambda: parts.supervisor.wait(0)
+            )
             polybeast_learner.train(PROGRAM, flags, fleet, parts)
     return EXIT_DONE
 

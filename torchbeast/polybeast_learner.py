@@ -38,7 +38,8 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         return test(flags.run)
     with session(flags) as parts:
         basename = flags.fleet.pipes_basename or user_basename()
-        fleet = find(basename, flags.fleet.num_actors, flags.fleet.connect_timeout)
+        wanted, patience = flags.fleet.num_actors, flags.fleet.connect_timeout
+        fleet = find(basename, wanted, patience, lambda: parts.supervisor.wait(0))
         _check_environment(flags.environment.env, fleet)
         train(PROGRAM, flags, fleet, parts, flags.environment.num_actions)
     return EXIT_DONE

@@ -24,7 +24,8 @@ Shape checked_shape(const rpcenv::NDArray& message) {
     throw std::invalid_argument("array has " + std::to_string(message.shape_size()) +
                                 " dimensions, expected at most " + std::to_string(kMaxDimensions));
   }
-  std::int64_t elements = 1;  // zeros aside: products of parts of the shape must not overflow either
+  std::int64_t elements =
+      1;  // zeros aside: products of parts of the shape must not overflow either
   for (const std::int64_t size : message.shape()) {
     if (size < 0 || size > kMaxMessageBytes ||
         (elements *= std::max(size, std::int64_t{1})) > kMaxMessageBytes) {
@@ -48,24 +49,29 @@ Array decode_array_spec(const rpcenv::NDArray& message) {
 }
 
 // Walks a message; `leaf` makes an Array of an NDArray.
+// `arrays` counts down from kMaxArrays.
 template <typename Leaf>
-ArrayNest decode_nest(const rpcenv::ArrayNest& message, const Leaf& leaf, int depth) {
+ArrayNest decode_nest(const rpcenv::ArrayNest& message, const Leaf& leaf, int depth, int* arrays) {
   if (depth > static_cast<int>(nest::kMaxDepth)) {
     throw std::invalid_argument("arrays are nested deeper than " + std::to_string(nest::kMaxDepth) +
                                 " levels");
+  }
+  if (--*arrays < 0) {
+    throw std::invalid_argument("a nest has more than " + std::to_string(kMaxArrays) +
+                                " arrays, tuples and dicts");
   }
   if (message.has_array()) return ArrayNest(leaf(message.array()));
   if (message.vector_size() > 0) {
     std::vector<ArrayNest> vector;
     for (const auto& entry : message.vector()) {
-      vector.push_back(decode_nest(entry, leaf, depth + 1));
+      vector.push_back(decode_nest(entry, leaf, depth + 1, arrays));
     }
     return ArrayNest(std::move(vector));
   }
   if (message.map_size() > 0) {
     ArrayNest::Map map;
     for (const auto& [key, entry] : message.map()) {
-      map.emplace(key, decode_nest(entry, leaf, depth + 1));
+      map.emplace(key, decode_nest(entry, leaf, depth + 1, arrays));
     }
     return ArrayNest(std::move(map));
   }
@@ -111,11 +117,14 @@ Array decode(const rpcenv::NDArray& message) {
 }
 
 ArrayNest decode(const rpcenv::ArrayNest& message) {
-  return decode_nest(message, [](const rpcenv::NDArray& array) { return decode(array); }, 0);
+  int arrays = kMaxArrays;
+  return decode_nest(
+      message, [](const rpcenv::NDArray& array) { return decode(array); }, 0, &arrays);
 }
 
 ArrayNest decode_spec(const rpcenv::ArrayNest& message) {
-  return decode_nest(message, decode_array_spec, 0);
+  int arrays = kMaxArrays;
+  return decode_nest(message, decode_array_spec, 0, &arrays);
 }
 
 void encode(const Array& array, rpcenv::NDArray* message) {

@@ -15,6 +15,9 @@ inline constexpr int kMaxMessageBytes = 256 << 20;
 // Arrays of more dimensions are refused, as numpy 1 did.
 inline constexpr int kMaxDimensions = 32;
 
+// The most arrays, vectors and maps in one nest: each costs memory, however small it is.
+inline constexpr int kMaxArrays = 1 << 16;
+
 // Reading checks everything: dtype known, no negative or overflowing size, bytes == shape x item
 // size, nesting no deeper than nest::kMaxDepth. Throws std::invalid_argument naming both sides.
 Array decode(const rpcenv::NDArray& message);

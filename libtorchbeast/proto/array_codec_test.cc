@@ -79,7 +79,8 @@ TEST(ArrayCodecTest, TheBytesOnTheWireAreTheseAndMayNeverChange) {
 }
 
 TEST(ArrayCodecTest, ArraysWithoutElementsAndWithoutDimensionsSurvive) {
-  EXPECT_TRUE(same_bytes(sent(Array(DType::kFloat32, {0, 3})).as_leaf(), Array(DType::kFloat32, {0, 3})));
+  EXPECT_TRUE(
+      same_bytes(sent(Array(DType::kFloat32, {0, 3})).as_leaf(), Array(DType::kFloat32, {0, 3})));
   EXPECT_TRUE(same_bytes(sent(array_of<float>({}, {2})).as_leaf(), array_of<float>({}, {2})));
 }
 
@@ -210,9 +211,14 @@ TEST(ArrayCodecTest, NoMutationOfAMessageDoesAnythingButFailOrGiveASoundArray) {
     for (std::uint32_t edits = 1 + random() % 4; edits > 0 && !bytes.empty(); --edits) {
       const std::size_t at = random() % bytes.size();
       switch (random() % 3) {
-        case 0: bytes[at] = static_cast<char>(random()); break;
-        case 1: bytes.erase(at, 1 + random() % 3); break;
-        default: bytes.insert(at, 1, static_cast<char>(random()));
+        case 0:
+          bytes[at] = static_cast<char>(random());
+          break;
+        case 1:
+          bytes.erase(at, 1 + random() % 3);
+          break;
+        default:
+          bytes.insert(at, 1, static_cast<char>(random()));
       }
     }
     rpcenv::ArrayNest message;
@@ -227,6 +233,16 @@ TEST(ArrayCodecTest, NoMutationOfAMessageDoesAnythingButFailOrGiveASoundArray) {
   }
   EXPECT_GT(decoded, 100);
   EXPECT_GT(refused, 100);
+}
+
+TEST(ArrayCodecTest, MoreArraysThanTheLimitAreRefused) {
+  rpcenv::ArrayNest message;
+  for (int i = 0; i < codec::kMaxArrays; ++i) {
+    codec::encode(Array::filled<std::uint8_t>({1}, 1), message.add_vector()->mutable_array());
+  }
+  EXPECT_THROW(codec::decode(message), std::invalid_argument);
+  message.mutable_vector()->RemoveLast();
+  EXPECT_EQ(nest::flatten(codec::decode(message)).size(), codec::kMaxArrays - 1u);
 }
 
 }  // namespace

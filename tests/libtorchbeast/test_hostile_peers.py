@@ -308,7 +308,7 @@ class TestServersOfOurLearner:
             (grpc.StatusCode.INTERNAL, RuntimeError),
             (grpc.StatusCode.INVALID_ARGUMENT, ValueError),
             (grpc.StatusCode.UNAVAILABLE, ConnectionError),
-            (grpc.StatusCode.UNKNOWN, ConnectionError),
+            (grpc.StatusCode.UNKNOWN, RuntimeError),
             (grpc.StatusCode.CANCELLED, ConnectionError),
         ],
     )

@@ -55,3 +55,14 @@ def test_a_row_that_was_cut_off_by_a_kill_does_not_spoil_the_next(tmp_path: Path
 def test_tensorboard_events_lie_beside_the_csv_files(tmp_path: Path) -> None:
     write(tmp_path, (10, {"loss": 1.0}))
     assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_rows_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
+    files = LogFiles(tmp_path)
+    for step in (10, 20, 30):
+        files.write(step, {"loss": float(step)})
+    files.close()
+    files = LogFiles(tmp_path, step=20)
+    files.write(25, {"loss": 1.0})
+    files.close()
+    assert [row["step"] for row in read_logs(tmp_path)] == [10, 20, 25]

@@ -140,3 +140,21 @@ with supervisor.Supervisor().signals():
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
     assert done.returncode == 130
+
+
+def test_what_a_failed_thread_held_is_dropped_at_once() -> None:
+    """Callers wait for a batch that the failed inference thread holds, until it is dropped."""
+    dropped = threading.Event()
+
+    class Batch:
+        def __del__(self) -> None:
+            dropped.set()
+
+    def infer() -> None:
+        batch = Batch()
+        raise ValueError(f"NaN in {batch}")
+
+    supervisor = Supervisor()
+    supervisor.start_thread("inference", infer)
+    assert dropped.wait(10)
+    assert supervisor.failure is not None and supervisor.failure.origin == "inference"

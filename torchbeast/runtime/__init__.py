@@ -3,3 +3,8 @@
 
 Programs and schemes use this package; it never imports them.
 """
+
+import logging
+
+# Programs report failures themselves; what is logged goes to the run's out.log, where there is one.
+logging.getLogger("torchbeast").addHandler(logging.NullHandler())

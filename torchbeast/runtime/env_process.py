@@ -31,13 +31,15 @@ _SERVING_S = 60.0
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env_id"]`; the exit code."""
     report = _take_stdout()
+    serving: list[Any] = []
+    stopped = threading.Event()
+    _thread(lambda: _end_with_stdin(serving, stopped, arguments))
     try:
         server = _make_server(arguments)
     except Exception as error:
         report(_failure(error))
         return 1
-    stopped = threading.Event()
-    _thread(lambda: _end_with_stdin(server, stopped, arguments))
+    serving.append(server)
     _thread(lambda: _report_when_serving(server, report))
     try:
         server.run()
@@ -98,11 +100,15 @@ def _report_when_serving(server: Any, report: Callable[[dict[str, Any]], None]) 
         report({"ready": True})
 
 
-def _end_with_stdin(server: Any, stopped: threading.Event, arguments: dict[str, Any]) -> None:
+def _end_with_stdin(
+    serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]
+) -> None:
+    """Stops the server; where the environment is still being made, or stuck, the process."""
     while os.read(0, 4096):
         pass
-    _thread(server.stop)
-    if not stopped.wait(_GRACE_S):
+    for server in serving:
+        _thread(server.stop)
+    if not serving or not stopped.wait(_GRACE_S):
         _remove_socket(arguments)
         _remove_folder(arguments)
         os._exit(0)

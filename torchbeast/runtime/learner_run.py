@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
@@ -95,7 +96,7 @@ class LearnerRun:
         weights = PublishedWeights(agent.model, algo.version)
         seed = _environment_seed(self._recorded["seed"], progress.step)
         source = make_source(Learner(agent=agent, weights=weights, device=device, seed=seed))
-        log_files = LogFiles(self._session.folder.path)
+        log_files = LogFiles(self._session.folder.path, progress.step)
         parts = TrainingParts(
             source=source,
             algo=algo,
@@ -141,13 +142,13 @@ class LearnerRun:
                     saved_at = time.monotonic()
 
     def _end(self, training: Training) -> None:
-        """Waits for the threads, then saves: always, but after an update that failed, which may
-        have been prepared by weights as bad as itself. The checkpoint before it is kept."""
+        """Waits for the threads, then saves: always, but after a NaN, which may have been prepared
+        by weights as bad as itself. The checkpoint before it is kept."""
         running = self._session.supervisor.join(_JOIN_S)
         if running:
             _log.warning("threads that did not end within %g s: %s", _JOIN_S, running)
         failure = self._session.supervisor.failure
-        if failure is None or not failure.origin.startswith("learner"):
+        if failure is None or not isinstance(failure.error, NonFiniteError):
             self._save(training)
 
     def _save(self, training: Training) -> None:

@@ -19,14 +19,17 @@ from typing import Any
 class LogFiles:
     """Appends rows of figures. Used by one thread at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, step: int | None = None) -> None:
+        """`step`: of the checkpoint that is resumed; rows that a killed run wrote after it go."""
         self._fields_path = folder / "fields.csv"
         self._fields = read_fields(folder)
         _end_last_line(folder / "logs.csv")
+        if step is not None:
+            _drop_rows_after(folder / "logs.csv", step, self._fields)
         self._tick = _last_tick(folder / "logs.csv") + 1
         self._logs = open(folder / "logs.csv", "a", newline="", encoding="utf-8")  # noqa: SIM115
         self._writer = csv.writer(self._logs)
-        self._events = _tensorboard(folder)
+        self._events = _tensorboard(folder, step)
 
     def write(self, step: int, figures: Mapping[str, float | int]) -> None:
         """One row: the figures after `step` environment steps.
@@ -102,6 +105,16 @@ def _cut_after_last_newline(path: Path) -> None:
     path.write_bytes(data[: data.rfind(b"\n") + 1])
 
 
+def _drop_rows_after(path: Path, step: int, fields: list[str]) -> None:
+    if not path.exists() or "step" not in fields:
+        return
+    column = fields.index("step")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [x for x in lines if x.startswith("#") or int(x.split(",")[column]) <= step]
+    if len(kept) < len(lines):
+        path.write_text("".join(kept), encoding="utf-8")
+
+
 def _last_tick(path: Path) -> int:
     if not path.exists():
         return -1
@@ -113,12 +126,12 @@ def _last_tick(path: Path) -> int:
     return last
 
 
-def _tensorboard(folder: Path) -> Any:
-    """A writer of TensorBoard events beside the CSV files;
+def _tensorboard(folder: Path, step: int | None) -> Any:
+    """A writer of TensorBoard events beside the CSV files, which takes events after `step` back;
     None where TensorBoard is not installed.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder))
+    return SummaryWriter(str(folder), purge_step=None if step is None else step + 1)

@@ -16,6 +16,7 @@ import os
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -139,6 +140,9 @@ class Supervisor:
             body()
         except BaseException as error:
             self.fail(name, error)
+            # What the thread held must go now: others may wait for it, as callers do whose
+            # inference batch was dropped.
+            traceback.clear_frames(error.__traceback__)
 
     def _end(self, reason: str | None, failure: Failure | None) -> bool:
         with self._lock:

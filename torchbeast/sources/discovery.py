@@ -6,7 +6,8 @@ The learner's model is made from what the servers say: nobody types sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,12 @@ import libtorchbeast
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, action_space_from_json
 from torchbeast.runtime.addresses import server_addresses
 from torchbeast.runtime.errors import RunError, UsageError
+
+_FIRST_PATIENCE_S = 0.5  # of one question; doubled each time
+
+
+def _never() -> bool:
+    return False
 
 
 @dataclass(frozen=True)
@@ -33,17 +40,23 @@ class Fleet:
         return sum(self.envs_per_stream)
 
 
-def ask_all(addresses: Iterable[str], timeout: float) -> Fleet:
+def ask_all(
+    addresses: Iterable[str], timeout: float, stopped: Callable[[], bool] = _never
+) -> Fleet:
     """The fleet at these addresses; RunError when one does not answer or serves something else."""
-    return _fleet({address: _ask(address, timeout) for address in addresses})
+    return _fleet({address: _ask(address, timeout, stopped) for address in addresses})
 
 
-def find(basename: str, num_actors: int, timeout: float) -> Fleet:
-    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found."""
+def find(
+    basename: str, num_actors: int, timeout: float, stopped: Callable[[], bool] = _never
+) -> Fleet:
+    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found, or
+    until `stopped`.
+    """
     found: dict[str, dict[str, Any]] = {}
     while (count := sum(map(_num_envs, found.values()))) < num_actors:
         address = server_addresses(basename, len(found) + 1)[-1]
-        found[address] = _ask_another(address, timeout, count, num_actors)
+        found[address] = _ask_another(address, timeout, count, num_actors, stopped)
     if count > num_actors:
         raise UsageError(
             f"the servers {basename}.0 to .{len(found) - 1} serve {count} environments, "
@@ -52,9 +65,11 @@ def find(basename: str, num_actors: int, timeout: float) -> Fleet:
     return _fleet(found)
 
 
-def _ask_another(address: str, timeout: float, count: int, num_actors: int) -> dict[str, Any]:
+def _ask_another(
+    address: str, timeout: float, count: int, num_actors: int, stopped: Callable[[], bool]
+) -> dict[str, Any]:
     try:
-        return _ask(address, timeout)
+        return _ask(address, timeout, stopped)
     except RunError as error:
         raise RunError(
             f"{error}; {count} of --num_actors {num_actors} environments were found: start more "
@@ -62,12 +77,24 @@ def _ask_another(address: str, timeout: float, count: int, num_actors: int) -> d
         ) from None
 
 
-def _ask(address: str, timeout: float) -> dict[str, Any]:
-    try:
-        description: dict[str, Any] = libtorchbeast.describe(address, timeout)
-    except (ConnectionError, TimeoutError, ValueError, RuntimeError) as error:
-        raise RunError(str(error)) from None
-    return description
+def _ask(address: str, timeout: float, stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Asks again and again, with growing patience: a signal is seen between two questions."""
+    deadline, patience = time.monotonic() + timeout, _FIRST_PATIENCE_S
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return libtorchbeast.describe(address, max(0.0, min(patience, left)))
+        except TimeoutError as error:
+            if stopped() or left <= patience:
+                raise _no_answer(address, timeout, error) from None
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise _no_answer(address, timeout, error) from None
+        patience *= 2
+
+
+def _no_answer(address: str, timeout: float, error: Exception) -> RunError:
+    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+    return RunError(f"no environment server answers at {address} ({why})")
 
 
 def _num_envs(description: dict[str, Any]) -> int:
