@@ -105,7 +105,8 @@ class Script:
         for message in self._messages:
             if not speaks_first:
                 if (request := next(requests, None)) is None:
-                    return  # the other side has had enough
+                    self.half_closed.set()
+                    return
                 self.received.append(request)
             speaks_first = False
             yield message

@@ -275,7 +275,8 @@ class TestOurLearnerPlaysAgainstAnOriginalServer:
         def agent(inputs: Any) -> Any:
             return (np.full((1, 1), 2, np.int64),), ()
 
-        script = Script([FIRST_STEP, SECOND_STEP, LAST_STEP, SECOND_STEP], speaks_first=True)
+        many_games = [SECOND_STEP, LAST_STEP] * 1000  # no action is left without an answer
+        script = Script([FIRST_STEP, *many_games], speaks_first=True)
         with raw_server(address, StreamingEnv=script):
             with playing([address], agent, unroll_length=3) as game:
                 nest, info = game.rollout()
