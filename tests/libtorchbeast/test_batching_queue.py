@@ -231,6 +231,7 @@ class TestIteration:
         queue.enqueue(item(3))
         assert values(consumer.result()) == [1, 2, 3]
 
+    @pytest.mark.alone
     def test_the_timeout_of_300_ms_takes_300_to_330_ms(self) -> None:
         queue = BatchingQueue(minimum_batch_size=2, timeout_ms=300)
         took = []
