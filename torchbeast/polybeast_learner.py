@@ -15,10 +15,11 @@ from torchbeast.runtime.addresses import user_basename
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import parse
 from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
-from torchbeast.runtime.flags import LearnerGroups, PolyBeastLearnerFlags
+from torchbeast.runtime.flags import PolyBeastLearnerFlags, ServedLearnerGroups
 from torchbeast.runtime.learner_run import Learner, LearnerRun, threads_for
 from torchbeast.runtime.session import Session, session
 from torchbeast.runtime.testing import test
+from torchbeast.runtime.weights import PublishedWeights
 from torchbeast.sources.discovery import Fleet, ask_all, find
 from torchbeast.sources.poly import PolySource, PolySourceConfig
 
@@ -47,7 +48,7 @@ def run(flags: PolyBeastLearnerFlags) -> int:
 
 def train(
     program: str,
-    flags: LearnerGroups,
+    flags: ServedLearnerGroups,
     fleet: Fleet,
     parts: Session,
     num_actions: int | None = None,
@@ -64,21 +65,23 @@ def train(
             flags.model.use_lstm,
         )
 
-    def source(learner: Learner) -> PolySource:
+    def source(learner: Learner[PublishedWeights]) -> PolySource:
         config = _source_config(flags, learner)
         model, distribution = learner.agent
         return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
 
     env_id = fleet.env_id or "unknown"
-    LearnerRun(program, flags, env_id, parts).train(agent, source)
+    LearnerRun(program, flags, env_id, parts).train(agent, PublishedWeights, source)
 
 
-def _source_config(flags: LearnerGroups, learner: Learner) -> PolySourceConfig:
+def _source_config(
+    flags: ServedLearnerGroups, learner: Learner[PublishedWeights]
+) -> PolySourceConfig:
     return PolySourceConfig(
         batch_size=flags.learning.batch_size,
         unroll_length=flags.learning.unroll_length,
-        num_inference_threads=threads_for(flags.machine.num_inference_threads, learner.device),
-        max_queue_size=flags.machine.max_learner_queue_size,
+        num_inference_threads=threads_for(flags.pipeline.num_inference_threads, learner.device),
+        max_queue_size=flags.pipeline.max_learner_queue_size,
         seed=learner.seed,
     )
 

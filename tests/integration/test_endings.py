@@ -113,7 +113,7 @@ def test_a_killed_environment_server_ends_the_run_with_its_name(workshop: Worksh
     workshop.servers()[1].kill()
     assert run.end(timeout=30) == 1
     assert re.search(
-        r"environment server 1: process \d+ at unix:.*\.1 was killed by SIGKILL", run.said
+        r"environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL", run.said
     )
     assert "Traceback" not in run.said
     assert workshop.meta("a")["successful"] is False

@@ -35,8 +35,8 @@ def spread(num_actors: int, num_servers: int) -> list[ServerPlan]:
         raise ValueError(f"{num_actors} environments cannot occupy {num_servers} servers")
     pairs, single = divmod(num_actors, 2)
     if pairs < num_servers:
-        return [_plan(n) for n in _deal(num_actors, num_servers)]
-    counts = [2 * n for n in _deal(pairs, num_servers)]
+        return [_plan(n) for n in deal(num_actors, num_servers)]
+    counts = [2 * n for n in deal(pairs, num_servers)]
     counts[-1] += single
     return [_plan(n) for n in counts]
 
@@ -48,7 +48,8 @@ def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
     return math.gcd(batch_size, *envs_per_stream)
 
 
-def _deal(things: int, hands: int) -> list[int]:
+def deal(things: int, hands: int) -> list[int]:
+    """`things` over `hands`, as even as can be."""
     each, more = divmod(things, hands)
     return [each + (i < more) for i in range(hands)]
 

@@ -13,13 +13,13 @@ import json
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.spaces import action_space_to_json
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.runtime.child_main import failure, take_stdout
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -30,39 +30,26 @@ _SERVING_S = 60.0
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env_id"]`; the exit code."""
-    report = _take_stdout()
+    report = take_stdout()
     serving: list[Any] = []
     stopped = threading.Event()
     _thread(lambda: _end_with_stdin(serving, stopped, arguments))
     try:
         server = _make_server(arguments)
     except Exception as error:
-        report(_failure(error))
+        report(failure(error))
         return 1
     serving.append(server)
     _thread(lambda: _report_when_serving(server, report))
     try:
         server.run()
     except Exception as error:
-        report(_failure(error))
+        report(failure(error))
         return 1
     finally:
         stopped.set()
         _remove_folder(arguments)
     return 0
-
-
-def _take_stdout() -> Callable[[dict[str, Any]], None]:
-    """Keeps stdout for reports; what is printed from now on, by C code too, goes to stderr."""
-    pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-
-    def report(message: dict[str, Any]) -> None:
-        pipe.write(f"{json.dumps(message)}\n")
-        pipe.flush()
-
-    return report
 
 
 def _make_server(arguments: dict[str, Any]) -> Any:
@@ -112,14 +99,6 @@ def _end_with_stdin(
         _remove_socket(arguments)
         _remove_folder(arguments)
         os._exit(0)
-
-
-def _failure(error: Exception) -> dict[str, Any]:
-    """The report of an error. Our own about a wrong name or a taken address needs no traceback."""
-    usage = type(error).__name__ == "EnvError"
-    own = usage or isinstance(error, ConnectionError)
-    message = str(error) if own else "".join(traceback.format_exception(error))
-    return {"error": message, "usage": usage}
 
 
 def _remove_socket(arguments: dict[str, Any]) -> None:

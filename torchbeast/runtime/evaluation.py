@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays whole episodes with a checkpoint, greedily, and reports their returns.
+"""Plays whole episodes with a checkpoint and reports their returns.
 
 The environment runs in this process. Each of E environments plays its own share of the episodes:
 counting the first N that end anywhere would favour short ones.
@@ -8,17 +8,12 @@ counting the first N that end anywhere would favour short ones.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
-import torch
 
-from torchbeast.core.actors.actor_critic import ModelInputs
-from torchbeast.core.actors.policy import act
-from torchbeast.core.envs.frame_stack import FrameStacker
+from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.nest_py import map_leaves
 from torchbeast.runtime.agent import Agent
 
 MAX_PARALLEL = 8
@@ -31,32 +26,29 @@ class Watcher(Protocol):
         """observation: nest of arrays `[E, ...]`."""
 
 
-class Step(NamedTuple):
-    """What the policy is asked about: arrays `[E, ...]`."""
-
-    observation: Any
-    reward: np.ndarray
-    done: np.ndarray
-    episode_end: np.ndarray
-
-
 def play(
-    env: VecEnv, agent: Agent, num_episodes: int, seed: int, watch: Watcher | None = None
+    env: VecEnv,
+    agent: Agent,
+    num_episodes: int,
+    seed: int,
+    watch: Watcher | None = None,
+    greedy: bool = True,
 ) -> list[float]:
-    """The returns of `num_episodes` whole episodes, with `env.num_envs` of them at a time."""
+    """The returns of `num_episodes` whole games, with `env.num_envs` of them at a time.
+
+    greedy: the policy's most likely actions; else samples, from torch's generator.
+    """
     left = np.array([len(share) for share in np.array_split(range(num_episodes), env.num_envs)])
     returns: list[float] = []
-    total = np.zeros(env.num_envs)
-    for step in _steps(env, agent, seed):
-        total += step.reward
+    loop = EnvLoop(env, agent.distribution, agent.model.initial_state(env.num_envs), seed)
+    while left.any():
         if watch is not None:
-            watch(step.observation)
-        counted = step.episode_end & (left > 0)
-        returns += total[counted].tolist()
+            watch(loop.row.observation)
+        loop.act(agent.model, greedy)
+        loop.step()
+        counted = loop.row.episode_end & (left > 0)
+        returns += loop.row.episode_return[counted].tolist()
         left -= counted
-        total[step.episode_end] = 0
-        if not left.any():
-            break
     return returns
 
 
@@ -69,32 +61,3 @@ def report(returns: list[float]) -> str:
         f"Mean {statistics.fmean(returns):.2f}, median {statistics.median(returns):.2f}, "
         f"standard deviation {spread:.2f} over {len(returns)} episodes."
     )
-
-
-def _steps(env: VecEnv, agent: Agent, seed: int) -> Iterator[Step]:
-    """Steps without end, from the first observation on."""
-    stacker, count = FrameStacker(env.frame_stack), env.num_envs
-    nothing = np.zeros(count, dtype=bool)
-    step = Step(stacker.reset(env.reset(seed)), np.zeros(count, np.float32), ~nothing, nothing)
-    core_state = agent.model.initial_state(count)
-    action = agent.distribution.zero_action((1, count))
-    while True:
-        yield step
-        (action, _, _), core_state = act(
-            agent.model, agent.distribution, _inputs(step, action), core_state, greedy=True
-        )
-        result = env.step(map_leaves(lambda leaf: leaf[0].numpy(), action))
-        done = result.terminated | result.truncated
-        observation = stacker.push(result.observation, done)
-        step = Step(observation, result.reward, done, result.episode_end)
-
-
-def _inputs(step: Step, last_action: Any) -> ModelInputs:
-    """Tensors `[1, E, ...]`."""
-    return ModelInputs(
-        map_leaves(_row, step.observation), _row(step.reward), _row(step.done), last_action
-    )
-
-
-def _row(array: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array))[None]

@@ -11,7 +11,9 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+import tyro
 
 DEFAULT_ENV = "PongNoFrameskip-v4"
 
@@ -169,26 +171,34 @@ class OptimiserFlags:
 class MachineFlags:
     """How the learner uses this machine."""
 
-    num_learner_threads: int | None = None
+    num_learner_threads: Annotated[int | None, tyro.conf.arg(aliases=("--num_threads",))] = None
     """Threads that prepare and learn batches, one update at a time.
     Default: 2 with a GPU (one copies while one learns), else 1."""
-    num_inference_threads: int | None = None
-    """Threads that choose actions, each with its own copy of the network.
-    Default: 2 with a GPU, else 1."""
     torch_threads: int | None = None
     """Threads of one torch operation on the CPU. Default: the cores this process may use."""
     disable_cuda: bool = False
     """Use the CPU although there is a GPU."""
-    max_learner_queue_size: int | None = None
-    """Rollouts that may wait for the learner; more: older data. Default: two batches."""
     write_profiler_trace: bool = False
     """Write trace.json (chrome://tracing) of some updates to the run's folder.
     Slows those updates."""
 
     def __post_init__(self) -> None:
         _at_least(1, num_learner_threads=self.num_learner_threads)
-        _at_least(1, num_inference_threads=self.num_inference_threads)
         _at_least(1, torch_threads=self.torch_threads)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineFlags:
+    """What lies between the environment servers and the learner."""
+
+    num_inference_threads: int | None = None
+    """Threads that choose actions, each with its own copy of the network.
+    Default: 2 with a GPU, else 1."""
+    max_learner_queue_size: int | None = None
+    """Rollouts that may wait for the learner; more: older data. Default: two batches."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_inference_threads=self.num_inference_threads)
         _at_least(1, max_learner_queue_size=self.max_learner_queue_size)
 
 
@@ -259,15 +269,6 @@ class ServerFlags:
         )
 
 
-def _batch_fits_the_queue(learning: LearningFlags, machine: MachineFlags) -> None:
-    size = machine.max_learner_queue_size
-    _require(
-        size is None or size >= learning.batch_size,
-        f"--max_learner_queue_size {size} can never hold a batch: "
-        f"give at least --batch_size {learning.batch_size}",
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class LearnerGroups:
     """The groups that every learner has."""
@@ -278,12 +279,24 @@ class LearnerGroups:
     optimiser: OptimiserFlags = field(default_factory=OptimiserFlags)
     machine: MachineFlags = field(default_factory=MachineFlags)
 
+
+@dataclass(frozen=True, kw_only=True)
+class ServedLearnerGroups(LearnerGroups):
+    """The groups of a learner that has environment servers."""
+
+    pipeline: PipelineFlags = field(default_factory=PipelineFlags)
+
     def __post_init__(self) -> None:
-        _batch_fits_the_queue(self.learning, self.machine)
+        size = self.pipeline.max_learner_queue_size
+        _require(
+            size is None or size >= self.learning.batch_size,
+            f"--max_learner_queue_size {size} can never hold a batch: "
+            f"give at least --batch_size {self.learning.batch_size}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolyBeastFlags(LearnerGroups):
+class PolyBeastFlags(ServedLearnerGroups):
     """Trains an IMPALA agent: starts the environment servers and learns from them."""
 
     environment: EnvironmentFlags = field(default_factory=EnvironmentFlags)
@@ -291,7 +304,7 @@ class PolyBeastFlags(LearnerGroups):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolyBeastLearnerFlags(LearnerGroups):
+class PolyBeastLearnerFlags(ServedLearnerGroups):
     """Trains an IMPALA agent from environment servers that run already (polybeast_env)."""
 
     environment: ServedEnvironmentFlags = field(default_factory=ServedEnvironmentFlags)
@@ -304,3 +317,73 @@ class PolyBeastEnvFlags:
 
     environment: EnvironmentFlags = field(default_factory=EnvironmentFlags)
     servers: ServerFlags = field(default_factory=ServerFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorFlags:
+    """Environments and the processes that act in them."""
+
+    num_actors: int = 4
+    """Environments in all. Each costs memory; more make larger inference batches."""
+    num_processes: int | None = None
+    """Actor processes that they are spread over, each with a copy of the network.
+    Default: one a core, at most one an environment; with --fixed_lag 2, else 1, on every
+    machine."""
+    num_buffers: int | None = None
+    """Rollouts in shared memory, each of one process's environments; more: older data.
+    Default: two a process."""
+    fixed_lag: int | None = None
+    """Learn from rollouts that were acted with weights exactly this many updates old, in a fixed
+    order: the same curve on every machine. Costs speed. Default: whatever is ready."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, num_actors=self.num_actors, num_processes=self.num_processes)
+        _at_least(0, fixed_lag=self.fixed_lag)
+        _require(
+            self.num_processes is None or self.num_processes <= self.num_actors,
+            f"--num_processes {self.num_processes} leaves processes without an environment: "
+            f"give at most as many as --num_actors {self.num_actors}",
+        )
+        _require(
+            self.num_buffers is None or self.num_buffers >= self.processes(),
+            f"--num_buffers {self.num_buffers} leaves actor processes without a buffer: "
+            f"give at least --num_processes {self.processes()}",
+        )
+
+    def processes(self) -> int:
+        """How many actor processes."""
+        if self.num_processes is not None:
+            return self.num_processes
+        if self.fixed_lag is not None:
+            return 2 if self.num_actors % 2 == 0 else 1
+        return min(self.num_actors, available_cores())
+
+    def buffers(self) -> int:
+        """How many rollouts in shared memory."""
+        return self.num_buffers or 2 * self.processes()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonoBeastFlags(LearnerGroups):
+    """Trains an IMPALA agent on this machine; needs nothing that is compiled."""
+
+    environment: EnvironmentFlags = field(default_factory=EnvironmentFlags)
+    actors: ActorFlags = field(default_factory=ActorFlags)
+
+    def __post_init__(self) -> None:
+        if self.actors.fixed_lag is not None:
+            self._check_fixed_lag()
+
+    def _check_fixed_lag(self) -> None:
+        each, rest = divmod(self.actors.num_actors, self.actors.processes())
+        _require(
+            not rest and self.learning.batch_size % each == 0,
+            f"with --fixed_lag, --num_actors {self.actors.num_actors} must be the same for each of "
+            f"--num_processes {self.actors.processes()}, and --batch_size "
+            f"{self.learning.batch_size} a multiple of each one's share",
+        )
+        threads = self.machine.num_learner_threads
+        _require(
+            threads in (None, 1),
+            f"with --fixed_lag one thread learns: leave out --num_learner_threads {threads}",
+        )

@@ -12,10 +12,11 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from torch import nn
 
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
@@ -31,12 +32,14 @@ from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.training import Progress, Source, Training, TrainingParts
 from torchbeast.runtime.watchdog import Watchdog
-from torchbeast.runtime.weights import PublishedWeights
+from torchbeast.runtime.weights import Publisher
 
 _log = logging.getLogger("torchbeast.learner")
 
 _SHOW_EVERY_S = 1.0
 _JOIN_S = 15.0
+
+Weights = TypeVar("Weights", bound=Publisher)
 
 
 class StartableSource(Source, Protocol):
@@ -47,11 +50,11 @@ class StartableSource(Source, Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learner:
+class Learner(Generic[Weights]):
     """What a source is made for."""
 
     agent: Agent
-    weights: PublishedWeights
+    weights: Weights
     device: torch.device
     seed: int  # of the environments; another one after each resumption
 
@@ -82,7 +85,10 @@ class LearnerRun:
         torch.manual_seed(self._recorded["seed"])
 
     def train(
-        self, make_agent: Callable[[], Agent], make_source: Callable[[Learner], StartableSource]
+        self,
+        make_agent: Callable[[], Agent],
+        make_weights: Callable[[nn.Module, int], Weights],
+        make_source: Callable[[Learner[Weights]], StartableSource],
     ) -> None:
         """Learns until the end, whatever ends it, and says what came of it."""
         device = use_machine(self._flags.machine)
@@ -93,7 +99,7 @@ class LearnerRun:
         if progress.step >= self._flags.learning.total_steps:
             self._say_complete(progress)
             return
-        weights = PublishedWeights(agent.model, algo.version)
+        weights = make_weights(agent.model, algo.version)
         seed = _environment_seed(self._recorded["seed"], progress.step)
         source = make_source(Learner(agent=agent, weights=weights, device=device, seed=seed))
         log_files = LogFiles(self._session.folder.path, progress.step)
@@ -231,5 +237,5 @@ def _shown(progress: Progress, total_steps: int, status: dict[str, int]) -> Show
         mean_return=progress.mean_return(),
         loss=progress.loss,
         learner_queue_size=status["learner_queue_size"],
-        live_streams=status["live_streams"],
+        live_streams=status.get("live_streams", status.get("live_actors", 0)),
     )

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import secrets
-import traceback
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from torchbeast import envs
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError, without_our_frames
+from torchbeast.runtime.environment import make_environment, what_it_raised
+from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.runtime.evaluation import MAX_PARALLEL, play, report
 from torchbeast.runtime.flags import RunFlags
 
@@ -34,7 +33,7 @@ def test(run: RunFlags) -> int:
         except (UsageError, RunError):
             raise
         except Exception as error:
-            raise RunError(f"while playing {env.env_id}: {_what(error)}") from error
+            raise RunError(f"while playing {env.env_id}: {what_it_raised(error)}") from error
     print(f"{env.env_id}, {path}, step {saved['stats'].get('step', 0):,}\n{report(returns)}")
     return EXIT_DONE
 
@@ -54,17 +53,7 @@ def _environment(flags: dict[str, Any], num_episodes: int, render: bool) -> VecE
     env_id = flags.get("env")
     if not env_id or env_id == "unknown":
         raise UsageError("the checkpoint does not say which environment it was trained on")
-    try:
-        return envs.make(env_id, 1 if render else min(num_episodes, MAX_PARALLEL))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    except Exception as error:
-        raise RunError(f"{env_id} cannot be made: {_what(error)}") from error
-
-
-def _what(error: Exception) -> str:
-    """The error, with the user's own part of its traceback."""
-    return without_our_frames("".join(traceback.format_exception(error))).strip()
+    return make_environment(env_id, 1 if render else min(num_episodes, MAX_PARALLEL))
 
 
 def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:

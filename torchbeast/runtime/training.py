@@ -28,7 +28,7 @@ from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.supervisor import Supervisor
-from torchbeast.runtime.weights import PublishedWeights
+from torchbeast.runtime.weights import Publisher
 
 DONE = "all steps are learnt"
 _RECENT = 100  # episodes in the mean return that is shown
@@ -92,7 +92,7 @@ class TrainingParts:
     source: Source
     algo: Algo
     model: ActorCritic
-    weights: PublishedWeights
+    weights: Publisher
     device: torch.device
     log_files: LogFiles
     supervisor: Supervisor

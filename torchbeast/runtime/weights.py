@@ -10,6 +10,7 @@ loads the newest one into its own replica of the model between two batches.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,13 @@ class Snapshot:
 
     version: int
     tensors: dict[str, Tensor]
+
+
+class Publisher(Protocol):
+    """Where the learner leaves its weights."""
+
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Makes the model's present weights the newest."""
 
 
 class PublishedWeights:

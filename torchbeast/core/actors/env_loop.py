@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Acting in E environments, step by step: what evaluation and MonoBeast's actors share.
+
+    loop = EnvLoop(env, distribution, seed)
+    while True:
+        loop.row                 what the environments gave, [E, ...]
+        loop.act(model)          the next action, from that row and the recurrent state
+        loop.step()              the next row
+
+Stacks are rebuilt here, and episodes counted. E is the number of environments, K that of those
+truncated in one step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.policy import act
+from torchbeast.core.distributions import ActionDistribution
+from torchbeast.core.envs.frame_stack import FrameStacker
+from torchbeast.core.envs.spaces import ArrayNest
+from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.nest_py import Nest, map_leaves
+
+
+class EnvRow(NamedTuple):
+    """What E environments gave after an action, or at the start."""
+
+    observation: ArrayNest  # leaves [E, ...], stacks included
+    reward: np.ndarray  # float32 [E]
+    done: np.ndarray  # bool [E] terminated or truncated; true at the start
+    truncated: np.ndarray  # bool [E]
+    episode_end: np.ndarray  # bool [E] the whole game is over
+    episode_step: np.ndarray  # int32 [E] final on an ended game's row
+    episode_return: np.ndarray  # float32 [E] likewise
+    final_observation: ArrayNest | None  # leaves [K, ...], stacks included, of the truncated
+
+
+class AgentRow(NamedTuple):
+    """What the agent said: the action that led to a row, and what it was drawn from."""
+
+    action: Nest[Tensor]  # leaves [1, E, ...]
+    policy_logits: Tensor  # [1, E, num_params]
+    baseline: Tensor  # [1, E]
+
+
+class EnvLoop:
+    """One agent in E environments. `row` and `agent` are of one time: agent's action led to row."""
+
+    def __init__(
+        self,
+        env: VecEnv,
+        distribution: ActionDistribution,
+        initial_state: Nest[Tensor],
+        seed: int,
+    ) -> None:
+        """`initial_state`: of E environments, ActorCritic.initial_state(E)."""
+        self._env = env
+        self._distribution = distribution
+        self._stacker = FrameStacker(env.frame_stack)
+        self._episode_step = np.zeros(env.num_envs, np.int32)
+        self._episode_return = np.zeros(env.num_envs, np.float32)
+        self.core_state = initial_state
+        self.row = self._first_row(env.reset(seed))
+        self.agent = AgentRow(
+            distribution.zero_action((1, env.num_envs)),
+            torch.zeros(1, env.num_envs, distribution.num_params),
+            torch.zeros(1, env.num_envs),
+        )
+
+    def act(self, model: ActorCritic, greedy: bool = False) -> None:
+        """Chooses the next action and moves the recurrent state past the present row."""
+        row = self.row
+        inputs = ModelInputs(
+            map_leaves(_one_step, row.observation),
+            _one_step(row.reward),
+            _one_step(row.done),
+            self.agent.action,
+        )
+        output, self.core_state = act(
+            model, self._distribution, inputs, self.core_state, greedy=greedy
+        )
+        self.agent = AgentRow(*output)
+
+    def step(self) -> None:
+        """Executes the chosen action."""
+        step = self._env.step(map_leaves(lambda leaf: leaf[0].numpy(), self.agent.action))
+        done = step.terminated | step.truncated
+        final = self._final(step)  # before the push, which forgets the episodes that ended
+        observation = self._stacker.push(step.observation, done)
+        self._count(step)
+        self.row = EnvRow(
+            observation,
+            step.reward,
+            done,
+            step.truncated,
+            step.episode_end,
+            self._episode_step.copy(),
+            self._episode_return.copy(),
+            final,
+        )
+
+    def _first_row(self, observation: ArrayNest) -> EnvRow:
+        count = self._env.num_envs
+        nothing = np.zeros(count, bool)
+        return EnvRow(
+            self._stacker.reset(observation),
+            np.zeros(count, np.float32),
+            np.ones(count, bool),
+            nothing,
+            nothing,
+            self._episode_step.copy(),
+            self._episode_return.copy(),
+            None,
+        )
+
+    def _final(self, step: VecStep) -> ArrayNest | None:
+        if step.final_observation is None:
+            return None
+        return self._stacker.final(step.final_observation, step.truncated)
+
+    def _count(self, step: VecStep) -> None:
+        """Steps and return of the games that go on, the step just done included."""
+        over = self.row.episode_end
+        self._episode_step[over] = 0
+        self._episode_return[over] = 0
+        self._episode_step += 1
+        self._episode_return += step.reward
+
+
+def _one_step(array: np.ndarray) -> Any:
+    """A tensor [1, E, ...] of one time step."""
+    return torch.from_numpy(np.ascontiguousarray(array))[None]

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MonoBeast: IMPALA on one machine, in Python and PyTorch only; nothing needs to be compiled.
+
+python -m torchbeast.monobeast --env PongNoFrameskip-v4 --num_actors 32
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+from torch import nn
+
+from torchbeast.runtime.agent import Agent, make_agent, stacked
+from torchbeast.runtime.command_line import parse
+from torchbeast.runtime.environment import make_environment
+from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
+from torchbeast.runtime.flags import MonoBeastFlags
+from torchbeast.runtime.learner_run import Learner, LearnerRun, threads_for
+from torchbeast.runtime.session import Session, session
+from torchbeast.runtime.testing import test
+from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
+from torchbeast.sources.shared_weights import SharedWeights
+
+PROGRAM = "monobeast"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(MonoBeastFlags, PROGRAM, argv)))
+
+
+def run(flags: MonoBeastFlags) -> int:
+    """Trains or tests, as the flags say."""
+    if flags.run.mode != "train":
+        return test(flags.run)
+    with session(flags) as parts, ExitStack() as ending:
+        train(flags, parts, ending)
+    return EXIT_DONE
+
+
+def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
+    """Learns until the run ends; `ending` then ends the actors."""
+    with closing(make_environment(flags.environment.env, 1)) as env:
+        spaces = env.observation_space, env.action_space, env.frame_stack
+
+    def agent() -> Agent:
+        return make_agent(flags.model.model, *spaces, flags.model.use_lstm)
+
+    def weights(model: nn.Module, version: int) -> SharedWeights:
+        return SharedWeights(model, version, ring_size(flags.actors.fixed_lag))
+
+    def source(learner: Learner[SharedWeights]) -> MonoSource:
+        config = _source_config(flags, learner)
+        seen = stacked(env.observation_space, env.frame_stack)
+        made = MonoSource(learner.agent, seen, learner.weights, learner.device, config)
+        ending.callback(made.end)
+        return made
+
+    LearnerRun(PROGRAM, flags, flags.environment.env, parts).train(agent, weights, source)
+
+
+def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
+    learner_threads = threads_for(flags.machine.num_learner_threads, learner.device)
+    return MonoSourceConfig(
+        env_id=flags.environment.env,
+        model=flags.model.model,
+        use_lstm=flags.model.use_lstm,
+        num_actors=flags.actors.num_actors,
+        num_processes=flags.actors.processes(),
+        num_buffers=flags.actors.buffers(),
+        batch_size=flags.learning.batch_size,
+        unroll_length=flags.learning.unroll_length,
+        fixed_lag=flags.actors.fixed_lag,
+        num_batches=1 + learner_threads,
+        seed=learner.seed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

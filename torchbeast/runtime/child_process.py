@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that a program starts, watches and ends.
+
+    program --- stdin ---> child     closed (also by the program's death): the child ends
+            <-- stdout --            lines of JSON: its reports
+            <-- stderr --            goes to out.log; the last lines are shown when it dies
+
+Children are started fresh, never forked: they hold none of the program's memory. Two threads serve
+each: one reads its reports and waits for its end, one reads its stderr.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any
+
+from torchbeast.runtime.errors import RunError, UsageError
+
+_log = logging.getLogger("torchbeast.children")
+
+_STDERR_LINES = 20
+_GRACE_S = 5.0  # from closing a child's stdin to SIGTERM
+_KILL_S = 2.0  # from SIGTERM to SIGKILL
+
+Report = dict[str, Any]
+
+
+class ChildProcess:
+    """`python -m module`, with one JSON argument.
+
+    on_report: called with every report, from the child's own thread.
+    on_end: called once, from that thread, when the child ended before it was asked to. It is given
+        the child's error: what the child reported as {"error": ..., "usage": ...}, or how it died.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Mapping[str, Any],
+        on_report: Callable[[Report], None],
+        on_end: Callable[[Exception], None],
+        pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._on_report, self._on_end = on_report, on_end
+        self._closing = False
+        self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=pass_fds,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # Ctrl-C reaches the program alone, which ends its children
+        )
+        self._stderr_reader = self._thread("stderr", self._read_stderr)
+        self._watcher = self._thread("watch", self._watch)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Writes one line of JSON to its stdin; nothing when it has ended, which on_end tells."""
+        stdin = _stream(self._process.stdin)
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed by ask_to_end
+            stdin.write(json.dumps(message).encode() + b"\n")
+            stdin.flush()
+
+    def ask_to_end(self) -> None:
+        """Closes its stdin. From now on its end is no failure."""
+        self._closing = True
+        with contextlib.suppress(OSError):  # what was still to be written to a dead child
+            _stream(self._process.stdin).close()
+
+    def end_by(self, deadline: float) -> None:
+        """Waits until `deadline` (of time.monotonic), then ends it by force."""
+        if not self._ended_by(deadline):
+            self._process.terminate()
+        if not self._ended_by(max(deadline, time.monotonic()) + _KILL_S):
+            self._process.kill()
+        self._process.wait()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_KILL_S)
+
+    def _ended_by(self, deadline: float) -> bool:
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _thread(self, what: str, body: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=body, name=f"{self.name}-{what}", daemon=True)
+        thread.start()
+        return thread
+
+    def _watch(self) -> None:
+        error: Report = {}
+        with _stream(self._process.stdout) as stdout:
+            for line in stdout:
+                report = _parse(line)
+                if "error" in report:
+                    error = report
+                elif report:
+                    self._on_report(report)
+        self._process.wait()
+        self._stderr_reader.join(_KILL_S)
+        if not self._closing:
+            self._on_end(self._error(error))
+
+    def _read_stderr(self) -> None:
+        with _stream(self._process.stderr) as stderr:
+            for line in stderr:
+                text = line.decode(errors="replace").rstrip()
+                self._stderr.append(text)
+                _log.info("%s: %s", self.name, text)
+
+    def _error(self, report: Report) -> Exception:
+        if report.get("usage"):
+            return UsageError(report["error"])
+        if report:
+            return RunError(report["error"])
+        said = "".join(f"\n  {line}" for line in self._stderr)
+        return ProcessDied(
+            f"process {self.pid} {_how_it_ended(self._process.returncode)}"
+            + (f"; it last said:{said}" if said else "")
+        )
+
+
+class ProcessDied(RunError):
+    """A child ended without a word: killed, or crashed in code that is not Python."""
+
+
+def end_all(children: Iterable[ChildProcess]) -> None:
+    """Asks all to end, and ends by force those that do not."""
+    ending = list(children)
+    for child in ending:
+        child.ask_to_end()
+    deadline = time.monotonic() + _GRACE_S
+    for child in ending:
+        child.end_by(deadline)
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None  # opened as a pipe
+    return stream
+
+
+def _parse(line: bytes) -> Report:
+    """A report; {} for a line that a dying child did not complete."""
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _how_it_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    return f"was killed by {signal.Signals(-returncode).name}"

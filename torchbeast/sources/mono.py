@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MonoBeast's source: actor processes -> rollouts in shared memory -> batches. Python only.
+
+    actor 0 [env x E, model] ---+                       +--> batches() --> the learner
+    actor 1 [env x E, model] ---+-- slots -- collector -+
+         ^                      |   (shared memory)     the batch in preparation
+         +-- weights, grants ---+
+
+A slot is granted to one actor, which writes a rollout into it and says so. The collector thread
+copies its columns into the batch in preparation and grants it again. All that decides who acts when
+and with which weights is here; actors only do what they are granted.
+
+Free-running (the default), rollouts are learnt in the order in which they are done, each acted with
+the newest weights at each step. With a fixed lag of K they are learnt in turn, and each is granted
+once the weights exist that will be K updates old when it is learnt: the run is the same on every
+machine, however fast its actors are.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchbeast.core.envs.spaces import ObservationSpace
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime.agent import Agent
+from torchbeast.runtime.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.runtime.env_plan import deal
+from torchbeast.runtime.seeds import seed_of
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.sources.rollout_buffers import Batch, SharedRollouts
+from torchbeast.sources.shared_weights import SharedWeights
+
+_log = logging.getLogger("torchbeast.mono")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonoSourceConfig:
+    """How rollouts are collected."""
+
+    env_id: str
+    model: str  # the name from which every actor makes its own copy
+    use_lstm: bool
+    num_actors: int  # environments in all
+    num_processes: int  # that they are spread over
+    num_buffers: int  # rollouts in shared memory, at least one for each process
+    batch_size: int
+    unroll_length: int
+    fixed_lag: int | None = None  # None: free-running
+    num_batches: int = 2  # in memory at a time: one in preparation, the others with learner threads
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_buffers < self.num_processes:
+            raise ValueError(
+                f"{self.num_processes} actor processes need a buffer each, got {self.num_buffers}"
+            )
+        if self.fixed_lag is not None:
+            self._check_fixed_lag()
+
+    def _check_fixed_lag(self) -> None:
+        each, rest = divmod(self.num_actors, self.num_processes)
+        if rest or self.batch_size % each:
+            raise ValueError(
+                "with a fixed lag whole rollouts must fill a batch: a batch of "
+                f"{self.batch_size} is no multiple of {self.num_actors} environments over "
+                f"{self.num_processes} processes"
+            )
+
+
+def ring_size(fixed_lag: int | None) -> int:
+    """Versions of the weights that must lie in shared memory."""
+    return 4 if fixed_lag is None else fixed_lag + 2
+
+
+class MonoSource:
+    """Batches of rollouts from actor processes of this machine.
+
+    Threads: `start` adds the collector to the supervisor; every actor has two threads that watch
+    its process. The supervisor's end closes the source, which wakes everyone; `end` ends the
+    processes. `batches` may be iterated from several threads, each with its own iterator. A batch
+    shares its memory with the source: it ends when its iterator goes on.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        observation_space: ObservationSpace,
+        weights: SharedWeights,
+        device: torch.device,
+        config: MonoSourceConfig,
+    ) -> None:
+        """`observation_space`: of one environment, as the policy sees it."""
+        self._config = config
+        self._weights = weights
+        self._ready: queue.Queue[Batch | None] = queue.Queue()
+        self._free: queue.Queue[Batch | None] = queue.Queue()
+        self._done: queue.Queue[tuple[_Actor, int] | None] = queue.Queue()
+        self._lock = threading.Lock()
+        self._seconds: dict[str, float] = collections.defaultdict(float)
+        self._replaced = 0
+        self._closed = False
+        shape = agent, observation_space, config.unroll_length
+        pin = device.type == "cuda"
+        for _ in range(config.num_batches):
+            self._free.put(Batch(*shape, config.batch_size, pin))
+        counts = deal(config.num_actors, config.num_processes)
+        slots = deal(config.num_buffers, config.num_processes)
+        self._actors = [
+            _Actor(index, self, SharedRollouts(*shape, *counts_of))
+            for index, counts_of in enumerate(zip(counts, slots, strict=True))
+        ]
+        self._grants = _grants(config, weights.version, counts[0])
+        self._supervisor: Supervisor | None = None
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the actors."""
+        return [actor.pid for actor in self._actors]
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begins to collect."""
+        self._supervisor = supervisor
+        supervisor.on_close(self.close)
+        self._weights.on_publish = self._published
+        for actor in self._actors:
+            actor.start()
+            for slot in range(len(actor.rollouts.slots)):
+                self._grants.add(actor, slot)
+        self._published(self._weights.version)
+        supervisor.start_thread("collector", self._collect)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
+        while (batch := self._ready.get()) is not None:
+            yield batch.rollout()
+            batch.clear()
+            self._free.put(batch)
+        self._ready.put(None)  # for the next thread
+
+    def close(self) -> None:
+        """Ends everything that waits here, and asks the actors to end. May be called again."""
+        with self._lock:
+            self._closed = True  # no actor is replaced any more
+        for waited_for in (self._ready, self._free, self._done):
+            waited_for.put(None)
+        for actor in self._actors:
+            actor.ask_to_end()
+
+    def end(self) -> None:
+        """Ends the actor processes, by force when it must be."""
+        end_all(actor.process for actor in self._actors if actor.process is not None)
+
+    def status(self) -> dict[str, int]:
+        """Where data is at this moment: batches for the learner, rollouts for the collector,
+        actor processes, and how many of them had to be replaced.
+        """
+        return {
+            "learner_queue_size": self._ready.qsize() * self._config.batch_size,
+            "rollout_queue_size": self._done.qsize(),
+            "live_actors": sum(actor.alive for actor in self._actors),
+            "replaced_actors": self._replaced,
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """What all actors together have spent their time on, since the start."""
+        with self._lock:
+            return dict(self._seconds)
+
+    # --- called by the threads that watch the actors
+
+    def report(self, actor: _Actor, slot: int, seconds: Mapping[str, float]) -> None:
+        """An actor has written a rollout."""
+        with self._lock:
+            for what, spent in seconds.items():
+                self._seconds[what] += spent
+        self._done.put((actor, slot))
+
+    def actor_ended(self, actor: _Actor, error: Exception) -> None:
+        """One that died after it had worked is replaced; any other end is the run's failure."""
+        assert self._supervisor is not None
+        if not isinstance(error, ProcessDied) or not actor.has_worked:
+            self._supervisor.fail(actor.name, error)
+            return
+        with self._lock:
+            if self._closed:
+                return
+            _log.warning("%s: %s; another takes its place", actor.name, error)
+            self._replaced += 1
+            actor.restart()
+
+    def arguments_of(self, actor: _Actor) -> dict[str, Any]:
+        """What the actor's process is told at its start."""
+        config = self._config
+        return {
+            "env_id": config.env_id,
+            "model": config.model,
+            "use_lstm": config.use_lstm,
+            "unroll_length": config.unroll_length,
+            "num_envs": actor.num_envs,
+            "num_slots": len(actor.rollouts.slots),
+            "rollouts": actor.rollouts.descriptor,
+            "weights": self._weights.descriptor,
+            "ring_size": self._weights.size,
+            "seed": seed_of(config.seed, "actor", actor.index, actor.incarnation),
+        }
+
+    # --- the collector thread, and the learner thread that publishes
+
+    def _collect(self) -> None:
+        rollouts = self._rollouts()
+        actor, slot, first = None, 0, 0
+        while (batch := self._free.get()) is not None:
+            while batch.missing:
+                if actor is None:
+                    if (done := next(rollouts, None)) is None:
+                        return
+                    (actor, slot), first = done, 0
+                count = min(batch.missing, actor.num_envs - first)
+                batch.add(actor.rollouts.slots[slot], first, count)
+                first += count
+                if first == actor.num_envs:
+                    self._grant_again(actor, slot)
+                    actor = None
+            self._ready.put(batch)
+
+    def _rollouts(self) -> Iterator[tuple[_Actor, int]]:
+        """Actor and slot of each rollout, in the order in which they are learnt."""
+        done = iter(self._done.get, None)
+        if self._config.fixed_lag is None:
+            yield from done
+            return
+        waiting: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
+        turn = 0
+        for actor, slot in done:
+            waiting[actor.index].append(slot)
+            while waiting[turn]:
+                yield self._actors[turn], waiting[turn].popleft()
+                turn = (turn + 1) % len(self._actors)
+
+    def _grant_again(self, actor: _Actor, slot: int) -> None:
+        with self._lock:
+            self._grants.add(actor, slot)
+            self._grants.send_those_ready(self._weights.version)
+
+    def _published(self, version: int) -> None:
+        with self._lock:
+            self._grants.send_those_ready(version)
+
+
+class _Actor:
+    """One actor process, its slots, and what it has been granted."""
+
+    def __init__(self, index: int, source: MonoSource, rollouts: SharedRollouts) -> None:
+        self.index = index
+        self.name = f"actor {index}"
+        self.rollouts = rollouts
+        self.num_envs = rollouts.num_envs
+        self.incarnation = 0
+        self.has_worked = False
+        self.alive = False
+        self.process: ChildProcess | None = None
+        self._source = source
+        self._granted: dict[int, int | None] = {}  # slot -> version; written but not reported
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> None:
+        self.has_worked, self.alive = False, True
+        arguments = self._source.arguments_of(self)
+        self.process = ChildProcess(
+            self.name,
+            "torchbeast.sources.mono_actor",
+            arguments,
+            on_report=self._report,
+            on_end=self._ended,
+            pass_fds=(arguments["rollouts"], arguments["weights"]),
+            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+
+    def restart(self) -> None:
+        """Another process in the place of a dead one; it is granted what that had not finished."""
+        self.incarnation += 1
+        self.start()
+        for slot, version in list(self._granted.items()):
+            self._send(slot, version)
+
+    def grant(self, slot: int, version: int | None) -> None:
+        self._granted[slot] = version
+        self._send(slot, version)
+
+    def ask_to_end(self) -> None:
+        if self.process is not None:
+            self.process.ask_to_end()
+
+    def _send(self, slot: int, version: int | None) -> None:
+        assert self.process is not None
+        self.process.send({"slot": slot, "version": version})
+
+    def _report(self, report: dict[str, Any]) -> None:
+        self.has_worked = True
+        self._granted.pop(report["slot"], None)
+        self._source.report(self, report["slot"], report["seconds"])
+
+    def _ended(self, error: Exception) -> None:
+        self.alive = False
+        self._source.actor_ended(self, error)
+
+
+class _FreeGrants:
+    """Every free slot may be written at once, with the newest weights."""
+
+    def __init__(self) -> None:
+        self._slots: list[tuple[_Actor, int]] = []
+
+    def add(self, actor: _Actor, slot: int) -> None:
+        self._slots.append((actor, slot))
+
+    def send_those_ready(self, version: int) -> None:
+        slots, self._slots = self._slots, []
+        for actor, slot in slots:
+            actor.grant(slot, None)
+
+
+class _LaggedGrants:
+    """Rollout i of the run, counted in turn over the actors, is learnt in update i * E // B, and
+    is acted with the weights of `lag` updates before that.
+    """
+
+    def __init__(self, config: MonoSourceConfig, version: int, num_envs: int) -> None:
+        assert config.fixed_lag is not None
+        self._lag = config.fixed_lag
+        self._first_version = version
+        self._rollouts_per_batch = config.batch_size // num_envs
+        self._num_processes = config.num_processes
+        self._given: dict[int, int] = collections.Counter()  # rollouts granted to each actor
+        self._slots: dict[int, collections.deque[tuple[_Actor, int]]] = collections.defaultdict(
+            collections.deque
+        )
+
+    def add(self, actor: _Actor, slot: int) -> None:
+        self._slots[actor.index].append((actor, slot))
+
+    def send_those_ready(self, version: int) -> None:
+        for index, slots in self._slots.items():
+            while slots and self._wanted(index) <= version:
+                actor, slot = slots.popleft()
+                actor.grant(slot, self._wanted(index))
+                self._given[index] += 1
+
+    def _wanted(self, index: int) -> int:
+        """The version that the actor's next rollout is to be acted with."""
+        rollout = self._given[index] * self._num_processes + index
+        update = self._first_version + rollout // self._rollouts_per_batch
+        return max(self._first_version, update - self._lag)
+
+
+def _grants(config: MonoSourceConfig, version: int, num_envs: int) -> _FreeGrants | _LaggedGrants:
+    if config.fixed_lag is None:
+        return _FreeGrants()
+    return _LaggedGrants(config, version, num_envs)

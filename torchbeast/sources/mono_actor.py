@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main of MonoBeast's actor processes; started by mono.py, never by a user.
+
+    stdin   one line of JSON for each rollout that may be written: the slot, and the version of the
+            weights to act with (null: always the newest). The process ends when stdin is closed,
+            which also happens when the program dies, by whatever signal.
+    stdout  one line for each rollout that was written: the slot, and the seconds it took
+
+The E environments of the process are stepped together, and one forward pass chooses all their
+actions. Weights, rollouts and actions never pass through a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from torchbeast import envs
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.runtime.agent import make_agent, stacked
+from torchbeast.runtime.child_main import Report, failure, take_stdout
+from torchbeast.runtime.seeds import seed_of
+from torchbeast.sources.rollout_buffers import RolloutArrays, SharedRollouts, SlotWriter
+from torchbeast.sources.shared_weights import SharedWeights
+
+_GRACE_S = 3.0  # for the present step after stdin closed; an environment stuck in one is left
+
+Grant = dict[str, Any]  # {"slot": int, "version": int | None}
+
+
+class Stopwatch:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(("environment", "inference", "queueing"), 0.0)
+        self._since = time.perf_counter()
+
+    def spent(self, what: str) -> None:
+        """The time since the last call was spent on this."""
+        now = time.perf_counter()
+        self._seconds[what] += now - self._since
+        self._since = now
+
+    def take(self) -> dict[str, float]:
+        """What was spent since the last take."""
+        taken = dict(self._seconds)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        return taken
+
+
+class Actor:
+    """Plays in its environments without end, one rollout at a time."""
+
+    def __init__(self, loop: EnvLoop, model: Any, weights: SharedWeights) -> None:
+        self._loop, self._model, self._weights = loop, model, weights
+        self._version: int | None = None
+        self._acted_with = weights.version
+        self.watch = Stopwatch()
+
+    def play(self, slot: RolloutArrays, unroll_length: int, wanted: int | None) -> None:
+        """Writes a rollout: row 0 is the last row of the one before."""
+        self.watch.spent("queueing")
+        loop = self._loop
+        writer = SlotWriter(slot, loop.core_state)
+        writer.write(0, loop.row, loop.agent, self._acted_with)
+        for t in range(1, unroll_length + 1):
+            self._version = self._weights.refresh(self._model, self._version, wanted)
+            self._acted_with = self._version
+            loop.act(self._model)
+            self.watch.spent("inference")
+            loop.step()
+            writer.write(t, loop.row, loop.agent, self._acted_with)
+            self.watch.spent("environment")
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Acts until stdin is closed; the exit code."""
+    report = take_stdout()
+    grants = _read_grants()
+    try:
+        _act(arguments, grants, report)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    return 0
+
+
+def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
+    torch.set_num_threads(1)  # as many processes as cores
+    torch.manual_seed(seed_of(arguments["seed"], "actions"))
+    num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
+    with closing(envs.make(arguments["env_id"], num_envs)) as env:
+        space = env.observation_space
+        agent = make_agent(
+            arguments["model"], space, env.action_space, env.frame_stack, arguments["use_lstm"]
+        )
+        weights = SharedWeights(
+            agent.model, size=arguments["ring_size"], descriptor=arguments["weights"]
+        )
+        rollouts = SharedRollouts(
+            agent,
+            stacked(space, env.frame_stack),
+            unroll_length,
+            num_envs,
+            arguments["num_slots"],
+            arguments["rollouts"],
+        )
+        seed = seed_of(arguments["seed"], "environments")
+        loop = EnvLoop(env, agent.distribution, agent.model.initial_state(num_envs), seed)
+        actor = Actor(loop, agent.model, weights)
+        for grant in grants:
+            actor.play(rollouts.slots[grant["slot"]], unroll_length, grant["version"])
+            report({"slot": grant["slot"], "seconds": actor.watch.take()})
+
+
+def _read_grants() -> Iterator[Grant]:
+    """The lines of stdin, read by a thread so that its end is noticed during a rollout too."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in sys.stdin.buffer:
+            lines.put(line)
+        lines.put(b"")
+        time.sleep(_GRACE_S)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    return map(json.loads, iter(lines.get, b""))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(json.loads(sys.argv[1])))
