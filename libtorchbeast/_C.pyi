@@ -221,6 +221,12 @@ class ActorPool:
     def lost_streams(self) -> int:
         """How often a stream was lost so far."""
 
+    def seconds(self) -> dict[str, float]:
+        """What all streams together have spent their time on since run() began: "environment"
+        (stepping, or waiting for a server that is away), "inference" (waiting for actions),
+        "queueing" (waiting for room in the learner queue).
+        """
+
 @final
 class Server:
     """Serves environments to learners over gRPC, one for each stream."""

@@ -50,6 +50,13 @@ void check_agent_answer(const ArrayNest& outputs) {
   }
 }
 
+// Of a stream whose server answers, but never for as long as a rollout takes.
+LostStream fruitless_error(const LostStream& last, int connections) {
+  return LostStream(std::string(last.what()) + "; this was connection " +
+                    std::to_string(connections) +
+                    " in a row that ended before its first rollout: look into that server's log");
+}
+
 // Counts a stream as live for a scope.
 class Alive {
  public:
@@ -81,7 +88,8 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
     : options_(std::move(options)),
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
-      initial_agent_state_(std::move(initial_agent_state)) {
+      initial_agent_state_(std::move(initial_agent_state)),
+      clocks_(options_.addresses.size()) {
   if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
   if (inference_batcher_ == nullptr) {
     throw std::invalid_argument("inference_batcher must not be None");
@@ -136,6 +144,7 @@ void ActorPool::run_stream(std::size_t index) noexcept {
   } catch (...) {
     fail(std::current_exception());
   }
+  clocks_[index].enter(Stage::kNone);
   MutexLock lock(mutex_);
   --running_;
   changed_.notify_all();
@@ -145,20 +154,28 @@ void ActorPool::run_stream(std::size_t index) noexcept {
 void ActorPool::keep_playing(std::size_t index) {
   Clock::time_point away_since = Clock::now();
   std::chrono::milliseconds pause = kFirstPause;
+  int fruitless = 0;  // connections in a row
   for (std::uint64_t attempt = 0;; ++attempt) {
-    const Clock::time_point before = away_since;
+    Connection connection{.attempt = attempt};
     try {
-      play(index, attempt, &away_since);
-    } catch (const LostStream&) {
+      play(index, &connection);
+    } catch (const LostStream& lost) {
       if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
-      if (attempt == 0 && away_since == before) throw;              // it never came up
-      if (away_since != before) {                                   // it had come up
+      if (attempt == 0 && !connection.came_up) throw;
+      if (connection.came_up) {
         ++lost_;
-        pause = kFirstPause;
+        away_since = Clock::now();
+        if (!connection.was_fruitful) ++fruitless;
       }
+      if (connection.was_fruitful) {
+        pause = kFirstPause;
+        fruitless = 0;
+      }
+      if (fruitless >= options_.fruitless_connections) throw fruitless_error(lost, fruitless);
       const bool too_long = Clock::now() - away_since >= options_.reconnect_timeout;
       if (too_long && !enough_streams_live()) throw;
     }
+    clocks_[index].enter(Stage::kEnvironment);
     pause_or_give_up(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
@@ -176,21 +193,22 @@ void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
   if (stopped_) throw ClosedBatchingQueue("the pool stopped");
 }
 
-// One connection, from the first step until it ends. Sets *away_since to when it was lost.
-void ActorPool::play(std::size_t index, std::uint64_t attempt, Clock::time_point* away_since) {
+// One connection, from the first step until it ends.
+void ActorPool::play(std::size_t index, Connection* connection) {
+  clocks_[index].enter(Stage::kEnvironment);
   EnvStream stream(options_.addresses[index], options_.step_timeout);
   const Registration registration(this, &stream);
-  const auto timeout =
-      attempt == 0 ? options_.connect_timeout : std::min(kLongestPause, options_.reconnect_timeout);
-  StreamStep first = stream.connect(derived_seed(options_.seed, index, attempt), timeout);
+  const auto timeout = connection->attempt == 0
+                           ? options_.connect_timeout
+                           : std::min(kLongestPause, options_.reconnect_timeout);
+  StreamStep first =
+      stream.connect(derived_seed(options_.seed, index, connection->attempt), timeout);
+  connection->came_up = true;
   const Alive alive(&live_);
   try {
-    step_until_stopped(&stream, index, std::move(first));
+    step_until_stopped(&stream, index, std::move(first), &connection->was_fruitful);
   } catch (const ClosedBatchingQueue&) {
     stream.close();
-    throw;
-  } catch (const LostStream&) {
-    *away_since = Clock::now();
     throw;
   }
 }
@@ -201,8 +219,10 @@ Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
   return answer;
 }
 
-// Ends with an exception: ClosedBatchingQueue in order, another for a failure.
-void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step) {
+// Ends with an exception: ClosedBatchingQueue in order, another for a failure. Sets *fruitful once
+// a rollout was handed over.
+void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
+                                   bool* fruitful) {
   const std::int64_t num_envs = stream->num_envs();
   const std::int64_t columns = options_.rollout_columns > 0 ? options_.rollout_columns : num_envs;
   RolloutWriter writer({.unroll_length = options_.unroll_length,
@@ -211,20 +231,36 @@ void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamS
                         .first_env = static_cast<std::int64_t>(index) * kMaxEnvsPerStream});
   ArrayNest agent_state = nest::map(
       [num_envs](const Array& leaf) { return repeat(leaf, 1, num_envs); }, initial_agent_state_);
+  StageClock& clock = clocks_[index];
+  clock.enter(Stage::kInference);
   Answer answer = ask(step, agent_state);
   writer.start(step, {answer.outputs.as_vector()[0], answer.version}, agent_state);
   for (;;) {
+    clock.enter(Stage::kEnvironment);
     const ArrayNest& outputs = answer.outputs.as_vector()[0];
     step = stream->step(outputs.as_vector()[0]);
     agent_state = answer.outputs.as_vector()[1];
     if (writer.append(step, {outputs, answer.version})) {
-      for (QueueItem& item : writer.complete(agent_state)) {
-        learner_queue_->enqueue(std::move(item));
-        count_ += options_.unroll_length * columns;
-      }
+      clock.enter(Stage::kQueueing);
+      hand_over(writer.complete(agent_state), columns);
+      *fruitful = true;
     }
+    clock.enter(Stage::kInference);
     answer = ask(step, agent_state);
   }
+}
+
+void ActorPool::hand_over(std::vector<QueueItem> items, std::int64_t columns) {
+  for (QueueItem& item : items) {
+    learner_queue_->enqueue(std::move(item));
+    count_ += options_.unroll_length * columns;
+  }
+}
+
+StageTimes ActorPool::times() const {
+  StageTimes total;
+  for (const StageClock& clock : clocks_) total += clock.times();
+  return total;
 }
 
 // The first failure wins and stops everybody.

@@ -15,6 +15,7 @@
 #include "libtorchbeast/dynamic_batcher.h"
 #include "libtorchbeast/env_stream.h"
 #include "libtorchbeast/rollout_queue.h"
+#include "libtorchbeast/stage_clock.h"
 
 namespace torchbeast {
 
@@ -26,6 +27,7 @@ struct ActorPoolOptions {
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(1);    // at the start
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);      // of one step
   std::chrono::milliseconds reconnect_timeout = std::chrono::minutes(1);  // see below
+  int fruitless_connections = 10;  // in a row, of one stream, that end the run
 };
 
 // Plays all streams and hands their rollouts to the learner.
@@ -37,7 +39,8 @@ struct ActorPoolOptions {
 //
 // A lost stream reconnects with growing pauses; its unfinished rollout is dropped, its environments
 // start new episodes. Only when it has been away for reconnect_timeout and fewer than half of the
-// streams live does the loss end the run.
+// streams live does the loss end the run. A stream that comes up again and again and is lost before
+// it has handed over anything is no lost connection but a broken server: that ends the run too.
 //
 // Thread safety: run() once, in one thread; the counters from any.
 // Closing: closing the queue or the batcher ends run(). The first failure of a stream that
@@ -59,6 +62,8 @@ class ActorPool {
   std::int64_t live_streams() const { return live_; }
   // How often a stream was lost so far.
   std::int64_t lost_streams() const { return lost_; }
+  // What all streams together have spent their time on since run() began.
+  StageTimes times() const;
 
  private:
   // Has a stream cancelled with the pool for a scope.
@@ -74,10 +79,18 @@ class ActorPool {
     EnvStream* stream_;
   };
 
+  // What came of one connection of a stream.
+  struct Connection {
+    std::uint64_t attempt = 0;
+    bool came_up = false;
+    bool was_fruitful = false;  // handed over a rollout
+  };
+
   void run_stream(std::size_t index) noexcept;
   void keep_playing(std::size_t index);
-  void play(std::size_t index, std::uint64_t attempt, Clock::time_point* away_since);
-  void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step);
+  void play(std::size_t index, Connection* connection);
+  void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step, bool* fruitful);
+  void hand_over(std::vector<QueueItem> items, std::int64_t columns);
   Answer ask(const StreamStep& step, const ArrayNest& agent_state);
   void pause_or_give_up(std::chrono::milliseconds pause) EXCLUDES(mutex_);
   bool enough_streams_live() const;
@@ -92,6 +105,7 @@ class ActorPool {
   const std::shared_ptr<DynamicBatcher> inference_batcher_;
   const ArrayNest initial_agent_state_;  // of one environment, leaves [layers, 1, ...]
 
+  std::vector<StageClock> clocks_;  // one a stream
   std::atomic<std::int64_t> count_ = 0;
   std::atomic<std::int64_t> live_ = 0;
   std::atomic<std::int64_t> lost_ = 0;

@@ -337,6 +337,61 @@ TEST(ActorPoolTest, EveryStreamHasASeedOfItsOwnThatThePoolsSeedDecides) {
   for (const std::uint64_t seed : seeds) EXPECT_FALSE(others.contains(seed));
 }
 
+// An environment that hangs in one place until told to go on.
+struct Hanging {
+  Notification reached, go_on;
+  void here() {
+    reached.notify();
+    go_on.wait();
+  }
+};
+
+// ---- What time is spent on -------------------------------------------------------------------
+
+TEST(ActorPoolTest, TimeIsAddedUpWhereEachStreamIs) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env(), folder.address(0));
+  RunningServer stuck(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  hanging.reached.wait();
+  until([&] { return play.queue().size() == 4; }, "a full queue");
+  // From here on the first stream waits for room and the second for its environment.
+  // Handing over into a queue with room takes microseconds.
+  until([&] { return play.pool().times().queueing > 50ms; }, "a stream waiting for room");
+  const StageTimes before = play.pool().times();
+  const auto began = Clock::now();
+  until([&] { return play.pool().times().queueing - before.queueing > 20ms; }, "more of that");
+  const StageTimes after = play.pool().times();
+  const auto passed = Clock::now() - began;
+  EXPECT_EQ(after.inference, before.inference) << "nobody asks for actions";
+  EXPECT_GT(after.environment - before.environment, 20ms - 1ms);
+  EXPECT_LE(after.queueing - before.queueing, passed + 1ms) << "one stream only waits";
+  hanging.go_on.notify();
+  play.queue().close();
+  play.end();
+  const StageTimes end = play.pool().times();
+  EXPECT_EQ(play.pool().times().environment, end.environment) << "no stream runs any more";
+  EXPECT_EQ(play.pool().times().queueing, end.queueing);
+}
+
+TEST(ActorPoolTest, WaitingForAnAnswerCountsAsInference) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
+  EXPECT_EQ(pool.times().environment, 0ns) << "nothing has begun";
+  Background<void> run([&] { pool.run(); });
+  until([&] { return batcher->size() == 1; }, "an actor asking");
+  const StageTimes before = pool.times();
+  until([&] { return pool.times().inference > before.inference + 10ms; }, "time passing");
+  EXPECT_EQ(pool.times().environment, before.environment);
+  EXPECT_GT(before.environment, 0ns) << "it had to connect";
+  batcher->close();
+  run.get();
+}
+
 // ---- Orderly endings, each while something waits ---------------------------------------------
 
 TEST(ActorPoolTest, ClosingTheQueueEndsRunWhileAnActorWaitsForRoom) {
@@ -371,15 +426,6 @@ TEST(ActorPoolTest, ClosingEndsRunWhileAnActorWaitsForAnAnswer) {
   queue->close();
   run.get();
 }
-
-// An environment that hangs in one place until told to go on.
-struct Hanging {
-  Notification reached, go_on;
-  void here() {
-    reached.notify();
-    go_on.wait();
-  }
-};
 
 TEST(ActorPoolTest, ClosingEndsRunWhileAnEnvironmentHangs) {
   TestFolder folder;
@@ -596,6 +642,69 @@ TEST(ActorPoolTest, ALostStreamEndsRunWhenItStaysAwayAndTooFewLive) {
   while (play.queue().dequeue()) continue;
   EXPECT_NE(play.failure<ConnectionError>().find(folder.address()), std::string::npos);
   EXPECT_EQ(play.pool().lost_streams(), 1);
+}
+
+// A server whose every stream dies after `steps` steps, as that of a process that crashes does.
+testing::Script dying(std::atomic<int>* connections, const std::function<int()>& steps) {
+  const auto send = [](testing::VectorCall* stream) {
+    rpcenv::VectorStep step;
+    codec::encode(ArrayNest(ArrayNest::Map{{"frame", Array::zeros(DType::kInt32, {1, 1})}}),
+                  step.mutable_observation());
+    codec::encode(Array::zeros(DType::kFloat32, {1}), step.mutable_reward());
+    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_terminated());
+    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_truncated());
+    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_episode_end());
+    codec::encode(Array::zeros(DType::kInt32, {1}), step.mutable_episode_step());
+    codec::encode(Array::zeros(DType::kFloat32, {1}), step.mutable_episode_return());
+    return stream->Write(step);
+  };
+  return {.describe =
+              [](rpcenv::Description* message) {
+                message->set_protocol_version(1);
+                message->set_num_envs(1);
+                message->set_num_streams(1);
+                message->set_frame_stack(1);
+                codec::encode_spec(
+                    ArrayNest(ArrayNest::Map{{"frame", Array::spec(DType::kInt32, {1})}}),
+                    message->mutable_observation());
+                return grpc::Status::OK;
+              },
+          .vector_stream =
+              [=](testing::VectorCall* stream) {
+                ++*connections;
+                rpcenv::VectorAction action;
+                for (int left = steps(); left >= 0 && stream->Read(&action); --left) send(stream);
+                return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the process crashed");
+              }};
+}
+
+TEST(ActorPoolTest, AStreamThatDiesAgainAndAgainBeforeItsFirstRolloutEndsRun) {
+  TestFolder folder;
+  std::atomic<int> connections = 0;
+  testing::ScriptedServer server(dying(&connections, [] { return 2; }), folder.address());
+  ActorPoolOptions options = options_for({folder.address()}, 3);
+  options.fruitless_connections = 3;
+  Play play(options);
+  EXPECT_EQ(play.failure<ConnectionError>(),
+            "environment server at " + folder.address() +
+                ": connection lost (the process crashed); this was connection 3 in a row that "
+                "ended before its first rollout: look into that server's log");
+  EXPECT_EQ(connections, 3);
+}
+
+TEST(ActorPoolTest, ARolloutNowAndThenKeepsAStreamThatDiesOften) {
+  TestFolder folder;
+  std::atomic<int> connections = 0;
+  // Every second connection lives for one rollout, the others for none.
+  testing::ScriptedServer server(dying(&connections, [&] { return connections % 2 == 0 ? 3 : 2; }),
+                                 folder.address());
+  ActorPoolOptions options = options_for({folder.address()}, 3);
+  options.fruitless_connections = 2;
+  Play play(options);
+  EXPECT_EQ(play.take(3).size(), 3u);
+  EXPECT_GE(play.pool().lost_streams(), 5) << "the third rollout is that of connection 6";
+  play.queue().close();
+  play.end();
 }
 
 TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {

@@ -55,6 +55,19 @@ py::dict describe(const std::string& address, double timeout_s) {
   return result;
 }
 
+double in_seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+py::dict seconds_of(const ActorPool& pool) {
+  const StageTimes times = pool.times();
+  py::dict result;
+  result["environment"] = in_seconds(times.environment);
+  result["inference"] = in_seconds(times.inference);
+  result["queueing"] = in_seconds(times.queueing);
+  return result;
+}
+
 }  // namespace
 
 void bind_actor_pool(py::module_& module) {
@@ -67,7 +80,8 @@ void bind_actor_pool(py::module_& module) {
       .def("run", [](ActorPool& pool) { without_gil([&] { pool.run(raise_pending_signals); }); })
       .def("count", &ActorPool::count)
       .def("live_streams", &ActorPool::live_streams)
-      .def("lost_streams", &ActorPool::lost_streams);
+      .def("lost_streams", &ActorPool::lost_streams)
+      .def("seconds", &seconds_of);
 
   module.def("describe", &describe, py::arg("address"), py::arg("timeout_s") = 60.0);
 }
