@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, run_lstm
+from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
 
 T, B, SIZE, HIDDEN, LAYERS = 9, 3, 4, 5, 2
 
@@ -75,3 +75,12 @@ def test_the_initial_state_is_zero_and_has_no_graph() -> None:
         assert part.shape == (LAYERS, B, HIDDEN)
         assert not part.any()
         assert not part.requires_grad
+
+
+def test_a_new_lstm_keeps_most_of_its_cell_over_a_step() -> None:
+    """All layers; PyTorch's own initialisation keeps half."""
+    lstm = make_lstm(SIZE, HIDDEN * 20, LAYERS)
+    cell = torch.ones(LAYERS, B, HIDDEN * 20)
+    _, (_, after) = lstm(torch.zeros(1, B, SIZE), (torch.zeros_like(cell), cell))
+    kept = torch.sigmoid(torch.tensor(1.0))
+    torch.testing.assert_close(after.mean((1, 2)), kept.expand(LAYERS), atol=0.05, rtol=0)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, run_lstm
+from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
     DeepTorso,
@@ -109,7 +109,7 @@ class DeepNet(TorsoActorCritic):
     ) -> None:
         torsos = [_deep_torso(leaf) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
-        self._add_heads(nn.LSTM(self._core_input_size, 256) if use_lstm else None)
+        self._add_heads(make_lstm(self._core_input_size, 256) if use_lstm else None)
 
 
 class AtariNet(TorsoActorCritic):
@@ -121,7 +121,7 @@ class AtariNet(TorsoActorCritic):
         torsos = [_shallow_torso(leaf) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
         size = self._core_input_size
-        self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
+        self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
 
 
 class MLPNet(TorsoActorCritic):
@@ -132,7 +132,7 @@ class MLPNet(TorsoActorCritic):
     ) -> None:
         torsos = [VectorTorso(leaf.shape, _VECTOR_SIZE) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=_VECTOR_SIZE, sees_last_action=True)
-        self._add_heads(nn.LSTM(self._core_input_size, _VECTOR_SIZE) if use_lstm else None)
+        self._add_heads(make_lstm(self._core_input_size, _VECTOR_SIZE) if use_lstm else None)
 
 
 def _deep_torso(leaf: ArraySpec) -> Torso:
