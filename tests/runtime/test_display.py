@@ -5,23 +5,40 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
-from torchbeast.runtime.display import Display, Rate, Shown, clock
+from rich.console import Console
+
+from torchbeast.runtime.diagnosis import Diagnosis, Shares
+from torchbeast.runtime.display import Display, Rate, Shown, _panel, clock
 from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.training import Progress
 from torchbeast.runtime.watchdog import Watchdog
 
+BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
 
-def shown(step: int) -> Shown:
-    return Shown(
-        step=step,
-        total_steps=100_000,
-        episodes=3,
-        mean_return=0.25,
-        loss=float("nan"),
-        learner_queue_size=2,
-        live_streams=4,
-    )
+
+def shown(step: int, **changes: Any) -> Shown:
+    usual = {
+        "step": step,
+        "total_steps": 100_000,
+        "episodes": 3,
+        "mean_return": 0.25,
+        "loss": float("nan"),
+        "mean_lag": 1.5,
+        "learner_queue_size": 2,
+        "collectors": ("streams", 4),
+    }
+    return Shown(**(usual | changes))
+
+
+def plain_lines(*each: tuple[float, Shown]) -> list[str]:
+    """What is printed where there is no terminal."""
+    stream = io.StringIO()
+    with Display("Catch", stream) as display:
+        for now, figures in each:
+            display.show(figures, now=now)
+    return stream.getvalue().splitlines()
 
 
 def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
@@ -33,6 +50,41 @@ def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
     assert len(lines) == 3
     assert lines[1].startswith("steps 5,000 of 100,000  steps/s 1,000  left 0:01:35  episodes 3")
     assert "\x1b" not in stream.getvalue()
+
+
+def test_the_sentence_is_printed_when_another_stage_limits_the_run() -> None:
+    slow, fast = Diagnosis("environment", "environments"), Diagnosis("learner", "learner")
+    said = [(0, None), (5, slow), (10, Diagnosis("environment", "environments, too"))]
+    said += [(now, fast) for now in range(15, 80, 5)]
+    lines = plain_lines(*[(now, shown(now, diagnosis=found)) for now, found in said])
+    kept = [(i, line) for i, line in enumerate(lines) if not line.startswith("steps")]
+    assert kept == [(2, "environments"), (15, "learner")], "at most once a minute"
+
+
+def test_no_plain_line_is_longer_than_160_columns() -> None:
+    figures = shown(
+        123_456_789,
+        total_steps=1_000_000_000,
+        episodes=1_234_567,
+        mean_return=-12_345.67,
+        loss=-1_234_567.89,
+        mean_lag=123.4,
+        learner_queue_size=1024,
+        collectors=("streams", 1000),
+    )
+    (_, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
+    assert "steps/s 6,516" in line and "lag 123.4" in line and len(line) <= 160
+
+
+def test_a_terminal_shows_where_the_time_goes_below_the_table() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=120)
+    known = shown(10, shares=BUSY, diagnosis=Diagnosis("environment", "learner idle 62 %: ..."))
+    console.print(_panel("Catch", {"steps": "10"}, known))
+    assert (
+        "actors: environment 80 %, inference 15 %, queueing 5 %; "
+        "learner: learning 38 %, waiting 62 %\nlearner idle 62 %: ..."
+    ) in stream.getvalue()
 
 
 def test_the_rate_is_that_of_the_last_ten_seconds() -> None:

@@ -53,6 +53,7 @@ class ListSource:
     """Gives these batches, each once, to whoever asks first."""
 
     def __init__(self, batches: list[Rollout]) -> None:
+        self._given = 0
         self._batches = iter(batches)
         self._lock = threading.Lock()
 
@@ -62,10 +63,15 @@ class ListSource:
                 batch = next(self._batches, None)
             if batch is None:
                 return
+            self._given += 1
             yield batch
 
     def status(self) -> dict[str, int]:
         return {"learner_queue_size": 0}
+
+    def seconds(self) -> dict[str, float]:
+        """Three seconds for each batch."""
+        return {"environment": 2.0 * self._given, "inference": 1.0 * self._given, "queueing": 0.0}
 
 
 class Run:
@@ -124,6 +130,28 @@ def test_returns_are_those_of_the_episodes_that_ended(tmp_path: Path) -> None:
         1,
     )
     assert {"total_loss", "learning_rate", "grad_norm", "learner_queue_size"} <= set(row)
+
+
+def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(4)], total_steps=4 * T * B)
+    run.learn()
+    rows = list(read_logs(tmp_path))
+    assert len(rows) == 4
+    for row in rows:
+        times = [row[f"time_{name}"] for name in ("environment", "inference", "queueing")]
+        assert times == [2.0, 1.0, 0.0]
+        assert row["time_learning"] > 0 and row["time_waiting"] >= 0
+    whole = run.training.reading().seconds
+    assert sum(row["time_environment"] for row in rows) == whole["environment"] == 8.0
+    assert sum(row["time_learning"] for row in rows) <= whole["learning"]
+
+
+def test_the_lag_of_the_last_batch_is_shown(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
+    run.learn()
+    assert [row["mean_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
+    assert [row["max_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
+    assert run.training.progress.mean_lag == 2.0
 
 
 def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> None:

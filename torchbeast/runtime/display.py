@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
+
+from torchbeast.runtime.diagnosis import UNKNOWN, Diagnosis, Limit, Shares
 
 _WINDOW_S = 10.0  # of the rate that is shown
 _PLAIN_EVERY_S = 5.0
+_SAID_EVERY_S = 60.0  # at most: between two findings, a run's nature may seem to change
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +32,11 @@ class Shown:
     episodes: int
     mean_return: float  # of the last 100 episodes; NaN: none ended yet
     loss: float
+    mean_lag: float  # updates that the acting weights of the last batch were behind
     learner_queue_size: int
-    live_streams: int
+    collectors: tuple[str, int]  # what collects, and how many of it live: ("streams", 4)
+    shares: Shares = UNKNOWN
+    diagnosis: Diagnosis | None = None  # None: not known yet
 
 
 class Rate:
@@ -55,7 +62,8 @@ class Display:
         self._console = Console(file=self._stream)
         self._title = title
         self._rate = Rate()
-        self._last_line = -math.inf
+        self._last_line = self._last_said = -math.inf
+        self._said: Limit | None = None
         self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
 
     @property
@@ -81,11 +89,22 @@ class Display:
         now = time.monotonic() if now is None else now
         cells = _cells(shown, self._rate.add(shown.step, now))
         if self._live is not None:
-            self._live.update(_table(self._title, cells), refresh=True)
+            self._live.update(_panel(self._title, cells, shown), refresh=True)
         elif now - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = now
-            line = "  ".join(f"{name} {value}" for name, value in cells.items())
-            print(line, file=self._stream, flush=True)
+            self._print("  ".join(f"{name} {value}" for name, value in cells.items()))
+            self._say_what_is_new(shown, now)
+
+    def _say_what_is_new(self, shown: Shown, now: float) -> None:
+        """Another stage limits the run than was said before."""
+        found = shown.diagnosis
+        if found is None or found.limit == self._said or now - self._last_said < _SAID_EVERY_S:
+            return
+        self._said, self._last_said = found.limit, now
+        self._print(found.sentence)
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
 
     def warn(self, sentence: str) -> None:
         """Shows a sentence that stays."""
@@ -95,6 +114,7 @@ class Display:
 def _cells(shown: Shown, rate: float) -> dict[str, str]:
     """Each figure as text. What is not known yet is a dash."""
     left = (shown.total_steps - shown.step) / rate if rate > 0 else math.nan
+    collectors, count = shown.collectors
     return {
         "steps": f"{shown.step:,} of {shown.total_steps:,}",
         "steps/s": f"{rate:,.0f}",
@@ -102,8 +122,9 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "episodes": f"{shown.episodes:,}",
         "return": _number(shown.mean_return),
         "loss": _number(shown.loss),
+        "lag": _number(shown.mean_lag, digits=1),
         "queue": f"{shown.learner_queue_size}",
-        "streams": f"{shown.live_streams}",
+        collectors: f"{count}",
     }
 
 
@@ -115,8 +136,14 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
 
 
-def _number(value: float) -> str:
-    return "-" if math.isnan(value) else f"{value:.2f}"
+def _number(value: float, digits: int = 2) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
+    """The figures, and below them where the time goes."""
+    below = [] if shown.diagnosis is None else [str(shown.shares), shown.diagnosis.sentence]
+    return Group(_table(title, cells), *(Text(line) for line in below))
 
 
 def _table(title: str, cells: dict[str, str]) -> Table:

@@ -23,6 +23,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.diagnosis import Shares, Window, alive, diagnose, setup_of
 from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.flags import LearnerGroups, MachineFlags, available_cores
@@ -112,6 +113,7 @@ class LearnerRun:
             log_files=log_files,
             supervisor=self._session.supervisor,
         )
+        self._setup = setup_of(self._program, self._flags, has_gpu=device.type == "cuda")
         trace = self._flags.machine.write_profiler_trace
         training = Training(
             parts,
@@ -136,16 +138,30 @@ class LearnerRun:
     def _watch(self, training: Training, source: Source) -> None:
         """The main thread's part: show, save now and then, notice that nothing moves."""
         supervisor, interval = self._session.supervisor, self._flags.run.checkpoint_interval
-        watchdog, saved_at = Watchdog(time.monotonic()), time.monotonic()
+        watchdog, window, saved_at = Watchdog(time.monotonic()), Window(), time.monotonic()
         with Display(f"{self._recorded['env']}, {self._flags.run.xpid}") as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = source.status(), time.monotonic()
-                display.show(_shown(training.progress, self._flags.learning.total_steps, status))
+                display.show(self._shown(training.progress, status, window.add(training.reading())))
                 if stall := watchdog.check(training.updates, status, now):
                     display.warn(stall)
                 if now - saved_at >= interval:
                     self._save(training)
                     saved_at = time.monotonic()
+
+    def _shown(self, progress: Progress, status: dict[str, int], shares: Shares) -> Shown:
+        return Shown(
+            step=progress.step,
+            total_steps=self._flags.learning.total_steps,
+            episodes=progress.episodes,
+            mean_return=progress.mean_return(),
+            loss=progress.loss,
+            mean_lag=progress.mean_lag,
+            learner_queue_size=status["learner_queue_size"],
+            collectors=alive(status),
+            shares=shares,
+            diagnosis=diagnose(shares, self._setup),
+        )
 
     def _end(self, training: Training) -> None:
         """Waits for the threads, then saves: always, but after a NaN, which may have been prepared
@@ -227,15 +243,3 @@ def impala_config(flags: LearnerGroups) -> ImpalaConfig:
 def _environment_seed(seed: int, step: int) -> int:
     """A seed of the environments that no earlier part of the run has used."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])
-
-
-def _shown(progress: Progress, total_steps: int, status: dict[str, int]) -> Shown:
-    return Shown(
-        step=progress.step,
-        total_steps=total_steps,
-        episodes=progress.episodes,
-        mean_return=progress.mean_return(),
-        loss=progress.loss,
-        learner_queue_size=status["learner_queue_size"],
-        live_streams=status.get("live_streams", status.get("live_actors", 0)),
-    )

@@ -25,7 +25,9 @@ import torch
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime.diagnosis import Reading, spent
 from torchbeast.runtime.errors import RunError
+from torchbeast.runtime.learner_clock import LearnerClock
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import Publisher
@@ -44,6 +46,11 @@ class Source(Protocol):
 
     def status(self) -> dict[str, int]:
         """How full its queues are."""
+
+    def seconds(self) -> dict[str, float]:
+        """What all its actors together have spent their time on since the start: "environment",
+        "inference", "queueing".
+        """
 
 
 class Algo(Protocol):
@@ -65,6 +72,7 @@ class Progress:
     step: int = 0
     episodes: int = 0
     loss: float = float("nan")
+    mean_lag: float = float("nan")  # of the last batch
     returns: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=_RECENT)
     )
@@ -113,6 +121,8 @@ class Training:
         self._total_steps = total_steps
         self._trace = trace
         self._lock = threading.Lock()
+        self._clock = LearnerClock()
+        self._last_row = Reading(time.monotonic(), {})
         self.progress = progress
 
     @property
@@ -124,6 +134,11 @@ class Training:
         """Begins to learn, in threads of the supervisor."""
         for i in range(num_threads):
             self._parts.supervisor.start_thread(f"learner-{i}", self._learn)
+
+    def reading(self) -> Reading:
+        """What was spent until now by the actors and by the learner."""
+        seconds = self._parts.source.seconds() | self._clock.seconds()
+        return Reading(time.monotonic(), seconds)
 
     def checkpoint(self, flags: dict[str, Any]) -> dict[str, Any]:
         """A copy of everything that a resumed run needs, all of one moment between two updates."""
@@ -143,7 +158,8 @@ class Training:
             with self._lock:
                 if self._parts.supervisor.ended:
                     return
-                self._update(batch)
+                with self._clock.learning():
+                    self._update(batch)
 
     def _update(self, batch: Rollout) -> None:
         before = time.perf_counter()
@@ -157,7 +173,7 @@ class Training:
 
     def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
         returns, lengths = batch.finished_episodes()
-        self.progress.loss = figures["total_loss"]
+        self.progress.loss, self.progress.mean_lag = figures["total_loss"], figures["mean_lag"]
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
         row = {
@@ -166,8 +182,14 @@ class Training:
             "episodes": self.progress.episodes,
             **figures,
             **self._parts.source.status(),
+            **self._times(),
         }
         self._parts.log_files.write(self.progress.step, row)
+
+    def _times(self) -> dict[str, float]:
+        """Seconds since the last row, by stage: rows may be added up."""
+        before, self._last_row = self._last_row, self.reading()
+        return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
 
     @contextmanager
     def _between_updates(self) -> Iterator[None]:

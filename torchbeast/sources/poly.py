@@ -108,6 +108,10 @@ class PolySource:
             "lost_streams": self._pool.lost_streams(),
         }
 
+    def seconds(self) -> dict[str, float]:
+        """What all streams together have spent their time on, since the start."""
+        return self._pool.seconds()
+
     def _initial_agent_state(self) -> Any:
         state = self._model.initial_state(1), self._distribution.zero_action((1, 1))
         return map_leaves(lambda leaf: leaf.cpu(), state)
