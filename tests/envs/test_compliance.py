@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from compliance.vec_env import VecEnvCompliance
 
 from torchbeast import envs
@@ -37,6 +38,14 @@ class TestCartPole(VecEnvCompliance):
 
     def make(self, num_envs: int) -> VecEnv:
         return envs.make("CartPole-v1", num_envs)
+
+
+class TestMinAtarBreakout(VecEnvCompliance):
+    num_steps = 60
+
+    def make(self, num_envs: int) -> VecEnv:
+        pytest.importorskip("minatar")
+        return envs.make("MinAtar/Breakout-v1", num_envs)
 
 
 class TestPendulumWithContinuousActionsAndATimeLimit(VecEnvCompliance):

@@ -6,6 +6,7 @@
 | `Mock` | constant cost and known content, in the shape of an Atari game (`mock.py`) |
 | `Catch`, `Memory` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/atari.md) |
+| `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
 | | when it has a parameter num_envs, once with it, and returns a VecEnv (`factory.py`) |
 | anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
@@ -41,8 +42,10 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1) -> VecEnv:
 
     if atari.is_atari(env_id):
         return atari.make(env_id, num_envs, num_threads)
-    from torchbeast.envs import gym
+    from torchbeast.envs import gym, minatar
 
+    if env_id.startswith(minatar.PREFIX):
+        return minatar.make(env_id, num_envs)
     return gym.make(env_id, num_envs)
 
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.actors.registry import make_model
+from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, is_image
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves
@@ -57,6 +58,8 @@ def stacked(observation_space: ObservationSpace, frame_stack: int) -> Observatio
 
 
 def default_model(observation_space: ObservationSpace) -> str:
-    """deep where there is an image, else mlp."""
-    has_image = any(len(spec.shape) == 3 for spec in flatten(observation_space))
-    return "deep" if has_image else "mlp"
+    """deep where there is an image, small where all are too small for it, else mlp."""
+    images = [spec.shape for spec in flatten(observation_space) if len(spec.shape) == 3]
+    if any(is_image(shape, SHALLOW_MINIMUM) for shape in images):
+        return "deep"
+    return "small" if images else "mlp"

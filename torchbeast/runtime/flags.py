@@ -108,8 +108,8 @@ class ModelFlags:
     """The network."""
 
     model: str = "auto"
-    """deep (IMPALA ResNet), shallow (AtariNet, 3x faster), mlp, my_module:MyNet;
-    auto: deep for images, mlp for vectors."""
+    """deep (IMPALA ResNet), shallow (AtariNet, 3x faster), small (one convolution), mlp,
+    my_module:MyNet; auto: deep for images, small below 36 pixels, mlp for vectors."""
     use_lstm: bool = False
     """Give the network a recurrent memory. Costs speed;
     needed where one observation does not tell the state."""

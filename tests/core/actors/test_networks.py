@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, SmallNet
 from torchbeast.core.actors.policy import act
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import (
@@ -27,7 +27,7 @@ from torchbeast.core.nest_py import map_leaves
 
 T, B, ACTIONS = 4, 3, 6
 ATARI = ArraySpec((4, 84, 84), "uint8")
-NETS = [DeepNet, AtariNet, MLPNet]
+NETS = [DeepNet, AtariNet, MLPNet, SmallNet]
 
 
 def random_leaf(spec: ArraySpec, steps: int = T) -> Tensor:
@@ -144,6 +144,14 @@ def deep_by_hand(w: dict[str, Tensor], inputs: ModelInputs) -> tuple[Tensor, Ten
 def heads_by_hand(w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     logits = F.linear(x, w["policy.weight"], w["policy.bias"])
     return logits, F.linear(x, w["baseline.weight"], w["baseline.bias"]).squeeze(-1)
+
+
+def test_the_small_net_is_one_convolution_and_a_layer_of_128() -> None:
+    board = ArraySpec((10, 10, 4), "bool")
+    core = 128 + 1 + ACTIONS
+    weights = {"conv": (16, 4, 3, 3), "fc": (128, 16 * 8 * 8)}
+    heads = {"policy": (ACTIONS, core), "baseline": (1, core)}
+    assert shapes(SmallNet(board, Discrete(ACTIONS), False)) == with_biases(weights | heads)
 
 
 @pytest.mark.parametrize(("net", "by_hand"), [(AtariNet, shallow_by_hand), (DeepNet, deep_by_hand)])

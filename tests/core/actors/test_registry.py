@@ -105,7 +105,7 @@ def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("depe", "no model 'depe': use deep, shallow, mlp, or my_module:MyNet"),
+        ("depe", "no model 'depe': use deep, shallow, small, mlp, or my_module:MyNet"),
         ("no_such_module_at_all:Net", "cannot import the model 'no_such_module_at_all:Net'"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks by name: deep (IMPALA's ResNet), shallow (AtariNet) and mlp.
+"""The networks by name: deep (IMPALA's ResNet), shallow (AtariNet), small and mlp.
 
     leaf -> torso ┐
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
@@ -22,8 +22,10 @@ from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelO
 from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
+    SMALL_MINIMUM,
     DeepTorso,
     ShallowTorso,
+    SmallTorso,
     Torso,
     VectorTorso,
     is_image,
@@ -124,6 +126,17 @@ class AtariNet(TorsoActorCritic):
         self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
 
 
+class SmallNet(TorsoActorCritic):
+    """One convolution and a layer of 128; optional LSTM of 128, one layer."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [_small_torso(leaf) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=_VECTOR_SIZE, sees_last_action=True)
+        self._add_heads(make_lstm(self._core_input_size, _VECTOR_SIZE) if use_lstm else None)
+
+
 class MLPNet(TorsoActorCritic):
     """Two layers of 128 over the flattened observation; optional LSTM of 128, one layer."""
 
@@ -142,4 +155,10 @@ def _deep_torso(leaf: ArraySpec) -> Torso:
 def _shallow_torso(leaf: ArraySpec) -> Torso:
     if is_image(leaf.shape, SHALLOW_MINIMUM):
         return ShallowTorso(leaf.shape)
+    return VectorTorso(leaf.shape, _VECTOR_SIZE)
+
+
+def _small_torso(leaf: ArraySpec) -> Torso:
+    if is_image(leaf.shape, SMALL_MINIMUM):
+        return SmallTorso(leaf.shape)
     return VectorTorso(leaf.shape, _VECTOR_SIZE)

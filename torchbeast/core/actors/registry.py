@@ -11,14 +11,19 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, SmallNet
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 
 ModelFactory = Callable[[ObservationSpace, ActionSpace, bool], ActorCritic]
 
-MODELS: dict[str, ModelFactory] = {"deep": DeepNet, "shallow": AtariNet, "mlp": MLPNet}
+MODELS: dict[str, ModelFactory] = {
+    "deep": DeepNet,
+    "shallow": AtariNet,
+    "small": SmallNet,
+    "mlp": MLPNet,
+}
 
 
 def make_model(

@@ -17,6 +17,8 @@ from torch.nn import functional as F
 
 # An image smaller than this does not survive the strides of ShallowTorso.
 SHALLOW_MINIMUM = 36
+# An image smaller than this is smaller than SmallTorso's filter.
+SMALL_MINIMUM = 3
 
 
 class Torso(nn.Module):
@@ -57,6 +59,18 @@ class ShallowTorso(Torso):
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.relu_(conv(x))
         return x.flatten(1)
+
+
+class SmallTorso(Torso):
+    """One convolution, 16 of 3x3 by 1: MinAtar's, for images that the others' strides use up."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(image_shape(shape)[0], 16, kernel_size=3)
+        self.num_features = _count_features(self, shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return F.relu_(self.conv(channels_first(as_float(frames)))).flatten(1)
 
 
 class DeepTorso(Torso):
