@@ -72,13 +72,21 @@ def _cell(value: Any) -> Any:
 
 
 def read_fields(folder: Path) -> list[str]:
-    """The columns of logs.csv, from the last row of fields.csv; [] when there is none."""
-    path = folder / "fields.csv"
+    """The columns of logs.csv: the last row of fields.csv; without one, as beside a curve that was
+    copied elsewhere, the first line of logs.csv. [] when there is neither.
+    """
+    for name, row in (("fields.csv", -1), ("logs.csv", 0)):
+        rows = _read_rows(folder / name)
+        if rows:
+            return [rows[row][0].removeprefix("# "), *rows[row][1:]]
+    return []
+
+
+def _read_rows(path: Path) -> list[list[str]]:
     if not path.exists():
         return []
     with open(path, newline="", encoding="utf-8") as file:
-        rows = list(csv.reader(file))
-    return rows[-1] if rows else []
+        return [row for row in csv.reader(file) if row]
 
 
 def read_logs(folder: Path) -> Iterator[dict[str, float]]:
@@ -86,7 +94,7 @@ def read_logs(folder: Path) -> Iterator[dict[str, float]]:
     fields = read_fields(folder)
     with open(folder / "logs.csv", newline="", encoding="utf-8") as file:
         for row in csv.reader(file):
-            if row and not row[0].startswith("#"):
+            if row and not row[0].startswith("#") and row != fields:
                 yield {k: float(v) for k, v in zip(fields, row, strict=False) if v != ""}
 
 
