@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import re
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -106,8 +106,8 @@ def test_the_window_forgets_what_is_more_than_ten_seconds_ago() -> None:
 def test_the_first_seconds_of_a_run_are_not_judged() -> None:
     window = Window()
     assert window.add(reading(0, 0, 0, 0, 0, 0)) == UNKNOWN
-    assert window.add(reading(1, 1, 1, 1, 1, 1)) == UNKNOWN
-    assert window.add(reading(5, 1, 1, 2, 1, 1)) == Shares(0.25, 0.25, 0.5, 0.5, 0.5)
+    assert window.add(reading(7, 1, 1, 1, 1, 1)) == UNKNOWN
+    assert window.add(reading(8, 1, 1, 2, 1, 1)) == Shares(0.25, 0.25, 0.5, 0.5, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -154,6 +154,13 @@ def test_a_learner_that_is_the_limit_is_told_what_would_make_it_faster() -> None
         "a smaller --model or a GPU helps, more actors do not"
     )
     assert "GPU" not in said(SLOW_LEARNER, setup(has_gpu=True))
+    assert "--batch_size" in said(SLOW_LEARNER, setup(has_large_model=False))
+
+
+@pytest.mark.parametrize("found", ALL.values(), ids=ALL)
+def test_a_smaller_model_is_only_recommended_where_the_model_is_large(found: Shares) -> None:
+    for program in FLAGS:
+        assert "--model" not in said(found, setup(program, has_large_model=False))
 
 
 def test_a_fixed_lag_is_named_where_it_makes_actors_wait() -> None:
@@ -168,22 +175,23 @@ def test_every_sentence_fits_into_a_line_and_names_flags_that_the_program_has() 
             own |= {f"--{name}" for name in flatten(PolyBeastEnvFlags())}
         for found in [*ALL.values(), EVEN]:
             for cores in (1, 2, 64):
-                for has_gpu in (False, True):
-                    sentence = said(found, setup(program, cores=cores, has_gpu=has_gpu))
+                for gpu, large in product((False, True), repeat=2):
+                    to = setup(program, cores=cores, has_gpu=gpu, has_large_model=large)
+                    sentence = said(found, to)
                     assert len(sentence) <= 160 and "\n" not in sentence
                     assert set(re.findall(r"--\w+", sentence)) <= own
                     checked += 1
-    assert checked == 90
+    assert checked == 180
 
 
 def test_the_setup_is_that_of_the_flags() -> None:
     mono = MonoBeastFlags(actors=ActorFlags(num_actors=6, num_processes=3))
-    assert setup_of("monobeast", mono, True) == Setup(
+    assert setup_of("monobeast", mono, True, 1_000_000) == Setup(
         program="monobeast", num_actors=6, processes=3, cores=available_cores(), has_gpu=True
     )
-    poly = setup_of("polybeast", PolyBeastFlags(fleet=FleetFlags(num_servers=2)), False)
-    assert (poly.num_actors, poly.processes) == (4, 2)
-    assert setup_of("polybeast_learner", PolyBeastLearnerFlags(), False).processes is None
+    poly = setup_of("polybeast", PolyBeastFlags(fleet=FleetFlags(num_servers=2)), False, 9)
+    assert (poly.num_actors, poly.processes, poly.has_large_model) == (4, 2, False)
+    assert setup_of("polybeast_learner", PolyBeastLearnerFlags(), False, 9).processes is None
 
 
 def test_streams_and_actor_processes_are_both_what_collects() -> None:

@@ -58,7 +58,7 @@ def test_the_sentence_is_printed_when_another_stage_limits_the_run() -> None:
     said += [(now, fast) for now in range(15, 80, 5)]
     lines = plain_lines(*[(now, shown(now, diagnosis=found)) for now, found in said])
     kept = [(i, line) for i, line in enumerate(lines) if not line.startswith("steps")]
-    assert kept == [(2, "environments"), (15, "learner")], "at most once a minute"
+    assert kept == [(2, "environments"), (9, "learner")], "at most twice a minute"
 
 
 def test_no_plain_line_is_longer_than_160_columns() -> None:

@@ -86,7 +86,7 @@ class Run:
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)
-        parts = TrainingParts(
+        self.parts = TrainingParts(
             source=ListSource(batches),
             algo=self.algo,
             model=self.model,
@@ -95,7 +95,7 @@ class Run:
             log_files=self.files,
             supervisor=self.supervisor,
         )
-        self.training = Training(parts, total_steps, Progress(), **kwargs)
+        self.training = Training(self.parts, total_steps, Progress(), **kwargs)
 
     def learn(self, num_threads: int = 1) -> None:
         self.training.start(num_threads)
@@ -232,6 +232,22 @@ def test_the_profiler_writes_a_trace_of_one_update(tmp_path: Path) -> None:
     run = Run(tmp_path, batches, total_steps=6 * T * B, trace=tmp_path / "trace.json")
     run.learn()
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(6)], total_steps=1000)
+    run.algo.version = 100
+    traced = []
+    run.training = Training(run.parts, 60 * T * B, Progress(), trace=tmp_path / "trace.json")
+    update = run.algo.update
+
+    def note(batch: Rollout) -> dict[str, float]:
+        traced.append(torch.autograd._profiler_enabled())
+        return update(batch)
+
+    run.algo.update = note  # type: ignore[method-assign]
+    run.learn()
+    assert traced == [False] * 4 + [True, False]
 
 
 def test_progress_survives_a_checkpoint() -> None:

@@ -31,7 +31,8 @@ LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
 
 _WINDOW_S = 10.0
-_MINIMUM_S = 3.0  # a shorter time says little
+_MINIMUM_S = 8.0  # a shorter time says little
+_LARGE_MODEL = 500_000  # parameters; below, an update is mostly overhead
 _MUCH = 0.25  # a share of waiting that is worth a remedy
 _BUSY = 0.5  # a learner with less to do is not the limit, even if actors wait
 
@@ -82,6 +83,7 @@ class Setup:
     processes: int | None  # of this run that step environments here; None: others' servers
     cores: int
     has_gpu: bool
+    has_large_model: bool = True
     fixed_lag: int | None = None
 
     @property
@@ -90,8 +92,8 @@ class Setup:
         return self.processes is not None and self.processes < self.cores
 
 
-def setup_of(program: str, flags: LearnerGroups, has_gpu: bool) -> Setup:
-    """What advice depends on, from the program's flags."""
+def setup_of(program: str, flags: LearnerGroups, has_gpu: bool, model_size: int) -> Setup:
+    """What advice depends on, from the program's flags. `model_size`: parameters."""
     num_actors, processes, fixed_lag = 0, None, None
     if isinstance(flags, MonoBeastFlags):
         num_actors, processes = flags.actors.num_actors, flags.actors.processes()
@@ -104,6 +106,7 @@ def setup_of(program: str, flags: LearnerGroups, has_gpu: bool) -> Setup:
         processes=processes,
         cores=available_cores(),
         has_gpu=has_gpu,
+        has_large_model=model_size >= _LARGE_MODEL,
         fixed_lag=fixed_lag,
     )
 
@@ -176,8 +179,7 @@ def _finding(limit: Limit, shares: Shares) -> str:
 def _advice(limit: Limit, setup: Setup) -> str:
     match limit:
         case "learner":
-            gpu = "" if setup.has_gpu else " or a GPU"
-            return f"the learner is the limit; a smaller --model{gpu} helps, more actors do not"
+            return f"the learner is the limit; {_faster_learner(setup)}"
         case "room":
             return _more_room(setup)
         case "environment":
@@ -186,6 +188,12 @@ def _advice(limit: Limit, setup: Setup) -> str:
             return _faster_inference(setup)
         case "none":
             return "both keep pace"
+
+
+def _faster_learner(setup: Setup) -> str:
+    if not setup.has_large_model:
+        return "larger updates (--batch_size, --unroll_length) cost less a step"
+    return f"a smaller --model{'' if setup.has_gpu else ' or a GPU'} helps, more actors do not"
 
 
 def _more_room(setup: Setup) -> str:
@@ -203,8 +211,8 @@ def _faster_environments(setup: Setup) -> str:
         )
     if setup.has_free_cores:
         return _more_processes(setup)
-    if setup.has_gpu:
-        return f"all {setup.cores} cores step them; only more cores or a faster environment help"
+    if setup.has_gpu or not setup.has_large_model:
+        return f"all {setup.cores} cores are in use; only more cores or a faster environment help"
     return (
         f"they share all {setup.cores} cores with the learner, more processes do not help; "
         "more cores or a smaller --model do"
@@ -219,13 +227,12 @@ def _more_processes(setup: Setup) -> str:
 
 
 def _faster_inference(setup: Setup) -> str:
-    if setup.program == "monobeast":
-        if setup.has_free_cores:
-            return _more_processes(setup)
-        return "a smaller --model helps, or more --num_actors, which makes larger batches"
-    if setup.has_gpu:
-        return "raise --num_inference_threads, or --num_actors, which makes larger batches"
-    return "a smaller --model or a GPU helps, or more --num_actors, which makes larger batches"
+    if setup.program == "monobeast" and setup.has_free_cores:
+        return _more_processes(setup)
+    larger_batches = "more --num_actors, which makes larger batches"
+    if setup.program != "monobeast" and setup.has_gpu:
+        return f"raise --num_inference_threads, or add {larger_batches}"
+    return f"add {larger_batches}{', or use a smaller --model' * setup.has_large_model}"
 
 
 def percent(share: float) -> str:

@@ -20,7 +20,7 @@ from torchbeast.runtime.diagnosis import UNKNOWN, Diagnosis, Limit, Shares
 
 _WINDOW_S = 10.0  # of the rate that is shown
 _PLAIN_EVERY_S = 5.0
-_SAID_EVERY_S = 60.0  # at most: between two findings, a run's nature may seem to change
+_SAID_EVERY_S = 30.0  # at most: a run between two kinds of limit would change all the time
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.diagnosis import Shares, Window, alive, diagnose, setup_of
+from torchbeast.runtime.diagnosis import UNKNOWN, Shares, Window, alive, diagnose, setup_of
 from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.flags import LearnerGroups, MachineFlags, available_cores
@@ -113,7 +113,12 @@ class LearnerRun:
             log_files=log_files,
             supervisor=self._session.supervisor,
         )
-        self._setup = setup_of(self._program, self._flags, has_gpu=device.type == "cuda")
+        self._setup = setup_of(
+            self._program,
+            self._flags,
+            has_gpu=device.type == "cuda",
+            model_size=sum(parameter.numel() for parameter in agent.model.parameters()),
+        )
         trace = self._flags.machine.write_profiler_trace
         training = Training(
             parts,
@@ -142,7 +147,8 @@ class LearnerRun:
         with Display(f"{self._recorded['env']}, {self._flags.run.xpid}") as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = source.status(), time.monotonic()
-                display.show(self._shown(training.progress, status, window.add(training.reading())))
+                shares = window.add(training.reading()) if training.updates_here else UNKNOWN
+                display.show(self._shown(training.progress, status, shares))
                 if stall := watchdog.check(training.updates, status, now):
                     display.warn(stall)
                 if now - saved_at >= interval:

@@ -35,7 +35,7 @@ from torchbeast.runtime.weights import Publisher
 DONE = "all steps are learnt"
 _RECENT = 100  # episodes in the mean return that is shown
 _UPDATE_S = 120.0  # longest time that one update may take
-_TRACED_UPDATE = 5
+_TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 
 class Source(Protocol):
@@ -123,12 +123,18 @@ class Training:
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
+        self._updates_before = parts.algo.version
         self.progress = progress
 
     @property
     def updates(self) -> int:
         """Updates done, also over restarts."""
         return self._parts.algo.version
+
+    @property
+    def updates_here(self) -> int:
+        """Updates done by this process."""
+        return self.updates - self._updates_before
 
     def start(self, num_threads: int) -> None:
         """Begins to learn, in threads of the supervisor."""
@@ -204,7 +210,7 @@ class Training:
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
-        if self._trace is None or self.updates + 1 != _TRACED_UPDATE:
+        if self._trace is None or self.updates_here + 1 != _TRACED_UPDATE:
             yield
             return
         with torch.profiler.profile() as profile:
