@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -185,6 +186,69 @@ def test_nan_ends_the_run_names_the_tensor_and_keeps_the_weights(tmp_path: Path)
     assert "loss is nan" in str(run.supervisor.failure.error)
     assert run.training.updates == 1
     assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+def states_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(states_equal(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def test_what_is_kept_before_a_nan_is_the_state_after_the_last_update(tmp_path: Path) -> None:
+    """Weights, optimiser, schedule, counts and generator: as if the bad batch had never come."""
+    states: list[dict[str, Any]] = []
+
+    def keep(state: dict[str, Any]) -> Path:
+        states.append(deepcopy(state))
+        return tmp_path / "kept"
+
+    for name, batches in (("good", [1.0, 2.0]), ("bad", [1.0, 2.0, float("nan")])):
+        (tmp_path / name).mkdir()
+        torch.manual_seed(0)
+        rollouts = [rollout(reward) for reward in batches]
+        torch.manual_seed(1)
+        run = Run(tmp_path / name, rollouts, 1000, keep=keep)
+        run.learn()
+        if name == "good":
+            keep(run.training.checkpoint({}))
+    good, kept = states
+    assert good.pop("flags") == {} and states_equal(good, kept)
+    assert kept["optimizer_state_dict"]["state"][0]["step"] == 2
+    assert run.supervisor.failure is not None
+    assert str(run.supervisor.failure.error).endswith(
+        f"The state before it is in {tmp_path / 'kept'}; the checkpoint is left as it was"
+    )
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(), rollout()], total_steps=1000, keep=lambda state: tmp_path)
+    name, parameter = list(run.model.named_parameters())[-1]
+    parameter.register_hook(lambda gradient: gradient * float("inf"))
+    run.learn()
+    assert run.supervisor.failure is not None and run.training.updates == 0
+    assert f"the gradient of {name} is not finite" in str(run.supervisor.failure)
+
+
+def test_a_state_that_is_bad_already_is_not_kept_as_good(tmp_path: Path) -> None:
+    def keep(state: dict[str, Any]) -> Path:
+        raise AssertionError("this state is not good")
+
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run.model.register_buffer("running_mean", torch.full((3,), float("nan")))
+    run.learn()
+    assert "model.running_mean is not finite already" in str(run.supervisor.failure)
+
+
+def test_a_full_disk_does_not_hide_the_nan(tmp_path: Path) -> None:
+    def keep(state: dict[str, Any]) -> Path:
+        raise OSError(28, "No space left on device")
+
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run.learn()
+    assert "loss is nan" in str(run.supervisor.failure)
+    assert "could not be saved: [Errno 28] No space left" in str(run.supervisor.failure)
 
 
 def test_a_failing_learner_thread_does_not_block_the_others(tmp_path: Path) -> None:

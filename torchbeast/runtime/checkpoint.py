@@ -79,6 +79,23 @@ def _of_this_model(path: Path) -> Iterator[None]:
         raise UsageError(f"{path} does not fit: {error}") from error
 
 
+def first_non_finite(state: Mapping[str, Any]) -> str | None:
+    """The name of the first tensor of model or optimiser that holds NaN or an infinity."""
+    for key in ("model_state_dict", "optimizer_state_dict"):
+        for name, tensor in _tensors(state[key], key.removesuffix("_state_dict")):
+            if not tensor.isfinite().all():
+                return name
+    return None
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+
+
 def rng_state() -> dict[str, Any]:
     """The state of torch's generators."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -125,6 +126,7 @@ class LearnerRun:
             self._flags.learning.total_steps,
             progress,
             trace=self._session.folder.path / "trace.json" if trace else None,
+            keep=None if self._flags.run.disable_checkpoint else self._keep_last_good,
         )
         self._learn(training, source, threads_for(self._flags.machine.num_learner_threads, device))
         log_files.close()
@@ -171,7 +173,8 @@ class LearnerRun:
 
     def _end(self, training: Training) -> None:
         """Waits for the threads, then saves: always, but after a NaN, which may have been prepared
-        by weights as bad as itself. The checkpoint before it is kept."""
+        by weights as bad as itself. The checkpoint before it is kept, and the state before it is
+        in last_good.tar."""
         running = self._session.supervisor.join(_JOIN_S)
         if running:
             _log.warning("threads that did not end within %g s: %s", _JOIN_S, running)
@@ -182,6 +185,11 @@ class LearnerRun:
     def _save(self, training: Training) -> None:
         if not self._flags.run.disable_checkpoint:
             checkpoints.save(self._session.folder.checkpoint, training.checkpoint(self._recorded))
+
+    def _keep_last_good(self, state: dict[str, Any]) -> Path:
+        path = self._session.folder.path / "last_good.tar"
+        checkpoints.save(path, {**state, "flags": self._recorded})
+        return path
 
     def _load(self) -> dict[str, Any] | None:
         """The checkpoint of an earlier run of this name."""

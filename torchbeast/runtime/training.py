@@ -14,7 +14,7 @@ import copy
 import statistics
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import torch
 
 from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.diagnosis import Reading, spent
@@ -115,11 +116,15 @@ class Training:
         total_steps: int,
         progress: Progress,
         trace: Path | None = None,
+        keep: Callable[[dict[str, Any]], Path] | None = None,
     ) -> None:
-        """`trace`: a file for the profiler's trace of one update."""
+        """`trace`: a file for the profiler's trace of one update. `keep`: saves the state before
+        an update that NaN made impossible, and says where; not called when that is bad too.
+        """
         self._parts = parts
         self._total_steps = total_steps
         self._trace = trace
+        self._keep = keep
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
@@ -149,14 +154,15 @@ class Training:
     def checkpoint(self, flags: dict[str, Any]) -> dict[str, Any]:
         """A copy of everything that a resumed run needs, all of one moment between two updates."""
         with self._between_updates():
-            return copy.deepcopy(
-                {
-                    **self._parts.algo.state_dict(),
-                    "stats": self.progress.state_dict(),
-                    "flags": flags,
-                    "rng": checkpoints.rng_state(),
-                }
-            )
+            return {**copy.deepcopy(self._state()), "flags": flags}
+
+    def _state(self) -> dict[str, Any]:
+        """All but the flags; the tensors are the live ones."""
+        return {
+            **self._parts.algo.state_dict(),
+            "stats": self.progress.state_dict(),
+            "rng": checkpoints.rng_state(),
+        }
 
     def _learn(self) -> None:
         for rollout in self._parts.source.batches():
@@ -170,12 +176,30 @@ class Training:
     def _update(self, batch: Rollout) -> None:
         before = time.perf_counter()
         with self._traced():
-            figures = self._parts.algo.update(batch)
+            figures = self._update_weights(batch)
         self.progress.step += batch.num_steps
         self._parts.weights.publish(self._parts.model, self._parts.algo.version)
         self._record(batch, {**figures, "update_seconds": time.perf_counter() - before})
         if self.progress.step >= self._total_steps:
             self._parts.supervisor.stop(DONE)
+
+    def _update_weights(self, batch: Rollout) -> dict[str, float]:
+        try:
+            return self._parts.algo.update(batch)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
+
+    def _keep_last_good(self) -> str:
+        """Saves the present state, which the refused update has not touched; says where."""
+        if self._keep is None:
+            return "No state was saved"
+        if (name := checkpoints.first_non_finite(self._state())) is not None:
+            return f"{name} is not finite already, so the state before it was not saved"
+        try:
+            path = self._keep(self._state())
+        except OSError as error:
+            return f"The state before it could not be saved: {error}"
+        return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
         returns, lengths = batch.finished_episodes()

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's run from its folder to its end, with batches made here."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from test_training import B, ListSource, T, rollout
+
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime.agent import Agent, make_agent
+from torchbeast.runtime.errors import RunError
+from torchbeast.runtime.flags import MonoBeastFlags, RunFlags
+from torchbeast.runtime.learner_run import Learner, LearnerRun
+from torchbeast.runtime.session import session
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.runtime.weights import PublishedWeights
+
+GOOD, BAD = 1.0, float("nan")
+
+
+class EndingSource(ListSource):
+    """Stops the run after its last batch."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def batches(self) -> Iterator[Rollout]:
+        yield from super().batches()
+        self._supervisor.stop("there are no more batches")
+
+
+def agent() -> Agent:
+    return make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
+
+
+def train(folder: Path, *rewards: float, **flags: bool) -> None:
+    """Learns a batch for each reward; resumes what is in the folder."""
+    run = RunFlags(savedir=str(folder), xpid="run", seed=1, **flags)
+
+    def source(learner: Learner[PublishedWeights]) -> EndingSource:
+        return EndingSource([rollout(reward) for reward in rewards])
+
+    with session(MonoBeastFlags(run=run)) as parts:
+        LearnerRun("monobeast", MonoBeastFlags(run=run), "Catch", parts).train(
+            agent, PublishedWeights, source
+        )
+
+
+def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:
+    model, last_good = tmp_path / "run" / "model.tar", tmp_path / "run" / "last_good.tar"
+    train(tmp_path, GOOD, GOOD)
+    before = model.read_bytes()
+    assert not last_good.exists()
+    with pytest.raises(RunError, match="loss is nan") as error:
+        train(tmp_path, GOOD, BAD, GOOD)
+    assert str(last_good) in str(error.value)
+    assert model.read_bytes() == before
+    kept = checkpoints.load(last_good)
+    assert kept["stats"]["step"] == 3 * T * B and kept["scheduler_state_dict"]["version"] == 3
+    assert kept["flags"]["env"] == "Catch"
+    assert checkpoints.first_non_finite(kept) is None
+
+
+def test_a_run_goes_on_from_the_last_good_state_where_that_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        train(tmp_path, GOOD, BAD)
+    shutil.copy(tmp_path / "run" / "last_good.tar", tmp_path / "run" / "model.tar")
+    train(tmp_path, GOOD)
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * T * B
+
+
+def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="No state was saved"):
+        train(tmp_path, GOOD, BAD, disable_checkpoint=True)
+    assert not list((tmp_path / "run").glob("*.tar"))
+
+
+def test_the_first_tensor_that_is_not_finite_is_named() -> None:
+    state = {"model_state_dict": {"fc.weight": torch.ones(2)}, "optimizer_state_dict": {}}
+    assert checkpoints.first_non_finite(state) is None
+    state["optimizer_state_dict"] = {"state": {0: {"square_avg": torch.tensor([1.0, torch.inf])}}}
+    assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
