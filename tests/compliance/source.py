@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every source of rollouts must do, whatever plays behind it.
+
+Inherit and say how to start one:
+
+    class TestMySource(SourceCompliance):
+        @contextmanager
+        def running(self, setup): ... yield Running(...) ...
+
+The environments are those of source_envs.py, of which every number is known.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from background import Background, wait_for
+from source_envs import SCHEDULES, reward_of
+from torch import Tensor
+
+from torchbeast import envs
+from torchbeast.core.actors.actor_critic import ModelInputs
+from torchbeast.core.envs import spaces
+from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime.agent import Agent, stacked
+from torchbeast.runtime.supervisor import Supervisor
+
+LATE = 120.0  # seconds; processes may have to start first
+COUNTING = "source_models:CountingNet"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is played, by whom, and in how large pieces."""
+
+    env_id: str
+    model: str = COUNTING
+    use_lstm: bool = False
+    num_envs: int = 2
+    num_groups: int = 1  # of environments that are stepped together: processes, streams
+    batch_size: int = 2
+    unroll_length: int = 5
+    seed: int = 3
+    version: int = 7  # of the first weights
+    described_as: str | None = None  # an environment with the same spaces that can be made
+
+    def spaces(self) -> tuple[spaces.ObservationSpace, spaces.ActionSpace, int]:
+        """Observation space (new frames only), action space, frame stack."""
+        env = envs.make(self.described_as or self.env_id, 1)
+        env.close()
+        return env.observation_space, env.action_space, env.frame_stack
+
+
+@dataclass(frozen=True)
+class Running:
+    """A source that was started."""
+
+    source: Any
+    agent: Agent
+    weights: Any  # publish(model, version)
+    supervisor: Supervisor
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Copies of the first rollouts of a source, and the agent that acted."""
+
+    setup: Setup
+    agent: Agent
+    rollouts: list[Rollout]
+
+
+# One group whose rollouts fill a batch: column b is environment b in every batch.
+CASES = {
+    "vector": Setup(env_id="Catch", model="mlp", unroll_length=12),
+    "vector-lstm": Setup(env_id="Catch", model="mlp", use_lstm=True, unroll_length=12),
+    "memory-lstm": Setup(env_id="Memory", model="mlp", use_lstm=True, unroll_length=12),
+    "stacked-lstm": Setup(env_id="source_envs:Stacked", model="shallow", use_lstm=True),
+    "nested-lstm": Setup(env_id="source_envs:Nested", model="mlp", use_lstm=True, unroll_length=7),
+    "counting": Setup(env_id="source_envs:Counting", num_envs=4, batch_size=4),
+}
+NUM_ROLLOUTS = 6
+
+
+class SourceCompliance:
+    def running(self, setup: Setup) -> AbstractContextManager[Running]:
+        """A started source; when the block ends, so does everything that belongs to it."""
+        raise NotImplementedError
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def record(cls) -> Callable[[str], Recording]:
+        """Recordings by the name of their case, each made once."""
+        return functools.cache(lambda case: _record(cls().running(CASES[case]), CASES[case]))
+
+    @pytest.fixture(scope="class", params=CASES)
+    @classmethod
+    def recording(cls, record: Any, request: Any) -> Recording:
+        """Of every case; pytest runs all tests of one before those of the next."""
+        return record(request.param)
+
+    # --- rows
+
+    def test_every_field_has_its_dtype_and_shape(self, recording: Recording) -> None:
+        for rollout in recording.rollouts:
+            rollout.check()
+            for name, expected in _expected_fields(recording.setup, recording.agent).items():
+                found = map_leaves(_spec_of, getattr(rollout, name))
+                if name == "final_observation":
+                    found = map_leaves(
+                        lambda spec: dataclasses.replace(spec, shape=spec.shape[1:]), found
+                    )
+                assert found == expected, name
+
+    def test_the_learner_computes_exactly_the_policies_that_acted(
+        self, recording: Recording
+    ) -> None:
+        for rollout in recording.rollouts:
+            logits, baseline, _ = _forward(recording.agent, rollout)
+            torch.testing.assert_close(rollout.policy_logits[1:], logits[:-1], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(rollout.baseline[1:], baseline[:-1], atol=1e-4, rtol=1e-4)
+            assert rollout.policy_version[1:].eq(recording.setup.version).all()
+        assert any(rollout.done[1:].any() for rollout in recording.rollouts)
+
+    def test_row_0_repeats_the_last_row_of_the_rollout_before(self, recording: Recording) -> None:
+        for before, after in itertools.pairwise(recording.rollouts):
+            for name in _ROW_FIELDS:
+                map_leaves2(
+                    lambda a, b, name=name: _assert_equal(a[-1], b[0], name),
+                    getattr(before, name),
+                    getattr(after, name),
+                )
+
+    def test_the_state_goes_on_from_rollout_to_rollout(self, recording: Recording) -> None:
+        state = recording.agent.model.initial_state(recording.setup.batch_size)
+        for rollout in recording.rollouts:
+            _assert_close_nests(rollout.initial_agent_state, state)
+            state = _forward(recording.agent, rollout, rows=slice(0, -1)).core_state
+
+    def test_an_action_is_in_the_row_of_what_it_led_to(self, record: Any) -> None:
+        recording = record("nested-lstm")
+        bounds = (-0.5, 0.5)
+        for rollout in recording.rollouts:
+            going_on = ~rollout.done[1:]  # else the observation is the next episode's first
+            assert going_on.any()
+            shown = map_leaves(
+                lambda leaf, rows=going_on: leaf[1:][rows], rollout.observation["shown"]
+            )
+            chosen = map_leaves(lambda leaf, rows=going_on: leaf[1:][rows], rollout.action)
+            assert shown["choice"].tolist() == chosen["choice"].tolist()
+            assert set(chosen["choice"].tolist()) <= {1, 2, 3}
+            (pair, number), (shown_pair, shown_number) = chosen["levers"], shown["levers"]
+            _assert_equal(shown_pair, pair, "levers[0]")
+            _assert_equal(shown_number, number.clamp(*bounds), "levers[1], as it was executed")
+            _assert_equal(shown["switches"], chosen["switches"], "switches")
+
+    def test_frames_are_stacked_oldest_first_from_the_first_of_the_episode(
+        self, record: Any
+    ) -> None:
+        for rollout in record("stacked-lstm").rollouts:
+            frames = rollout.observation[..., 0, 0].long()
+            newest = frames[..., -1:]
+            expected = torch.cat([newest - 2, newest - 1, newest], -1).clamp(min=0)
+            _assert_equal(frames, expected, "stacks")
+            for final in rollout.final_observation[..., 0, 0].tolist():
+                assert final == [2, 3, 4]
+
+    # --- ends
+
+    def test_ends_counters_and_returns_are_those_of_the_definition(self, record: Any) -> None:
+        recording = record("counting")
+        for index in range(4):
+            rows = _life_of(index)
+            last: _Row | None = None
+            for rollout in recording.rollouts:
+                expected = [
+                    last or next(rows),
+                    *itertools.islice(rows, recording.setup.unroll_length),
+                ]
+                last = expected[-1]
+                for name in dataclasses.asdict(last):
+                    found = getattr(rollout, name)[:, index].flatten().tolist()
+                    assert found == [getattr(row, name) for row in expected], name
+
+    def test_the_last_observation_of_a_truncated_episode_is_kept(self, record: Any) -> None:
+        expected = {(1, 4): 4, (3, 1): 1, (3, 7): 2}  # by environment and length of the game
+        seen = 0
+        for rollout in record("counting").rollouts:
+            rows, columns = rollout.truncations()
+            assert len(rollout.final_observation) == len(rows)
+            for row, column, final in zip(rows, columns, rollout.final_observation, strict=True):
+                game = int(column), int(rollout.episode_step[row, column])
+                assert final.tolist() == [expected[game]]
+                seen += 1
+        assert seen > 8
+
+    def test_the_state_is_zero_at_the_start_and_after_every_end(self, record: Any) -> None:
+        """Of a model that counts: its value, of the row before, is what it counted."""
+        first = record("counting").rollouts[0]
+        assert first.initial_agent_state.eq(0).all() and first.done[0].all()
+        for rollout in record("counting").rollouts:
+            counted = rollout.baseline[1:]
+            assert counted[rollout.done[:-1]].eq(1).all()
+            _assert_equal(counted, rollout.observation[:-1, :, 0] + 1, "rows since the last end")
+
+    def test_finished_episodes_are_whole_games(self, record: Any) -> None:
+        found = [rollout.finished_episodes()[1] for rollout in record("counting").rollouts]
+        lengths = {length for lengths in found for length in lengths}
+        assert lengths == {3, 4, 7, 1}, "2, 2 and 3 steps are one game of three lives"
+
+    # --- weights
+
+    def test_rows_say_which_weights_acted_and_these_never_get_older(self) -> None:
+        setup = Setup(env_id="source_envs:Counting")
+        seen: list[int] = []
+        with self.running(setup) as running:
+            for rollout in itertools.islice(running.source.batches(), 12):
+                versions = rollout.policy_version[1:]
+                counted = _forward(running.agent, rollout).baseline[:-1]
+                counted = counted / running.agent.model.scale.detach()
+                scale = torch.where(versions == setup.version, 1, versions)
+                _assert_equal(rollout.baseline[1:], counted * scale, "the value of those weights")
+                assert (versions.diff(dim=0) >= 0).all()
+                assert int(versions.min()) >= max(seen, default=setup.version)
+                seen.append(int(versions.max()))
+                _publish(running, setup.version + len(seen))
+        assert running.supervisor.failure is None
+        assert len(set(seen)) > 3
+
+    # --- seeds
+
+    def test_the_seed_decides_how_the_environments_begin(self) -> None:
+        first, again, other = (self._balls(seed) for seed in (3, 3, 4))
+        assert first == again
+        assert first != other
+        assert len({*first}) == 8, "every environment is seeded on its own"
+
+    def _balls(self, seed: int) -> list[tuple[int, ...]]:
+        """The columns in which the first balls of 8 environments fall."""
+        setup = Setup(
+            env_id="Catch", num_envs=8, num_groups=2, batch_size=8, unroll_length=60, seed=seed
+        )
+        beginnings: list[tuple[int, ...]] = []
+        with self.running(setup) as running:
+            batches = running.source.batches()
+            while len(beginnings) < 8:  # the first batch may hold two rollouts of one group
+                rollout = next(batches)
+                balls = rollout.observation[:, :, :-1].flatten(2).argmax(-1)
+                new = rollout.episode_step[0] == 0
+                beginnings += [tuple(column.tolist()) for column in balls[:, new].T]
+        assert running.supervisor.failure is None
+        return sorted(beginnings)
+
+    # --- endings
+
+    def test_closing_wakes_whoever_waits_for_a_batch(self) -> None:
+        setup = Setup(env_id="source_envs:Numbered", unroll_length=10**5)
+        with self.running(setup) as running:
+            waiting = [Background(list, running.source.batches()) for _ in range(2)]
+            running.source.close()
+            running.source.close()  # a second time is fine
+            assert [waiter.result(LATE) for waiter in waiting] == [[], []]
+        assert running.supervisor.failure is None
+
+    def test_learner_threads_share_the_columns_without_loss_or_doubling(self) -> None:
+        length, taken_by_each = 5, 6
+        setup = Setup(
+            env_id="source_envs:Numbered",
+            num_envs=4,
+            num_groups=2,
+            batch_size=3,  # rollouts of two environments are split over batches
+            unroll_length=length,
+        )
+        with self.running(setup) as running:
+            takers = [Background(take, running, taken_by_each) for _ in range(3)]
+            rollouts = [rollout for taker in takers for rollout in taker.result(LATE)]
+        assert running.supervisor.failure is None
+        starts: dict[int, list[int]] = {}
+        for rollout in rollouts:
+            rollout.check()
+            for column in rollout.observation.unbind(1):
+                number, start = column[0, :2].tolist()
+                assert column[:, 0].tolist() == [number] * (length + 1)
+                assert column[:, 1].tolist() == list(range(start, start + length + 1))
+                starts.setdefault(number, []).append(start)
+        assert sum(map(len, starts.values())) == 3 * 3 * taken_by_each
+        for found in starts.values():
+            assert sorted(found) == [length * i for i in range(len(found))]
+
+    def test_an_environment_that_raises_ends_the_run_with_its_traceback(self) -> None:
+        with self.running(Setup(env_id="source_envs:Raises")) as running:
+            assert len(list(running.source.batches())) <= 20 / 5, "the fifth rollout is not whole"
+            wait_for(lambda: running.supervisor.ended, LATE)
+        failure = str(running.supervisor.failure)
+        assert "KeyError: 'the joystick is gone'" in failure, failure
+        assert "source_envs.py" in failure and "in step" in failure, failure
+
+    def test_an_environment_that_cannot_be_made_ends_the_run_and_says_where(self) -> None:
+        setup = Setup(env_id="source_envs:CannotBeMade", described_as="source_envs:Numbered")
+        with self.running(setup) as running:
+            assert list(running.source.batches()) == []
+            wait_for(lambda: running.supervisor.ended, LATE)
+        failure = str(running.supervisor.failure)
+        assert "no ROM in the slot" in failure and "source_envs.py" in failure, failure
+
+
+def take(running: Running, count: int) -> list[Rollout]:
+    """Copies of the next rollouts: a source may use the memory of its batches again."""
+    rollouts = [copy_of(r) for r in itertools.islice(running.source.batches(), count)]
+    assert len(rollouts) == count, running.supervisor.failure
+    return rollouts
+
+
+def copy_of(rollout: Rollout) -> Rollout:
+    fields = dataclasses.fields(Rollout)
+    return Rollout(**{f.name: map_leaves(torch.clone, getattr(rollout, f.name)) for f in fields})
+
+
+def _record(context: AbstractContextManager[Running], setup: Setup) -> Recording:
+    with context as running:
+        rollouts = take(running, NUM_ROLLOUTS)
+    assert running.supervisor.failure is None
+    return Recording(setup, running.agent, rollouts)
+
+
+@torch.no_grad()
+def _forward(agent: Agent, rollout: Rollout, rows: slice = slice(None)) -> Any:
+    """The model's output on some rows of a rollout, from its first."""
+    inputs = rollout.observation, rollout.reward, rollout.done, rollout.action
+    taken = map_leaves(lambda leaf: leaf[rows], inputs)
+    return agent.model(ModelInputs(*taken), rollout.initial_agent_state)
+
+
+@torch.no_grad()
+def _publish(running: Running, version: int) -> None:
+    """Weights that can be told from all others."""
+    running.agent.model.scale.fill_(version)
+    running.weights.publish(running.agent.model, version)
+
+
+_ROW_FIELDS = (
+    "observation",
+    "reward",
+    "done",
+    "episode_step",
+    "episode_return",
+    "action",
+    "policy_logits",
+    "baseline",
+    "truncated",
+    "episode_end",
+    "policy_version",
+)
+
+
+def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
+    """Nests of ArraySpec; of final_observation without its first dimension."""
+    observation, action, frame_stack = setup.spaces()
+    seen = stacked(observation, frame_stack)
+    leading = setup.unroll_length + 1, setup.batch_size
+
+    def rows(shape: tuple[int, ...], dtype: str) -> spaces.ArraySpec:
+        return spaces.ArraySpec((*leading, *shape), dtype)
+
+    state = agent.model.initial_state(setup.batch_size)
+    return {
+        "observation": map_leaves(lambda spec: rows(spec.shape, spec.dtype), seen),
+        "reward": rows((), "float32"),
+        "done": rows((), "bool"),
+        "episode_step": rows((), "int32"),
+        "episode_return": rows((), "float32"),
+        "action": map_leaves(lambda leaf: rows(*_action_shape(leaf)), action),
+        "policy_logits": rows((agent.distribution.num_params,), "float32"),
+        "baseline": rows((), "float32"),
+        "initial_agent_state": map_leaves(
+            lambda leaf: spaces.ArraySpec(tuple(leaf.shape), "float32"), state
+        ),
+        "truncated": rows((), "bool"),
+        "episode_end": rows((), "bool"),
+        "policy_version": rows((), "int64"),
+        "final_observation": seen,
+    }
+
+
+def _action_shape(leaf: Any) -> tuple[tuple[int, ...], str]:
+    match leaf:
+        case spaces.Discrete():
+            return (), "int64"
+        case spaces.MultiDiscrete(nvec):
+            return (len(nvec),), "int64"
+        case spaces.MultiBinary(shape):
+            return shape, "int8"
+        case spaces.Box(_, _, shape, dtype):
+            return shape, dtype
+    raise AssertionError(f"not an action space: {leaf}")
+
+
+def _spec_of(leaf: Tensor) -> spaces.ArraySpec:
+    return spaces.ArraySpec(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What one environment gave after a step, or at the start."""
+
+    observation: float
+    reward: float
+    done: bool
+    truncated: bool
+    episode_end: bool
+    episode_step: int
+    episode_return: float
+
+
+def _life_of(index: int) -> Iterator[_Row]:
+    """The rows of environment `index` of `Counting`, by the definition of the fields."""
+    yield _Row(0, 0, True, False, False, 0, 0)
+    step, total = 0, np.float32(0)
+    for length, how in itertools.cycle(SCHEDULES[index]):
+        for time in range(1, length + 1):
+            step, total = step + 1, total + np.float32(reward_of(index, time))
+            last = time == length
+            yield _Row(
+                observation=0 if last else time,
+                reward=reward_of(index, time),
+                done=last,
+                truncated=last and how == "truncated",
+                episode_end=last and how != "life",
+                episode_step=step,
+                episode_return=float(total),
+            )
+        if how != "life":
+            step, total = 0, np.float32(0)
+
+
+def _assert_equal(a: Tensor, b: Tensor, what: str) -> None:
+    torch.testing.assert_close(a, b, atol=0, rtol=0, msg=lambda text: f"{what}: {text}")
+
+
+def _assert_close_nests(a: Any, b: Any) -> None:
+    assert len(flatten(a)) == len(flatten(b))
+    map_leaves2(lambda x, y: torch.testing.assert_close(x, y, atol=1e-4, rtol=1e-4), a, b)

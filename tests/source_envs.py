@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments of which every number is known beforehand, for tests of what plays in them.
+
+Named `source_envs:NAME`, also in processes that a test starts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces as gym_spaces
+
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import VecStep, environment_seeds
+
+NUM_ACTIONS = 4
+# How the episodes of environment e end, again and again: length, and "terminated", "truncated" or
+# "life" (an end for learning, but the game goes on).
+SCHEDULES = [
+    [(3, "terminated")],
+    [(4, "truncated")],
+    [(2, "life"), (2, "life"), (3, "terminated")],
+    [(1, "truncated"), (5, "life"), (2, "truncated")],
+]
+
+
+def reward_of(index: int, time: int) -> float:
+    """What step `time` of an episode of environment `index` gives."""
+    return (index + 1) * time - 2.5
+
+
+class Counting:
+    """A VecEnv of up to four; the observation is the number of steps since the last end."""
+
+    env_id = "source_envs:Counting"
+    frame_stack = 1
+    observation_space = ArraySpec((1,), "float32")
+    action_space = Discrete(NUM_ACTIONS)
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+    def reset(self, seed: int) -> Any:
+        self._episodes = [itertools.cycle(SCHEDULES[index]) for index in range(self.num_envs)]
+        self._now = [next(episodes) for episodes in self._episodes]
+        self._time = np.zeros(self.num_envs, np.int64)
+        return self._observation()
+
+    def step(self, action: Any) -> VecStep:
+        self._time += 1
+        last = self._observation()
+        reward = [reward_of(index, int(time)) for index, time in enumerate(self._time)]
+        ended = np.array([time == now[0] for time, now in zip(self._time, self._now, strict=True)])
+        how = np.array([now[1] for now in self._now])
+        truncated = ended & (how == "truncated")
+        for index in np.flatnonzero(ended):
+            self._time[index], self._now[index] = 0, next(self._episodes[index])
+        return VecStep(
+            self._observation(),
+            np.array(reward, np.float32),
+            ended & ~truncated,
+            truncated,
+            ended & (how != "life"),
+            last[truncated] if truncated.any() else None,
+        )
+
+    def close(self) -> None:
+        pass
+
+    def _observation(self) -> np.ndarray:
+        return self._time.astype(np.float32)[:, None]
+
+
+class Stacked(Counting):
+    """Images that are stacked by threes; every byte is the number of steps since the last end."""
+
+    env_id = "source_envs:Stacked"
+    frame_stack = 3
+    observation_space = ArraySpec((1, 40, 40), "uint8")
+
+    def _observation(self) -> np.ndarray:
+        return np.repeat(self._time.astype(np.uint8), 1600).reshape(-1, 1, 40, 40)
+
+
+class Numbered:
+    """A VecEnv without ends; the observation is a number of the environment's own (its seed), the
+    number of steps so far and the action that led here (-1 at first).
+    """
+
+    env_id = "source_envs:Numbered"
+    frame_stack = 1
+    observation_space = ArraySpec((3,), "int64")
+    action_space = Discrete(NUM_ACTIONS)
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+
+    def reset(self, seed: int) -> Any:
+        self._numbers = environment_seeds(seed, self.num_envs)
+        self._time = 0
+        return self._observation(np.full(self.num_envs, -1))
+
+    def step(self, action: Any) -> VecStep:
+        self._time += 1
+        never = np.zeros(self.num_envs, bool)
+        reward = np.zeros(self.num_envs, np.float32)
+        return VecStep(self._observation(action), reward, never, never, never, None)
+
+    def close(self) -> None:
+        pass
+
+    def _observation(self, action: Any) -> np.ndarray:
+        times = np.full(self.num_envs, self._time)
+        return np.stack([self._numbers, times, action], axis=1).astype(np.int64)
+
+
+class Big(Numbered):
+    """Observations of 32 KiB."""
+
+    env_id = "source_envs:Big"
+    observation_space = ArraySpec((8192,), "float32")
+
+    def _observation(self, action: Any) -> np.ndarray:
+        return np.full((self.num_envs, 8192), self._time, np.float32)
+
+
+class Nested:
+    """Gymnasium's interface, nested actions and observations; the action is shown again.
+
+    Truncated after five steps and terminated after three, in turn.
+    """
+
+    action_space = gym_spaces.Dict(
+        {
+            "choice": gym_spaces.Discrete(3, start=1),
+            "levers": gym_spaces.Tuple(
+                [gym_spaces.MultiDiscrete([2, 3]), gym_spaces.Box(-0.5, 0.5, (2, 1))]
+            ),
+            "switches": gym_spaces.MultiBinary(3),
+        }
+    )
+
+    def __init__(self) -> None:
+        self.episodes = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.time = 0
+        self.episodes += 1
+        return self.observation(NOTHING), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.time += 1
+        cut = self.episodes % 2 == 0
+        over = self.time == (5 if cut else 3)
+        return self.observation(action), 1.0, over and not cut, over and cut, {}
+
+    def observation(self, shown: Any) -> Any:
+        time = np.float32(self.time)
+        return {"shown": shown, "time": (time, np.full((2, 3), self.time, np.uint8))}
+
+
+NOTHING = {
+    "choice": np.int64(0),
+    "levers": (np.zeros(2, np.int64), np.zeros((2, 1), np.float32)),
+    "switches": np.zeros(3, np.int8),
+}
+
+
+class Raises(Numbered):
+    """Its 20th step fails."""
+
+    env_id = "source_envs:Raises"
+
+    def step(self, action: Any) -> VecStep:
+        if self._time == 20:
+            raise KeyError("the joystick is gone")
+        return super().step(action)
+
+
+class CannotBeMade(Numbered):
+    env_id = "source_envs:CannotBeMade"
+
+    def __init__(self, num_envs: int) -> None:
+        raise OSError("no ROM in the slot")
+
+
+class Crashes(Numbered):
+    """The process ends without a word in its first step."""
+
+    env_id = "source_envs:Crashes"
+    at_step = 0
+
+    def step(self, action: Any) -> VecStep:
+        if self._time == self.at_step:
+            print("out of memory in the emulator", flush=True)
+            os._exit(3)
+        return super().step(action)
+
+
+class CrashesLater(Crashes):
+    """In its 20th: after it has worked."""
+
+    env_id = "source_envs:CrashesLater"
+    at_step = 20

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that these tests start find the tests' own environments and models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = str(Path(__file__).parents[1])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def children_import_from_tests() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [TESTS, os.getenv("PYTHONPATH")])))
+        yield

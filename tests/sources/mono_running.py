@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MonoBeast's source, started for as long as a `with` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from compliance.source import Running, Setup
+
+from torchbeast.runtime.agent import make_agent, stacked
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
+from torchbeast.sources.shared_weights import SharedWeights
+
+SOON = 30.0
+
+
+@contextmanager
+def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
+    """`options`: of MonoSourceConfig; two buffers for each process unless they say otherwise."""
+    observation, action, frame_stack = setup.spaces()
+    torch.manual_seed(0)
+    agent = make_agent(setup.model, observation, action, frame_stack, setup.use_lstm)
+    config = MonoSourceConfig(
+        **{
+            "env_id": setup.env_id,
+            "model": setup.model,
+            "use_lstm": setup.use_lstm,
+            "num_actors": setup.num_envs,
+            "num_processes": setup.num_groups,
+            "num_buffers": 2 * setup.num_groups,
+            "batch_size": setup.batch_size,
+            "unroll_length": setup.unroll_length,
+            "seed": setup.seed,
+            **options,
+        }
+    )
+    weights = SharedWeights(agent.model, setup.version, ring_size(config.fixed_lag))
+    seen = stacked(observation, frame_stack)
+    source = MonoSource(agent, seen, weights, torch.device("cpu"), config)
+    supervisor = Supervisor()
+    try:
+        source.start(supervisor)
+        yield Running(source, agent, weights, supervisor)
+    finally:
+        supervisor.stop("the test ended")
+        source.end()
+        assert supervisor.join(SOON) == []
