@@ -23,7 +23,7 @@ import libtorchbeast
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
 from torchbeast.core.actors.policy import act
 from torchbeast.core.distributions import ActionDistribution
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.env_plan import rollout_columns
 from torchbeast.runtime.supervisor import Supervisor
@@ -151,9 +151,10 @@ def _learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.Batc
 
 
 def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
-    (env, agent), (core_state, _) = nest
+    (env, agent), (core_state, last_action) = nest
     observation, reward, done, episode_step, episode_return = env
     action, policy_logits, baseline = agent
+    _write_first(action, last_action)
     return Rollout(
         observation=observation,
         reward=reward,
@@ -169,6 +170,13 @@ def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
         policy_version=info["policy_version"],
         final_observation=_final_observations(info["final_observation"]),
     )
+
+
+def _write_first(action: Any, last_action: Any) -> None:
+    """Row 0 of an environment's first rollout has zeros, which are not an action of every space.
+    What the policy saw there instead is in the state; elsewhere both are the same.
+    """
+    map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
 
 
 def _final_observations(final: Any) -> Any:
