@@ -22,6 +22,7 @@ import collections
 import logging
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,9 @@ from torchbeast.sources.rollout_buffers import Batch, SharedRollouts
 from torchbeast.sources.shared_weights import SharedWeights
 
 _log = logging.getLogger("torchbeast.mono")
+
+_MOST_DEATHS = 5  # of the processes of one actor, within ...
+_DEATHS_S = 600.0  # ... this time: its environment does not work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +90,7 @@ class MonoSource:
     Threads: `start` adds the collector to the supervisor; every actor has two threads that watch
     its process. The supervisor's end closes the source, which wakes everyone; `end` ends the
     processes. `batches` may be iterated from several threads, each with its own iterator. A batch
-    shares its memory with the source: it ends when its iterator goes on.
+    shares its memory with the source: it ends when its iterator goes on, or ends.
     """
 
     def __init__(
@@ -140,9 +144,11 @@ class MonoSource:
     def batches(self) -> Iterator[Rollout]:
         """Rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
         while (batch := self._ready.get()) is not None:
-            yield batch.rollout()
-            batch.clear()
-            self._free.put(batch)
+            try:
+                yield batch.rollout()
+            finally:  # also where the iterator is left for good
+                batch.clear()
+                self._free.put(batch)
         self._ready.put(None)  # for the next thread
 
     def close(self) -> None:
@@ -184,11 +190,23 @@ class MonoSource:
         self._done.put((actor, slot))
 
     def actor_ended(self, actor: _Actor, error: Exception) -> None:
-        """One that died after it had worked is replaced; any other end is the run's failure."""
+        """One that died after it had worked is replaced, but not again and again; any other end is
+        the run's failure.
+        """
         assert self._supervisor is not None
         if not isinstance(error, ProcessDied) or not actor.has_worked:
             self._supervisor.fail(actor.name, error)
             return
+        if seconds := actor.died_again_and_again():
+            many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
+            self._supervisor.fail(actor.name, ProcessDied(f"{many}. The last one: {error}"))
+            return
+        try:
+            self._replace(actor, error)
+        except OSError as problem:  # no process can be started
+            self._supervisor.fail(actor.name, problem)
+
+    def _replace(self, actor: _Actor, error: Exception) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -268,6 +286,7 @@ class _Actor:
         self.alive = False
         self.process: ChildProcess | None = None
         self._source = source
+        self._deaths: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
         self._granted: dict[int, int | None] = {}  # slot -> version; written but not reported
 
     @property
@@ -294,6 +313,13 @@ class _Actor:
         self.start()
         for slot, version in list(self._granted.items()):
             self._send(slot, version)
+
+    def died_again_and_again(self) -> float | None:
+        """Counts a death; the seconds in which too many happened, else None."""
+        self._deaths.append(time.monotonic())
+        seconds = self._deaths[-1] - self._deaths[0]
+        too_many = len(self._deaths) == _MOST_DEATHS and seconds < _DEATHS_S
+        return seconds if too_many else None
 
     def grant(self, slot: int, version: int | None) -> None:
         self._granted[slot] = version

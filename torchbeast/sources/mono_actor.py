@@ -13,6 +13,7 @@ actions. Weights, rollouts and actions never pass through a pipe.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import queue
@@ -25,10 +26,10 @@ from typing import Any
 
 import torch
 
-from torchbeast import envs
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.runtime.agent import make_agent, stacked
-from torchbeast.runtime.child_main import Report, failure, take_stdout
+from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.seeds import seed_of
 from torchbeast.sources.rollout_buffers import RolloutArrays, SharedRollouts, SlotWriter
 from torchbeast.sources.shared_weights import SharedWeights
@@ -64,13 +65,15 @@ class Actor:
     def __init__(self, loop: EnvLoop, model: Any, weights: SharedWeights) -> None:
         self._loop, self._model, self._weights = loop, model, weights
         self._version: int | None = None
-        self._acted_with = weights.version
+        self._acted_with: int | None = None
         self.watch = Stopwatch()
 
     def play(self, slot: RolloutArrays, unroll_length: int, wanted: int | None) -> None:
         """Writes a rollout: row 0 is the last row of the one before."""
         self.watch.spent("queueing")
         loop = self._loop
+        if self._acted_with is None:  # the very first row 0, which nothing acted for
+            self._acted_with = self._weights.version if wanted is None else wanted
         writer = SlotWriter(slot, loop.core_state)
         writer.write(0, loop.row, loop.agent, self._acted_with)
         for t in range(1, unroll_length + 1):
@@ -99,7 +102,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
     torch.set_num_threads(1)  # as many processes as cores
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
-    with closing(envs.make(arguments["env_id"], num_envs)) as env:
+    with closing(make_environment(arguments["env_id"], num_envs)) as env:
         space = env.observation_space
         agent = make_agent(
             arguments["model"], space, env.action_space, env.frame_stack, arguments["use_lstm"]
@@ -124,18 +127,25 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
 
 
 def _read_grants() -> Iterator[Grant]:
-    """The lines of stdin, read by a thread so that its end is noticed during a rollout too."""
+    """The lines of stdin until it ends; what is then still to be played is left.
+
+    A thread reads them, so that the end is noticed during a rollout too.
+    """
+    stdin = take_stdin()
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    ended = threading.Event()
 
     def read() -> None:
-        for line in sys.stdin.buffer:
+        for line in stdin:
             lines.put(line)
+        ended.set()
         lines.put(b"")
         time.sleep(_GRACE_S)
         os._exit(0)
 
     threading.Thread(target=read, daemon=True).start()
-    return map(json.loads, iter(lines.get, b""))
+    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
+    return map(json.loads, until_ended)
 
 
 if __name__ == "__main__":

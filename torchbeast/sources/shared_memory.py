@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import tempfile
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class SharedFile:
     def __init__(self, size: int, descriptor: int | None = None) -> None:
         """Makes a file of `size` bytes, or maps the one that `descriptor` is open on."""
         self.descriptor = _anonymous(size) if descriptor is None else descriptor
+        if descriptor is None:  # arrays keep the memory, but nothing else would close this
+            weakref.finalize(self, os.close, self.descriptor)
         self.bytes = mmap.mmap(self.descriptor, size)
 
 

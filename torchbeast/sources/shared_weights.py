@@ -24,6 +24,7 @@ from torchbeast.sources.shared_memory import SharedFile
 
 _HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
 _ALIGNMENT = 64
+_NOTHING = -1  # the version in a place that was never written
 
 
 class SharedWeights:
@@ -45,6 +46,7 @@ class SharedWeights:
         self._places = [self._tensors(place) for place in range(size)]
         self.on_publish: Callable[[int], None] = lambda version: None
         if descriptor is None:
+            self._versions[1:] = _NOTHING
             self.publish(model, version)
 
     @property

@@ -89,7 +89,7 @@ class EnvLoop:
 
     def step(self) -> None:
         """Executes the chosen action."""
-        step = self._env.step(map_leaves(lambda leaf: leaf[0].numpy(), self.agent.action))
+        step = self._env.step(map_leaves(_copy_to_numpy, self.agent.action))
         done = step.terminated | step.truncated
         final = self._final(step)  # before the push, which forgets the episodes that ended
         observation = self._stacker.push(step.observation, done)
@@ -131,6 +131,11 @@ class EnvLoop:
         self._episode_return[over] = 0
         self._episode_step += 1
         self._episode_return += step.reward
+
+
+def _copy_to_numpy(leaf: Tensor) -> np.ndarray:
+    """[1, E, ...] to [E, ...]. Environments may write to it: the rollout keeps what was chosen."""
+    return leaf[0].numpy().copy()
 
 
 def _one_step(array: np.ndarray) -> Any:
