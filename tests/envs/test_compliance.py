@@ -33,6 +33,13 @@ class TestMemory(VecEnvCompliance):
         return envs.make("Memory", num_envs)
 
 
+class TestDials(VecEnvCompliance):
+    num_steps = 50
+
+    def make(self, num_envs: int) -> VecEnv:
+        return envs.make("Dials", num_envs)
+
+
 class TestCartPole(VecEnvCompliance):
     num_steps = 60
 

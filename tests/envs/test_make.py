@@ -18,7 +18,9 @@ from torchbeast.envs import atari
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("env_id", ["Mock", "Catch", "Memory", "CartPole-v1", "FrozenLake-v1"])
+@pytest.mark.parametrize(
+    "env_id", ["Mock", "Catch", "Dials", "Memory", "CartPole-v1", "FrozenLake-v1"]
+)
 def test_a_name_makes_that_many_environments(env_id: str) -> None:
     env = envs.make(env_id, 3)
     assert env.num_envs == 3 and env.env_id == env_id

@@ -10,7 +10,7 @@ import pytest
 
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.mock import Mock
-from torchbeast.envs.toy import Catch, Memory
+from torchbeast.envs.toy import Catch, Dials, Memory
 
 Policy = Callable[[np.ndarray], np.ndarray]
 
@@ -90,6 +90,35 @@ def test_the_cue_is_seen_once_and_the_question_last() -> None:
     assert left[:, 0].tolist() == [1.0, 0.75, 0.5, 0.25, 1.0]
     assert (cue != 0).all(1).tolist() == [True, False, False, False, True]
     assert question[:, 0].tolist() == [0, 0, 0, 1, 0]
+
+
+def set_dials(shown: np.ndarray) -> np.ndarray:
+    return np.stack([part.argmax(1) for part in np.split(shown, [3, 7], axis=1)], axis=1)
+
+
+def test_dials_are_solved_by_setting_each_as_shown() -> None:
+    assert mean_return(Dials(50), set_dials, 20) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("dial", "chance"), [(0, 1 / 3), (1, 1 / 4), (2, 1 / 5)])
+def test_no_dial_may_be_left_to_chance(dial: int, chance: float) -> None:
+    def all_but_one(shown: np.ndarray) -> np.ndarray:
+        action = set_dials(shown)
+        action[:, dial] = 0
+        return action
+
+    assert mean_return(Dials(500), all_but_one, 20) == pytest.approx(chance, abs=0.03)
+
+
+def test_dials_refuse_what_is_no_position_of_theirs() -> None:
+    env = Dials(2)
+    env.reset(0)
+    with pytest.raises(ValueError, match=r"below \(3, 4, 5\), got \[\[0, 0, 0\], \[0, 4, 4\]\]"):
+        env.step(np.array([[0, 0, 0], [0, 4, 4]]))
+    with pytest.raises(ValueError, match=r"of shape \(2, 3\), got int64 of \(2,\)"):
+        env.step(np.zeros(2, np.int64))
+    with pytest.raises(ValueError, match="expected integer actions"):
+        env.step(np.zeros((2, 3)))
 
 
 def test_mock_content_is_known_beforehand() -> None:

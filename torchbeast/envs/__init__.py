@@ -4,7 +4,7 @@
 | env_id | is |
 | --- | --- |
 | `Mock` | constant cost and known content, in the shape of an Atari game (`mock.py`) |
-| `Catch`, `Memory` | toy tasks that are learnt in seconds (`toy.py`) |
+| `Catch`, `Memory`, `Dials` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
@@ -21,7 +21,7 @@ from torchbeast.envs.errors import EnvError
 
 __all__ = ["EnvError", "make"]
 
-BUILT_IN = ("Catch", "Memory", "Mock")
+BUILT_IN = ("Catch", "Dials", "Memory", "Mock")
 
 
 def make(env_id: str, num_envs: int, *, num_threads: int = 1) -> VecEnv:
@@ -56,4 +56,5 @@ def _make_built_in(env_id: str, num_envs: int) -> VecEnv:
         return Mock(num_envs)
     from torchbeast.envs import toy
 
-    return toy.Catch(num_envs) if env_id == "Catch" else toy.Memory(num_envs)
+    made: VecEnv = getattr(toy, env_id)(num_envs)
+    return made

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Toy tasks that are learnt in seconds, all E environments in a few numpy operations.
 
-Both are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568).
+Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
+from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete, MultiDiscrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
 
 
@@ -16,7 +16,6 @@ class _Toy:
     """What the tasks share: own random numbers for each environment, no time limit, no lives."""
 
     frame_stack = 1
-    action_space: Discrete
 
     def __init__(self, num_envs: int) -> None:
         self.num_envs = num_envs
@@ -31,9 +30,6 @@ class _Toy:
     def _draw(self, envs: np.ndarray, n: int) -> list[int]:
         """A number in 0, ..., n - 1 for each of the environments with these indices."""
         return [int(self._generators[env].integers(n)) for env in envs]
-
-    def _checked(self, action: ArrayNest) -> np.ndarray:
-        return check_discrete(action, self.action_space, self.num_envs)
 
 
 def _vec_step(observation: np.ndarray, reward: np.ndarray, ended: np.ndarray) -> VecStep:
@@ -65,7 +61,11 @@ class Catch(_Toy):
         return self._observation()
 
     def step(self, action: ArrayNest) -> VecStep:
-        self._paddle = np.clip(self._paddle + self._checked(action) - 1, 0, self.columns - 1)
+        self._paddle = np.clip(
+            self._paddle + check_discrete(action, self.action_space, self.num_envs) - 1,
+            0,
+            self.columns - 1,
+        )
         self._row += 1
         ended = self._row == self.rows - 1
         caught = np.where(self._paddle == self._ball, np.float32(1), np.float32(-1))
@@ -112,7 +112,7 @@ class Memory(_Toy):
         return self._observation()
 
     def step(self, action: ArrayNest) -> VecStep:
-        answer = self._checked(action)
+        answer = check_discrete(action, self.action_space, self.num_envs)
         self._time += 1
         ended = self._time == self._episode_length
         right = np.where(answer == self._cue, np.float32(1), np.float32(-1))
@@ -129,3 +129,59 @@ class Memory(_Toy):
         cue = np.where(self._time == 0, 2 * self._cue - 1, 0)
         question = self._time == self._episode_length - 1
         return np.stack([left, cue, question], axis=1).astype(np.float32)
+
+
+class Dials(_Toy):
+    """Three dials of 3, 4 and 5 positions are to be set at once, as each observation shows.
+
+    Observation: float32 [12], the three wanted positions one-hot, one after the other. Actions:
+    MultiDiscrete, a position for each dial. Reward: 1/10 for each step in which all three are
+    right; else 0. An episode has ten steps. Acting at random has a mean return of 1/60; a policy
+    that is right in all dials but one, and random in that, 1/3 at most; the best policy 1.
+    """
+
+    env_id = "Dials"
+    positions = (3, 4, 5)
+    episode_length = 10
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        self.observation_space = ArraySpec((sum(self.positions),), "float32")
+        self.action_space = MultiDiscrete(self.positions)
+        self._time = np.zeros(num_envs, np.int64)
+
+    def reset(self, seed: int) -> ArrayNest:
+        self._seed(seed)
+        self._time[:] = 0
+        self._turn()
+        return self._observation()
+
+    def step(self, action: ArrayNest) -> VecStep:
+        right = (self._checked(action) == self._wanted).all(axis=1)
+        reward = np.where(right, np.float32(1 / self.episode_length), np.float32(0))
+        self._time = (self._time + 1) % self.episode_length
+        self._turn()
+        return _vec_step(self._observation(), reward, self._time == 0)
+
+    def _turn(self) -> None:
+        """New positions are wanted, int64 [E, 3]."""
+        every = np.arange(self.num_envs)
+        self._wanted = np.stack([self._draw(every, n) for n in self.positions], axis=1)
+
+    def _checked(self, action: ArrayNest) -> np.ndarray:
+        """int64 [E, 3]; ValueError unless it is a position for each dial of each environment."""
+        array = np.asarray(action)
+        expected = (self.num_envs, len(self.positions))
+        if array.shape != expected or not np.issubdtype(array.dtype, np.integer):
+            raise ValueError(
+                f"expected integer actions of shape {expected}, got {array.dtype} of {array.shape}"
+            )
+        if (array < 0).any() or (array >= self.positions).any():
+            raise ValueError(f"expected actions below {self.positions}, got {array.tolist()}")
+        return array
+
+    def _observation(self) -> np.ndarray:
+        shown = [
+            np.eye(n, dtype=np.float32)[self._wanted[:, i]] for i, n in enumerate(self.positions)
+        ]
+        return np.concatenate(shown, axis=1)

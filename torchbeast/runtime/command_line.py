@@ -10,12 +10,14 @@ from __future__ import annotations
 import dataclasses
 import io
 import re
+import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
 import tyro
 
+from torchbeast.runtime import presets
 from torchbeast.runtime.errors import UsageError
 
 Flags = TypeVar("Flags")
@@ -28,15 +30,18 @@ _OUR_OWN = re.compile(
 
 def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> Flags:
     """The flags in `args` (None: sys.argv); UsageError when they are wrong.
-    `--help` prints and exits.
+    `--help` and `--preset help` print and exit.
     """
+    words = sys.argv[1:] if args is None else args
+    default = presets.defaults(flags_type, words)
     shown = io.StringIO()
     try:
         with redirect_stderr(shown):
             return tyro.cli(
                 flags_type,
                 prog=f"python -m torchbeast.{program}",
-                args=args,
+                args=words,
+                default=tyro.MISSING_NONPROP if default is None else default,
                 use_underscores=True,
                 config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
             )

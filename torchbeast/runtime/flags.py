@@ -81,6 +81,11 @@ class RunFlags:
     """Seconds between checkpoints; one is also written at the end, on Ctrl-C and on SIGTERM."""
     num_episodes: int = 10
     """Whole episodes that --mode test plays."""
+    sampled: bool = False
+    """--mode test plays with actions sampled as in training, not with the most likely ones."""
+    preset: str | None = None
+    """Settings that were validated together take the place of the defaults below and above;
+    help lists them."""
     seed: int | None = None
     """Seed of the whole run: weights, actions, every environment.
     Default: random, recorded in meta.json."""
@@ -95,6 +100,10 @@ class RunFlags:
         _require(
             not (self.disable_checkpoint and self.mode != "train"),
             f"--mode {self.mode} reads a checkpoint; leave out --disable_checkpoint",
+        )
+        _require(
+            not (self.sampled and self.mode == "train"),
+            "--sampled is for --mode test; training always samples",
         )
 
     @property

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A preset is the same as its flags written out; what the command line says wins over it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from torchbeast.runtime.command_line import flatten, parse
+from torchbeast.runtime.errors import UsageError
+from torchbeast.runtime.flags import (
+    LearnerGroups,
+    MonoBeastFlags,
+    PolyBeastEnvFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+)
+from torchbeast.runtime.presets import PRESETS, listing
+
+LEARNERS: dict[str, type[LearnerGroups]] = {
+    "monobeast": MonoBeastFlags,
+    "polybeast": PolyBeastFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+}
+REQUIRED = [
+    "cartpole",
+    "cartpole-lstm",
+    "catch",
+    "memory",
+    "multidiscrete",
+    "pendulum",
+    "minatar-breakout",
+    "pong",
+    "atari-paper",
+]
+
+
+def flags_of(program: str, *args: str) -> dict[str, Any]:
+    return flatten(parse(LEARNERS[program], program, ["--xpid", "x", *args]))
+
+
+def test_the_documented_presets_are_there() -> None:
+    assert sorted(PRESETS) == sorted(REQUIRED)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("program", LEARNERS)
+def test_a_preset_is_the_same_as_its_flags_written_out(program: str, name: str) -> None:
+    """Through the parser, which also checks the types; a name that no program has fails."""
+    own = flags_of(program)
+    flags = {flag: value for flag, value in PRESETS[name].flags.items() if flag in own}
+    words = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items()]
+    assert flags_of(program, "--preset", name) == {**flags_of(program, *words), "preset": name}
+    assert len(flags) > 3
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_flag_of_a_preset_is_one_of_both_programs(name: str) -> None:
+    both = set(flags_of("monobeast")) & set(flags_of("polybeast"))
+    assert set(PRESETS[name].flags) <= both
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_flag_on_the_command_line_wins(where: str) -> None:
+    preset, own = ["--preset", "catch"], ["--batch_size", "4"]
+    args = [*own, *preset] if where == "before" else [*preset, *own]
+    flags = flags_of("monobeast", *args)
+    assert flags["batch_size"] == 4 and flags["env"] == "Catch"
+
+
+def test_both_spellings_and_the_last_preset_count() -> None:
+    assert flags_of("monobeast", "--preset=catch")["env"] == "Catch"
+    assert flags_of("monobeast", "--preset", "catch", "--preset=cartpole")["env"] == "CartPole-v1"
+
+
+def test_without_a_preset_the_defaults_are_the_programs() -> None:
+    assert flags_of("polybeast")["preset"] is None
+    assert flags_of("polybeast")["batch_size"] == PolyBeastFlags().learning.batch_size
+
+
+def test_help_lists_every_preset_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(PolyBeastFlags, "polybeast", ["--preset", "help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown == f"{listing()}\n"
+    for name, preset in PRESETS.items():
+        assert f"{name}\n  {preset.sentence}" in shown
+        assert preset.sentence.endswith(".")
+
+
+@pytest.mark.parametrize("args", [["--preset", "cathc"], ["--preset=cathc"], ["--preset="]])
+def test_an_unknown_preset_is_answered_with_the_known_ones(args: list[str]) -> None:
+    with pytest.raises(UsageError, match="no preset is called '(cathc)?': use .*catch.*pong"):
+        parse(MonoBeastFlags, "monobeast", args)
+
+
+def test_a_preset_without_a_name_is_a_sentence() -> None:
+    for args in (["--preset"], ["--preset", "--use_lstm"]):
+        with pytest.raises(UsageError, match="Missing value for argument '--preset'"):
+            parse(MonoBeastFlags, "monobeast", args)
+
+
+def test_a_program_that_learns_nothing_has_no_presets() -> None:
+    with pytest.raises(UsageError, match="Unrecognized options: --preset"):
+        parse(PolyBeastEnvFlags, "polybeast_env", ["--preset", "catch"])
+
+
+def test_an_unknown_preset_ends_a_program_with_exit_code_2() -> None:
+    command = [sys.executable, "-m", "torchbeast.monobeast", "--preset", "cathc"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("monobeast: no preset is called 'cathc'")

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that were validated together, by name: `--preset NAME` makes them the defaults.
+
+docs/results/ shows what each of them reaches. A flag on the command line wins over its preset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from torchbeast.runtime.errors import UsageError
+from torchbeast.runtime.flags import LearnerGroups
+
+Flags = TypeVar("Flags")
+
+_FLAG = "--preset"
+
+
+class Preset(NamedTuple):
+    """Settings of one task."""
+
+    sentence: str
+    flags: Mapping[str, Any]
+    """By their names on the command line; a program leaves out those that it does not have."""
+
+
+_TOY = {"num_actors": 16, "unroll_length": 20, "batch_size": 8, "entropy_cost": 0.01}
+_CARTPOLE = {
+    "env": "CartPole-v1",
+    "num_actors": 16,
+    "unroll_length": 20,
+    "batch_size": 16,
+    "entropy_cost": 0.01,
+}
+_ATARI = {
+    "env": "PongNoFrameskip-v4",
+    "num_actors": 32,
+    "unroll_length": 20,
+    "batch_size": 32,
+    "learning_rate": 0.0006,
+    "alpha": 0.99,
+    "epsilon": 0.01,
+    "momentum": 0.0,
+    "entropy_cost": 0.01,
+    "baseline_cost": 0.5,
+    "discounting": 0.99,
+    "grad_norm_clipping": 40.0,
+    "reward_clipping": "abs_one",
+}
+
+PRESETS: dict[str, Preset] = {
+    "catch": Preset(
+        "A ball to catch, in seconds.",
+        {**_TOY, "env": "Catch", "learning_rate": 0.003, "total_steps": 50_000},
+    ),
+    "memory": Preset(
+        "A cue to remember for eight steps, with an LSTM.",
+        {
+            **_TOY,
+            "env": "Memory",
+            "use_lstm": True,
+            "learning_rate": 0.003,
+            "total_steps": 50_000,
+        },
+    ),
+    "multidiscrete": Preset(
+        "Three dials to set at once.",
+        {**_TOY, "env": "Dials", "learning_rate": 0.003, "total_steps": 100_000},
+    ),
+    "cartpole": Preset(
+        "CartPole-v1.",
+        {**_CARTPOLE, "learning_rate": 0.001, "total_steps": 500_000},
+    ),
+    "cartpole-lstm": Preset(
+        "CartPole-v1 with an LSTM.",
+        {**_CARTPOLE, "use_lstm": True, "learning_rate": 0.002, "total_steps": 600_000},
+    ),
+    "pendulum": Preset(
+        "Pendulum-v1, continuous actions.",
+        {
+            "env": "Pendulum-v1",
+            "num_actors": 32,
+            "unroll_length": 20,
+            "batch_size": 32,
+            "learning_rate": 0.002,
+            "epsilon": 0.0001,
+            "entropy_cost": 0.001,
+            "discounting": 0.95,
+            "reward_clipping": "none",
+            "total_steps": 600_000,
+        },
+    ),
+    "minatar-breakout": Preset(
+        "MinAtar's Breakout.",
+        {
+            "env": "MinAtar/Breakout-v1",
+            "num_actors": 32,
+            "unroll_length": 20,
+            "batch_size": 32,
+            "learning_rate": 0.003,
+            "entropy_cost": 0.03,
+            "total_steps": 2_000_000,
+        },
+    ),
+    "pong": Preset(
+        "Pong with the shallow network.",
+        {**_ATARI, "model": "shallow", "total_steps": 3_000_000},
+    ),
+    "atari-paper": Preset(
+        "Atari as in the IMPALA paper, 200 million frames; give the game with --env.",
+        {**_ATARI, "model": "deep", "total_steps": 50_000_000},
+    ),
+}
+
+
+def defaults(flags_type: type[Flags], args: Sequence[str]) -> Flags | None:
+    """The program's defaults with those of the preset that `args` names; None: its own.
+
+    `--preset help` prints the presets and exits. Programs that learn nothing have no presets.
+    """
+    name = _chosen(args) if issubclass(flags_type, LearnerGroups) else None
+    if name is None:
+        return None
+    if name == "help":
+        print(listing())
+        raise SystemExit(0)
+    values = find(name).flags
+    return cast(Flags, _replaced(flags_type(), values))
+
+
+def find(name: str) -> Preset:
+    """The preset of that name."""
+    if name not in PRESETS:
+        known = ", ".join(PRESETS)
+        raise UsageError(f"no preset is called {name!r}: use {known}, or help for a list")
+    return PRESETS[name]
+
+
+def listing() -> str:
+    """Every preset with its sentence and settings."""
+    return "\n".join(
+        f"{name}\n  {preset.sentence}\n  {_words(preset)}" for name, preset in PRESETS.items()
+    )
+
+
+def _chosen(args: Sequence[str]) -> str | None:
+    """The name after --preset in a command line, if there is one; the last counts, as with all
+    flags.
+    """
+    name = None
+    for word, following in zip(args, [*args[1:], ""], strict=True):
+        if word == _FLAG and following and not following.startswith("--"):
+            name = following
+        elif word.startswith(f"{_FLAG}="):
+            name = word.partition("=")[2]
+    return name
+
+
+def _replaced(flags: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of the flags in which the groups' fields of these names have these values."""
+    changes = {}
+    for field in dataclasses.fields(flags):
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value):
+            changes[field.name] = _replaced(value, values)
+        elif field.name in values:
+            changes[field.name] = values[field.name]
+    return dataclasses.replace(flags, **changes)
+
+
+def _words(preset: Preset) -> str:
+    """The settings as they are written on a command line."""
+    pairs = preset.flags.items()
+    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in pairs)
