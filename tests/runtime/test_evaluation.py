@@ -4,6 +4,8 @@ and counts each environment's share."""
 
 from __future__ import annotations
 
+import dataclasses
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,10 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime import testing
 from torchbeast.runtime.agent import Agent, default_model, make_agent, stacked
 from torchbeast.runtime.errors import UsageError
-from torchbeast.runtime.evaluation import play, report
+from torchbeast.runtime.evaluation import Episodes, play, report
 from torchbeast.runtime.flags import RunFlags
 from torchbeast.runtime.testing import test as run_test
 from torchbeast.runtime.video import VideoWriter, to_frame
@@ -72,30 +75,32 @@ class Lengths:
 
 def test_the_best_policy_catches_every_ball() -> None:
     agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
-    assert play(envs.make("Catch", 4), agent, 30, seed=0) == [1.0] * 30
+    assert play(envs.make("Catch", 4), agent, 30, seed=0).returns == [1.0] * 30
 
 
 def test_the_recurrent_state_is_carried_and_cleared() -> None:
     agent = Agent(Rememberer(), distribution_for(Discrete(2)))
-    assert play(envs.make("Memory", 3), agent, 20, seed=0) == [1.0] * 20
+    assert play(envs.make("Memory", 3), agent, 20, seed=0).returns == [1.0] * 20
 
 
 def test_short_episodes_are_not_favoured() -> None:
     env = SyncVecEnv([lambda: Lengths(2), lambda: Lengths(11)], "Lengths")
     agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
-    assert sorted(play(env, agent, 8, seed=0)) == [2.0] * 4 + [11.0] * 4
+    played = play(env, agent, 8, seed=0)
+    assert sorted(played.returns) == [2.0] * 4 + [11.0] * 4
+    assert played.lengths == played.returns, "each step rewards 1"
 
 
 @pytest.mark.parametrize(("episodes", "parallel"), [(1, 1), (5, 2), (7, 7)])
 def test_exactly_as_many_episodes_as_asked_for_are_counted(episodes: int, parallel: int) -> None:
     agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
-    assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1)) == episodes
+    assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1).returns) == episodes
 
 
 def test_stacked_frames_reach_the_policy() -> None:
     env = envs.make("Mock", 1)
     agent = make_agent("shallow", env.observation_space, env.action_space, env.frame_stack, False)
-    assert len(play(env, agent, 1, seed=0)) == 1
+    assert len(play(env, agent, 1, seed=0).returns) == 1
 
 
 def test_the_policy_of_an_image_is_the_deep_net_and_that_of_a_vector_the_mlp() -> None:
@@ -123,8 +128,9 @@ def test_a_model_that_does_not_fit_is_a_sentence(name: str) -> None:
 
 
 def test_the_report_tells_each_return_and_their_spread() -> None:
-    assert report([1.0, -1.0, 1.0]) == (
-        "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes."
+    assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000])) == (
+        "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes.\n"
+        "Lengths: mean 343 steps, from 9 to 1,000."
     )
 
 
@@ -149,6 +155,92 @@ def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
 ) -> None:
     assert run_test(save_run(tmp_path, "Catch", use_lstm=use_lstm)) == 0
     assert "over 3 episodes." in capsys.readouterr().out
+
+
+class Undecided(ActorCritic):
+    """Slightly prefers to stay."""
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        logits = torch.tensor([0.0, 0.1, 0.0]).expand(*inputs.reward.shape, 3)
+        return ModelOutput(logits, torch.zeros_like(inputs.reward), core_state)
+
+
+class Counting(Lengths):
+    """Rewards staying."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, _, *rest = super().step(action)
+        return observation, float(action == 1), *rest
+
+
+def test_greedy_play_takes_the_most_likely_action_and_sampled_play_others_too() -> None:
+    agent = Agent(Undecided(), distribution_for(Discrete(3)))
+
+    def returns(greedy: bool, seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        env = SyncVecEnv([lambda: Counting(30)], "Counting")
+        return play(env, agent, 3, seed=0, greedy=greedy).returns
+
+    assert returns(greedy=True, seed=0) == [30.0] * 3
+    sampled = returns(greedy=False, seed=0)
+    assert all(3 <= value <= 20 for value in sampled), "about a third"
+    assert returns(greedy=False, seed=0) == sampled != returns(greedy=False, seed=1)
+
+
+def test_the_flag_sampled_reaches_the_play(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path, "Catch")
+    assert run_test(run) == 0 and "the most likely actions" in capsys.readouterr().out
+    seen: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "play", lambda *_, greedy: seen.append(greedy) or Episodes([0], [1]))
+        run_test(run)
+        run_test(dataclasses.replace(run, sampled=True))
+    assert seen == [True, False] and "sampled actions" in capsys.readouterr().out
+
+
+def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> RunFlags:
+    """A checkpoint as the original programs write it: no name of the network, but devices."""
+    env = envs.make("Mock", 1)
+    agent = make_agent(model, env.observation_space, env.action_space, env.frame_stack, use_lstm)
+    flags = {"env": "Mock", "use_lstm": use_lstm, "device": torch.device("cpu"), "num_buffers": 60}
+    optimiser: dict[str, Any] = {"optimizer_state_dict": {}, "scheduler_state_dict": {}}
+    saved = {"model_state_dict": agent.model.state_dict(), "flags": flags, **optimiser, **more}
+    (folder / "run").mkdir()
+    torch.save(saved, folder / "run" / "model.tar")
+    return RunFlags(mode="test", savedir=str(folder), xpid="run", num_episodes=1, seed=1)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_a_checkpoint_of_the_original_monobeast_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
+) -> None:
+    assert run_test(save_original(tmp_path, "shallow", use_lstm)) == 0
+    assert "over 1 episodes." in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_the_original_polybeast_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its counts hold numpy's scalars."""
+    stats = {"step": 1000, "episode_returns": (np.float32(1.5), np.float64(2.0))}
+    assert run_test(save_original(tmp_path, "deep", False, stats=stats)) == 0
+    assert "step 1,000," in capsys.readouterr().out
+
+
+def test_published_weights_of_pong_fit_the_network_that_is_made_for_them() -> None:
+    """The shapes are those of the original's network with Pong's six actions."""
+    pytest.importorskip("ale_py")
+    convolutions = {"conv1": (32, 4, 8, 8), "conv2": (64, 32, 4, 4), "conv3": (64, 64, 3, 3)}
+    linear = {"fc": (512, 3136), "policy": (6, 519), "baseline": (1, 519)}
+    weights = {}
+    for name, shape in (convolutions | linear).items():
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(shape), torch.ones(shape[0])
+    saved = {"model_state_dict": weights, "flags": {"env": "PongNoFrameskip-v4"}}
+    with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
+        agent = testing._agent(saved, env, Path("model.tar"))
+    assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
 
 
 def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:

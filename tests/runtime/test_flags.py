@@ -83,6 +83,7 @@ WRONG = [
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
     (["--mode", "test", "--disable_checkpoint"], "leave out --disable_checkpoint."),
+    (["--sampled"], "--sampled is for --mode test"),
 ]
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from torchbeast.core.algos.base import check_fits
@@ -32,10 +33,10 @@ def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
     write_atomically(path, data.getvalue())
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU; UsageError when the file is none."""
+def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU; UsageError when the file is none or lacks a `needed` key."""
     try:
-        checkpoint: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        checkpoint = _load(path)
     except FileNotFoundError:
         raise UsageError(
             f"there is no checkpoint at {path}: give the --xpid of a run that has one"
@@ -44,14 +45,25 @@ def load(path: Path) -> dict[str, Any]:
         raise UsageError(
             f"{path} is no readable checkpoint ({_first_line(error)}); move it away to begin anew"
         ) from None
-    missing = (
-        [key for key in KEYS if key not in checkpoint]
-        if isinstance(checkpoint, dict)
-        else list(KEYS)
-    )
-    if missing:
+    found = checkpoint if isinstance(checkpoint, dict) else {}
+    if missing := [key for key in needed if key not in found]:
         raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
-    return checkpoint
+    return found
+
+
+def _load(path: Path) -> Any:
+    """Nothing in the file is executed. PolyBeast's original saved returns as numpy's scalars, by
+    names of which torch knows nothing."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        if not hasattr(torch.serialization, "safe_globals"):
+            raise
+    scalar: Any = np.float32(0).__reduce__()[0]
+    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
+    with torch.serialization.safe_globals([*names, np.dtype, *types]):
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
