@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 
-TESTS = str(Path(__file__).parents[1])
+import torchbeast
+
+FOLDERS = [Path(__file__).parents[1], Path(torchbeast.__file__).parents[1]]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def children_import_from_tests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [TESTS, os.getenv("PYTHONPATH")])))
+        folders = [*map(str, FOLDERS), *filter(None, [os.getenv("PYTHONPATH")])]
+        patch.setenv("PYTHONPATH", os.pathsep.join(folders))
         yield
