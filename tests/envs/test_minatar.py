@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MinAtar's games go by their Gymnasium ids, without a word about where they come from."""
+"""MinAtar's games go by their Gymnasium ids and play as through MinAtar's own interface."""
 
 from __future__ import annotations
 
-import warnings
-
+import numpy as np
 import pytest
 
 from torchbeast import envs
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.envs import minatar
 
 
@@ -17,16 +17,39 @@ def test_a_game_is_found_by_its_id() -> None:
     env = envs.make("MinAtar/Breakout-v1", 2)
     assert env.observation_space == ArraySpec((10, 10, 4), "bool")
     assert env.action_space == Discrete(3)
+    assert envs.make("MinAtar/SpaceInvaders-v0", 1).action_space == Discrete(6)
 
 
-def test_the_games_are_registered_once_in_a_process_also_after_a_wrong_id() -> None:
-    pytest.importorskip("minatar")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        envs.make("MinAtar/Breakout-v1", 1)
-        envs.make("MinAtar/SpaceInvaders-v0", 1)
-        with pytest.raises(envs.EnvError, match="did you mean MinAtar/Breakout-v1"):
-            envs.make("MinAtar/Breakuot-v1", 1)
+@pytest.mark.parametrize("game", ["breakout", "space_invaders"])
+def test_it_plays_as_through_minatars_own_interface(game: str) -> None:
+    gym = pytest.importorskip("minatar.gym")
+
+    def own() -> object:
+        return gym.BaseEnv(game, use_minimal_action_set=True)
+
+    ours = minatar.MinAtarEnv(game, 2, minimal_actions=True, env_id=game)
+    theirs: VecEnv = SyncVecEnv([own, own], game)
+    actions = np.random.default_rng(0).integers(ours.action_space.n, size=(300, 2))
+    assert np.array_equal(ours.reset(5), theirs.reset(5))
+    episodes = 0
+    for action in actions:
+        step, expected = ours.step(action), theirs.step(action)
+        for got, wanted in zip(step, expected, strict=True):
+            assert np.array_equal(got, wanted)
+        episodes += int(step.terminated.sum())
+    assert episodes > 4
+
+
+@pytest.mark.parametrize(
+    ("env_id", "sentence"),
+    [
+        ("MinAtar/Breakuot-v1", "MinAtar has no game called Breakuot; did you mean Breakout"),
+        ("MinAtar/Breakout-v7", "MinAtar's games are called like MinAtar/Breakout-v1"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_one_sentence(env_id: str, sentence: str) -> None:
+    with pytest.raises(envs.EnvError, match=sentence):
+        envs.make(env_id, 1)
 
 
 def test_without_minatar_its_ids_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,10 +42,12 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1) -> VecEnv:
 
     if atari.is_atari(env_id):
         return atari.make(env_id, num_envs, num_threads)
-    from torchbeast.envs import gym, minatar
+    from torchbeast.envs import minatar
 
     if env_id.startswith(minatar.PREFIX):
         return minatar.make(env_id, num_envs)
+    from torchbeast.envs import gym
+
     return gym.make(env_id, num_envs)
 
 

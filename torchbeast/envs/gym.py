@@ -22,11 +22,6 @@ def make(env_id: str, num_envs: int) -> VecEnv:
         raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
 
 
-def is_registered(env_id: str) -> bool:
-    """Whether Gymnasium knows the id."""
-    return env_id in _gymnasium(env_id).registry
-
-
 def _gymnasium(env_id: str) -> Any:
     try:
         import gymnasium

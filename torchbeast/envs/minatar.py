@@ -1,34 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
 """MinAtar: five Atari games on boards of 10x10 (Young and Tian 2019, arXiv:1903.03176).
 
-An observation is bool [10, 10, channels], one channel for each kind of object. v1 has the actions
-that do something in the game, v0 all six; with a probability of 0.1 the last action is repeated.
+The ids are those of MinAtar's Gymnasium interface, MinAtar/Breakout-v1: v1 has the actions that do
+something in the game, v0 all six. The games are stepped without that interface, which takes twice
+as long as they do.
 """
 
 from __future__ import annotations
 
+import re
 from importlib.util import find_spec
 
-from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs import gym
-from torchbeast.envs.errors import EnvError
+import numpy as np
+
+from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.envs.errors import EnvError, did_you_mean
 
 PREFIX = "MinAtar/"
+GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
+
+_ID = re.compile(rf"{PREFIX}(\w+)-v([01])")
 
 
-def make(env_id: str, num_envs: int) -> VecEnv:
+class MinAtarEnv:
+    """E games of one kind, without a time limit but the games' own.
+
+    Observation: bool [10, 10, channels], one channel for each kind of object. With a probability of
+    0.1 an action is the last one again.
+    """
+
+    frame_stack = 1
+
+    def __init__(self, game: str, num_envs: int, *, minimal_actions: bool, env_id: str) -> None:
+        """game: its name in MinAtar. minimal_actions: only those that do something in it."""
+        from minatar import Environment
+
+        self._games = [Environment(game) for _ in range(num_envs)]
+        first = self._games[0]
+        self._actions = first.minimal_action_set() if minimal_actions else range(6)
+        self.num_envs = num_envs
+        self.env_id = env_id
+        self.observation_space = ArraySpec(tuple(first.state_shape()), "bool")
+        self.action_space = Discrete(len(self._actions))
+
+    def reset(self, seed: int) -> ArrayNest:
+        for game, game_seed in zip(
+            self._games, environment_seeds(seed, self.num_envs), strict=True
+        ):
+            game.seed(game_seed)
+            game.last_action = 0  # which it may repeat; its own reset leaves it
+            game.reset()
+        return self._observation()
+
+    def step(self, action: ArrayNest) -> VecStep:
+        actions = check_discrete(action, self.action_space, self.num_envs)
+        outcomes = [
+            game.act(self._actions[chosen])
+            for game, chosen in zip(self._games, actions.tolist(), strict=True)
+        ]
+        reward, ended = (np.array(column) for column in zip(*outcomes, strict=True))
+        for index in np.flatnonzero(ended):
+            self._games[index].reset()
+        return VecStep(
+            self._observation(),
+            reward.astype(np.float32),
+            ended,
+            np.zeros_like(ended),
+            ended.copy(),
+            None,
+        )
+
+    def close(self) -> None:
+        pass
+
+    def _observation(self) -> np.ndarray:
+        return np.stack([game.state() for game in self._games])
+
+
+def make(env_id: str, num_envs: int) -> MinAtarEnv:
     """num_envs games of an id like MinAtar/Breakout-v1."""
+    match = _ID.fullmatch(env_id)
+    if match is None:
+        raise EnvError(f"{env_id}: MinAtar's games are called like MinAtar/Breakout-v1")
+    name, version = match.groups()
+    by_name = {game.title().replace("_", ""): game for game in GAMES}
+    if name not in by_name:
+        raise EnvError(f"{env_id}: MinAtar has no game called {name}{did_you_mean(name, by_name)}")
     if find_spec("minatar") is None:
         raise EnvError(
             f"{env_id} needs MinAtar, which is not installed: pip install 'torchbeast[minatar]'"
         )
-    _register()
-    return gym.make(env_id, num_envs)
-
-
-def _register() -> None:
-    """Tells Gymnasium the games, which MinAtar leaves to its users; twice would be a warning."""
-    if not gym.is_registered(f"{PREFIX}Breakout-v1"):
-        from minatar.gym import register_envs
-
-        register_envs()
+    return MinAtarEnv(by_name[name], num_envs, minimal_actions=version == "1", env_id=env_id)
