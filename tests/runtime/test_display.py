@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows while it runs, when it stalls, and at its end."""
+"""What a run shows while it runs and at its end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torchbeast.runtime.diagnosis import Diagnosis, Shares
 from torchbeast.runtime.display import Display, Rate, Shown, _panel, clock
 from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.training import Progress
-from torchbeast.runtime.watchdog import Watchdog
 
 BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
 
@@ -98,28 +97,6 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
 def test_the_clock_shows_a_dash_for_what_is_not_known() -> None:
     assert clock(float("nan")) == "-"
     assert clock(3723) == "1:02:03"
-
-
-def test_the_watchdog_names_the_queue_that_is_stuck() -> None:
-    watchdog = Watchdog(now=0.0)
-    status = {"learner_queue_size": 3, "inference_queue_size": 0, "live_streams": 2}
-    assert watchdog.check(0, status, 1.0) is None
-    assert watchdog.check(0, status, 60.0) is None
-    sentence = watchdog.check(0, status, 61.0)
-    assert sentence is not None and "the learner does not take them" in sentence
-    assert watchdog.check(0, status, 62.0) is None, "once a minute is enough"
-    assert watchdog.check(1, status, 200.0) is None, "an update was done"
-
-
-def test_the_watchdog_tells_empty_queues_from_full_ones() -> None:
-    def said(**status: int) -> str:
-        watchdog = Watchdog(now=0.0)
-        watchdog.check(0, status, 0.0)
-        return watchdog.check(0, status, 100.0) or ""
-
-    assert "no environment server" in said(live_streams=0)
-    assert "the policy does not answer" in said(live_streams=1, inference_queue_size=1)
-    assert "environments do not step" in said(live_streams=1, inference_queue_size=0)
 
 
 def test_the_summary_says_what_was_reached() -> None:

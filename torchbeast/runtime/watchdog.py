@@ -1,11 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says where a run is stuck when nothing is learnt any more."""
+"""Says where a run is stuck when nothing is learnt any more.
+
+A status is what a source says of its queues. Going from the learner backwards, the first queue
+with something in it is the one that is not emptied; when all are empty, nothing comes in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torchbeast.runtime.diagnosis import alive
+
 STALL_S = 60.0
+
+_NONE_ALIVE = {
+    "streams": "no environment server is connected",
+    "actors": "no actor process is alive",
+}
+_LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
 
 
 class Watchdog:
@@ -16,27 +28,44 @@ class Watchdog:
         self._updates = -1
         self._since = now
         self._told = now
+        self._lost = 0  # streams or actors, at the last update
 
     def check(self, updates: int, status: Mapping[str, int], now: float) -> str | None:
         """A sentence when it is time for one."""
         if updates != self._updates:
             self._updates, self._since, self._told = updates, now, now
+            self._lost = _lost(status)
         if now - self._told < self._stall_seconds:
             return None
         self._told = now
-        return f"nothing was learnt for {now - self._since:.0f} s: {_diagnosis(status)}"
+        figures = ", ".join(f"{name} {value}" for name, value in status.items())
+        suspect = _suspect(status, _lost(status) - self._lost)
+        return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
 
 
-def _diagnosis(status: Mapping[str, int]) -> str:
-    figures = ", ".join(f"{name} {value}" for name, value in status.items())
-    return f"{_suspect(status)} ({figures})"
+def _lost(status: Mapping[str, int]) -> int:
+    """How many streams broke, or actors died, so far."""
+    return status.get(_LOST[alive(status)[0]], 0)
 
 
-def _suspect(status: Mapping[str, int]) -> str:
-    if status.get("live_streams", 1) == 0:
-        return "no environment server is connected"
-    if status.get("inference_queue_size", 0) > 0:
-        return "observations wait, and the policy does not answer them"
+def _suspect(status: Mapping[str, int], lost: int) -> str:
+    """`lost`: streams or actors since the last update."""
+    collectors, count = alive(status)
+    if count == 0:
+        return _NONE_ALIVE[collectors]
     if status.get("learner_queue_size", 0) > 0:
-        return "rollouts wait, and the learner does not take them"
-    return "both queues are empty, the environments do not step"
+        return "rollouts wait in the learner queue, and the learner does not take them"
+    if status.get("rollout_queue_size", 0) > 0:
+        return "the learner queue is empty: rollouts wait, and the learner gives no batch back"
+    if status.get("inference_queue_size", 0) > 0:
+        return "the learner queue is empty: observations wait, and the policy does not answer them"
+    if lost:
+        return f"the queues are empty: {_losses(collectors, lost)} before a rollout is whole"
+    return "the queues are empty, the environments do not step"
+
+
+def _losses(collectors: str, lost: int) -> str:
+    happened = (
+        "were lost and connected again" if collectors == "streams" else "died and were replaced"
+    )
+    return f"{lost} {collectors} {happened}"

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that learns nothing any more says which queue starves or is not emptied, in the words of
+either program."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchbeast.runtime.watchdog import Watchdog
+
+POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "lost_streams": 0}
+MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_actors": 2, "replaced_actors": 0}
+
+STUCK = [
+    (POLY | {"live_streams": 0}, "no environment server is connected"),
+    (POLY | {"learner_queue_size": 3}, "the learner does not take them"),
+    (POLY | {"inference_queue_size": 1}, "the policy does not answer them"),
+    (POLY, "the queues are empty, the environments do not step"),
+    (MONO | {"live_actors": 0}, "no actor process is alive"),
+    (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
+    (MONO | {"rollout_queue_size": 4}, "the learner gives no batch back"),
+    (MONO, "the queues are empty, the environments do not step"),
+]
+
+
+@pytest.mark.parametrize(("status", "suspect"), STUCK)
+def test_the_queue_that_is_stuck_is_named(status: dict[str, int], suspect: str) -> None:
+    watchdog = Watchdog(now=0.0)
+    assert watchdog.check(0, status, 0.0) is None
+    said = watchdog.check(0, status, 100.0)
+    assert said is not None and suspect in said and said.startswith("nothing was learnt for 100 s")
+    assert all(f"{name} {value}" in said for name, value in status.items())
+
+
+def test_a_full_learner_queue_explains_the_queues_before_it() -> None:
+    full = MONO | {"learner_queue_size": 16, "rollout_queue_size": 4}
+    watchdog = Watchdog(now=0.0)
+    watchdog.check(0, full, 0.0)
+    assert "the learner does not take them" in (watchdog.check(0, full, 100.0) or "")
+
+
+def test_it_speaks_once_a_minute_and_not_while_something_is_learnt() -> None:
+    watchdog = Watchdog(now=0.0)
+    assert watchdog.check(0, POLY, 1.0) is None
+    assert watchdog.check(0, POLY, 60.0) is None
+    assert watchdog.check(0, POLY, 61.0) is not None
+    assert watchdog.check(0, POLY, 62.0) is None, "once a minute is enough"
+    assert "for 120 s" in (watchdog.check(0, POLY, 121.0) or "")
+    assert watchdog.check(1, POLY, 200.0) is None, "an update was done"
+    assert watchdog.check(1, POLY, 259.0) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "count", "said"),
+    [
+        (POLY, "lost_streams", "3 streams were lost and connected again before a rollout is whole"),
+        (MONO, "replaced_actors", "3 actors died and were replaced before a rollout is whole"),
+    ],
+)
+def test_losses_since_the_last_update_are_told(
+    status: dict[str, int], count: str, said: str
+) -> None:
+    watchdog = Watchdog(now=0.0)
+    watchdog.check(5, status | {count: 7}, 1.0)
+    assert said in (watchdog.check(5, status | {count: 10}, 100.0) or "")
+    watchdog.check(6, status | {count: 10}, 101.0)
+    assert "do not step" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
