@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop over environments: rows, counters, stacks, actions and state, by their definitions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from source_envs import NOTHING, SCHEDULES, Counting, Nested, Numbered, Stacked, reward_of
+from source_models import CountingNet
+
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import Box, MultiDiscrete
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.nest_py import map_leaves2
+
+
+def loop_over(env: VecEnv) -> tuple[EnvLoop, CountingNet]:
+    model = CountingNet(env.observation_space, env.action_space, use_lstm=True)
+    state = model.initial_state(env.num_envs)
+    return EnvLoop(env, distribution_for(env.action_space), state, seed=3), model
+
+
+def test_the_first_row_starts_every_environment() -> None:
+    loop, _ = loop_over(Counting(4))
+    row = loop.row
+    assert row.done.all() and not row.truncated.any() and not row.episode_end.any()
+    assert not (row.reward.any() or row.episode_step.any() or row.episode_return.any())
+    assert row.reward.dtype == row.episode_return.dtype == np.float32
+    assert row.episode_step.dtype == np.int32
+    assert row.final_observation is None
+    assert loop.agent.action.tolist() == [[0, 0, 0, 0]]
+    assert loop.agent.policy_logits.shape == (1, 4, 4) and loop.agent.baseline.shape == (1, 4)
+
+
+def test_games_are_counted_over_lives_and_anew_after_their_end() -> None:
+    """Environment 2: lives of 2, 2 and 3 steps are one game; reward is 3 * time - 2.5."""
+    loop, model = loop_over(Counting(3))
+    steps, returns, ends = [], [], []
+    for _ in range(9):
+        loop.act(model)
+        loop.step()
+        steps.append(int(loop.row.episode_step[2]))
+        returns.append(float(loop.row.episode_return[2]))
+        ends.append((bool(loop.row.done[2]), bool(loop.row.episode_end[2])))
+    assert steps == [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    lives = [time for length, _ in SCHEDULES[2] for time in range(1, length + 1)]
+    rewards = [reward_of(2, time) for time in [*lives, 1, 2]]
+    expected = np.cumsum(rewards[:7]).tolist() + np.cumsum(rewards[7:]).tolist()
+    assert returns == expected
+    life, over, on = (True, False), (True, True), (False, False)
+    assert ends == [on, life, on, life, on, on, over, on, life]
+
+
+def test_rows_that_were_kept_are_not_written_to() -> None:
+    loop, model = loop_over(Counting(2))
+    kept = []
+    for _ in range(5):
+        loop.act(model)
+        loop.step()
+        kept.append((loop.row, [np.copy(leaf) for leaf in loop.row[:-1]]))
+    for row, copies in kept:
+        for leaf, copy in zip(row[:-1], copies, strict=True):
+            np.testing.assert_array_equal(leaf, copy)
+
+
+def test_stacks_begin_anew_and_final_ones_end_in_the_last_frame() -> None:
+    loop, model = loop_over(Stacked(2))
+    assert loop.row.observation[1, :, 0, 0].tolist() == [0, 0, 0]
+    seen, finals = [], []
+    for _ in range(5):
+        loop.act(model)
+        loop.step()
+        seen.append(loop.row.observation[1, :, 0, 0].tolist())
+        if loop.row.final_observation is not None:
+            finals.append(loop.row.final_observation[:, :, 0, 0].tolist())
+    assert seen == [[0, 0, 1], [0, 1, 2], [1, 2, 3], [0, 0, 0], [0, 0, 1]]
+    assert finals == [[[2, 3, 4]]]
+
+
+def test_the_state_moves_with_every_action_and_is_forgotten_at_ends() -> None:
+    loop, model = loop_over(Counting(2))
+    states = []
+    for _ in range(5):
+        loop.act(model)
+        states.append(loop.core_state[0, :, 0].tolist())
+        loop.step()
+    assert states == [[1, 1], [2, 2], [3, 3], [1, 4], [2, 1]]
+
+
+def test_the_model_is_given_the_row_and_the_action_that_led_to_it() -> None:
+    class Watching(CountingNet):
+        def forward(self, inputs: Any, core_state: Any) -> Any:
+            seen.append((inputs.observation, inputs.last_action))
+            return super().forward(inputs, core_state)
+
+    seen: list[Any] = []
+    env = Numbered(2)
+    model = Watching(env.observation_space, env.action_space, use_lstm=True)
+    loop = EnvLoop(env, distribution_for(env.action_space), model.initial_state(2), seed=0)
+    for _ in range(8):
+        loop.act(model)
+        loop.step()
+    assert seen[0][1].tolist() == [[0, 0]]
+    for observation, last_action in seen[1:]:
+        assert observation.shape == (1, 2, 3)
+        assert observation[..., 2].tolist() == last_action.tolist()
+
+
+def test_greedy_actions_are_the_modes() -> None:
+    class Sure(CountingNet):
+        def forward(self, inputs: Any, core_state: Any) -> Any:
+            output = super().forward(inputs, core_state)
+            output.policy_logits[..., 2] = 0.01
+            return output
+
+    env = Numbered(50)
+    model = Sure(env.observation_space, env.action_space, use_lstm=True)
+    loop = EnvLoop(env, distribution_for(env.action_space), model.initial_state(50), seed=0)
+    loop.act(model, greedy=True)
+    assert loop.agent.action.eq(2).all()
+    loop.act(model)
+    assert len(loop.agent.action.unique()) == 4
+
+
+def test_nested_actions_reach_the_environment_as_they_were_chosen() -> None:
+    env = SyncVecEnv([Nested] * 2, "Nested")
+    loop, model = loop_over(env)
+    map_leaves2(
+        lambda leaf, zero: np.testing.assert_array_equal(leaf[0], zero),
+        loop.row.observation["shown"],
+        NOTHING,
+    )
+    loop.act(model)
+    loop.step()
+    shown, chosen = loop.row.observation["shown"], loop.agent.action
+    for name in ("choice", "switches"):
+        np.testing.assert_array_equal(shown[name], chosen[name][0].numpy())
+    pair, number = chosen["levers"]
+    np.testing.assert_array_equal(shown["levers"][0], pair[0].numpy())
+    np.testing.assert_array_equal(shown["levers"][1], number[0].clamp(-0.5, 0.5).numpy())
+
+
+@pytest.mark.parametrize("space", [MultiDiscrete((3, 5)), Box(-1.0, 1.0, (2,))])
+def test_an_environment_may_write_to_the_action_it_is_given(space: Any) -> None:
+    class Overwriting(Numbered):
+        action_space = space
+
+        def step(self, action: Any) -> Any:
+            result = super().step(np.zeros(self.num_envs))
+            action[...] = 77
+            return result
+
+    loop, model = loop_over(Overwriting(2))
+    loop.act(model)
+    chosen = torch.clone(loop.agent.action)
+    loop.step()
+    assert torch.equal(loop.agent.action, chosen)
