@@ -137,6 +137,9 @@ class LearningFlags:
     """Steps in one rollout. Longer: fewer, larger updates and older data."""
     discounting: float = 0.99
     """Discount of a reward one step later."""
+    reward_scale: float = 1.0
+    """Rewards are multiplied by this in the loss (never in the logs), before they are clipped.
+    Returns of about one are learnt best."""
     reward_clipping: Literal["abs_one", "none"] = "abs_one"
     """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs)."""
     entropy_cost: float = 0.0006
@@ -148,6 +151,10 @@ class LearningFlags:
         _at_least(1, total_steps=self.total_steps, batch_size=self.batch_size)
         _at_least(1, unroll_length=self.unroll_length)
         _at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
+        _require(
+            self.reward_scale > 0,
+            f"--reward_scale must be greater than 0, but is {self.reward_scale}",
+        )
         _require(
             0 <= self.discounting <= 1,
             f"--discounting must be between 0 and 1, but is {self.discounting}",

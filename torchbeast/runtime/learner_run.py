@@ -244,6 +244,7 @@ def impala_config(flags: LearnerGroups) -> ImpalaConfig:
         discounting=learning.discounting,
         entropy_cost=learning.entropy_cost,
         baseline_cost=learning.baseline_cost,
+        reward_scale=learning.reward_scale,
         reward_clipping=learning.reward_clipping,
         learning_rate=optimiser.learning_rate,
         alpha=optimiser.alpha,

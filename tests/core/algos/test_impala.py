@@ -142,6 +142,19 @@ def test_losses_and_gradients_equal_a_slow_loop_from_the_definition(
         )
 
 
+@pytest.mark.parametrize("reward_clipping", ["abs_one", "none"])
+def test_scaled_rewards_are_rewards_multiplied_before_they_are_clipped(
+    make_rollout: Make, reward_clipping: str
+) -> None:
+    rollout = make_rollout(T, B, truncated=[(2, 0)])
+    plain = impala(reward_clipping=reward_clipping)
+    scaling = impala(reward_scale=3.0, reward_clipping=reward_clipping)
+    scaling.model.load_state_dict(plain.model.state_dict())
+    scaled = scaling.losses(rollout)
+    rollout.reward[1:] *= 3.0
+    torch.testing.assert_close(scaled, plain.losses(rollout))
+
+
 def test_the_dummy_agent_output_of_row_0_is_never_used(make_rollout: Make) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
     before = algorithm.losses(rollout)
@@ -398,6 +411,7 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
         ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
         ({"grad_norm_clipping": -1.0}, "grad_norm_clipping must be above 0, got -1.0"),
         ({"reward_clipping": "soft"}, "reward_clipping must be one of abs_one, none, got 'soft'"),
+        ({"reward_scale": 0.0}, "reward_scale must be above 0, got 0.0"),
         ({"loss_reduction": "max"}, "loss_reduction must be one of sum, mean, got 'max'"),
     ],
 )

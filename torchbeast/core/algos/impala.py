@@ -34,6 +34,7 @@ class ImpalaConfig:
     discounting: float = 0.99  # gamma, per step
     entropy_cost: float = 0.0006  # weight of the negative entropy
     baseline_cost: float = 0.5  # weight of the value loss
+    reward_scale: float = 1.0  # of rewards in the loss, before they are clipped
     reward_clipping: losses.RewardClipping = "abs_one"  # rewards in the loss; logs have them raw
     learning_rate: float = 0.00048  # at the start
     alpha: float = 0.99  # RMSprop's smoothing
@@ -48,7 +49,7 @@ class ImpalaConfig:
         _check_choice("loss_reduction", self.loss_reduction, get_args(losses.Reduction))
         if not 0 <= self.discounting <= 1:
             raise ValueError(f"discounting must be in [0, 1], got {self.discounting}")
-        for name in ("learning_rate", "grad_norm_clipping", "total_steps"):
+        for name in ("learning_rate", "grad_norm_clipping", "reward_scale", "total_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
@@ -107,7 +108,8 @@ class Impala(Algorithm):
         This is exact: the recursion only ever sees r + gamma * V, and stops where the discount is
         0.
         """
-        rewards = losses.clip_rewards(rollout.reward[1:], self._config.reward_clipping)
+        scaled = self._config.reward_scale * rollout.reward[1:]
+        rewards = losses.clip_rewards(scaled, self._config.reward_clipping)
         discounts = self._config.discounting * (1.0 - rollout.done[1:].float())
         return rewards + self._config.discounting * final_values, discounts
 
