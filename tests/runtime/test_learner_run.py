@@ -16,8 +16,8 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.errors import RunError
-from torchbeast.runtime.flags import MonoBeastFlags, RunFlags
-from torchbeast.runtime.learner_run import Learner, LearnerRun
+from torchbeast.runtime.flags import MachineFlags, MonoBeastFlags, RunFlags
+from torchbeast.runtime.learner_run import Learner, LearnerRun, use_machine
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
@@ -87,3 +87,13 @@ def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     assert checkpoints.first_non_finite(state) is None
     state["optimizer_state_dict"] = {"state": {0: {"square_avg": torch.tensor([1.0, torch.inf])}}}
     assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
+
+
+def test_one_gpu_is_enough_and_none_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    for available, disabled, device in ((True, False, "cuda:0"), (True, True, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
+        flags = MachineFlags(disable_cuda=disabled, torch_threads=threads)
+        assert use_machine(flags) == torch.device(device)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert use_machine(MachineFlags(torch_threads=threads)) == torch.device("cpu")

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The proofs that docs/known-faults.md names are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+PAGE = TESTS.parent / "docs" / "known-faults.md"
+
+
+def test_every_proof_that_is_named_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text(encoding="utf-8"))
+    assert len(named) > 50
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if f"def {test}(" not in (TESTS / file).read_text(encoding="utf-8")
+    ]
+    assert not missing
+
+
+def test_every_fault_has_a_proof() -> None:
+    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    faults = [row for row in rows if not row.startswith(("| what went wrong", "| ---"))]
+    assert len(faults) > 30
+    assert all("::test_" in row.rsplit("|", 2)[1] for row in faults)
