@@ -71,6 +71,12 @@ def test_a_flag_on_the_command_line_wins(where: str) -> None:
     assert flags["batch_size"] == 4 and flags["env"] == "Catch"
 
 
+def test_a_switch_of_a_preset_can_be_given_again_and_turned_off() -> None:
+    assert flags_of("monobeast", "--preset", "memory")["use_lstm"] is True
+    assert flags_of("monobeast", "--preset", "memory", "--use_lstm")["use_lstm"] is True
+    assert flags_of("monobeast", "--preset", "memory", "--no_use_lstm")["use_lstm"] is False
+
+
 def test_both_spellings_and_the_last_preset_count() -> None:
     assert flags_of("monobeast", "--preset=catch")["env"] == "Catch"
     assert flags_of("monobeast", "--preset", "catch", "--preset=cartpole")["env"] == "CartPole-v1"

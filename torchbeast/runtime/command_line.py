@@ -43,7 +43,7 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
                 args=words,
                 default=tyro.MISSING_NONPROP if default is None else default,
                 use_underscores=True,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+                config=(tyro.conf.OmitArgPrefixes,),
             )
     except SystemExit as end:
         if end.code != 2:

@@ -96,12 +96,12 @@ PRESETS: dict[str, Preset] = {
         "MinAtar's Breakout.",
         {
             "env": "MinAtar/Breakout-v1",
-            "num_actors": 32,
+            "num_actors": 64,
             "unroll_length": 20,
             "batch_size": 32,
             "learning_rate": 0.003,
-            "entropy_cost": 0.03,
-            "total_steps": 2_000_000,
+            "entropy_cost": 0.02,
+            "total_steps": 1_000_000,
         },
     ),
     "pong": Preset(
