@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds the modules nest and libtorchbeast._C with CMake; everything else is in pyproject.toml."""
+"""Builds the modules nest and libtorchbeast._C with CMake; everything else is in pyproject.toml.
+
+TORCHBEAST_PYTHON_ONLY=1 pip install .    builds neither: MonoBeast needs no compiler and no gRPC
+"""
 
 from __future__ import annotations
 
@@ -12,26 +15,28 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-TARGETS = {"nest": "nest_module", "libtorchbeast._C": "_C"}
+MODULES = ("nest", "libtorchbeast._C")
+PYTHON_ONLY = os.environ.get("TORCHBEAST_PYTHON_ONLY", "0") not in ("", "0")
 
 
 class CMakeBuild(build_ext):
     """Runs CMake once and puts each module where setuptools wants it."""
 
     def run(self) -> None:
-        self.configure()
+        if self.extensions:
+            self.build_all()
         super().run()
 
-    def configure(self) -> None:
+    def build_all(self) -> None:
         build = self.cmake_folder()
         build.mkdir(parents=True, exist_ok=True)
         arguments = [f"-DPython_EXECUTABLE={sys.executable}", "-DTORCHBEAST_TESTS=OFF"]
         self.cmake("-S", str(ROOT), "-B", str(build), *arguments)
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
+        self.cmake("--build", str(build), "-j", jobs)
 
     def build_extension(self, ext: Extension) -> None:
         build = self.cmake_folder()
-        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
-        self.cmake("--build", str(build), "--target", TARGETS[ext.name], "-j", jobs)
         wanted = Path(self.get_ext_fullpath(ext.name)).resolve()
         wanted.parent.mkdir(parents=True, exist_ok=True)
         self.copy_file(str(self.built_module(build, ext.name)), str(wanted))
@@ -50,11 +55,12 @@ class CMakeBuild(build_ext):
         except subprocess.CalledProcessError as error:
             sys.exit(
                 "error: the build of TorchBeast's C++ part failed (cmake exited with "
-                f"{error.returncode}); its own messages above say what is missing"
+                f"{error.returncode}); its own messages above say what is missing. "
+                "MonoBeast does without it: TORCHBEAST_PYTHON_ONLY=1 pip install ."
             )
 
 
 setup(
-    ext_modules=[Extension(name, sources=[]) for name in TARGETS],
+    ext_modules=[] if PYTHON_ONLY else [Extension(name, sources=[]) for name in MODULES],
     cmdclass={"build_ext": CMakeBuild},
 )

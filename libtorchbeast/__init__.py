@@ -27,7 +27,8 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError(
         "the compiled part of libtorchbeast is missing for this Python; build it with "
-        "'pip install .' in the checkout of TorchBeast"
+        "'pip install .' in the checkout of TorchBeast",
+        name="libtorchbeast",
     ) from error
 
 __all__ = [

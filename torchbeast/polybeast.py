@@ -33,6 +33,8 @@ def run(flags: PolyBeastFlags) -> int:
         from torchbeast.runtime.testing import test
 
         return test(flags.run)
+    import libtorchbeast  # noqa: F401 - raises at once where it was not built
+
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
         from torchbeast import polybeast_learner  # imports torch, while the servers start
 

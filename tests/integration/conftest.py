@@ -12,7 +12,6 @@ from programs import Workshop
 
 @pytest.fixture
 def workshop(tmp_path: Path, runtime_folder: Path) -> Iterator[Workshop]:
-    pytest.importorskip("libtorchbeast")
     made = Workshop(tmp_path, runtime_folder)
     yield made
     made.close()

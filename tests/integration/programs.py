@@ -14,21 +14,37 @@ import threading
 from pathlib import Path
 
 import psutil
+import pytest
 
 import torchbeast
 
 SOON = 120.0
 ENVIRONMENTS = Path(__file__).with_name("environments.py")
+PYTHON_ONLY = ("monobeast",)  # programs that need nothing that is compiled
+
+# Python runs this before a program: importing anything of the compiled part then fails.
+WITHOUT_COMPILED = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("libtorchbeast", "nest", "grpc"):
+            raise ModuleNotFoundError(f"{name} is not installed in this test", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
 
 
 class Program:
     """A running program: its output line by line as it comes, its end within a bound."""
 
-    def __init__(self, name: str, args: list[str], folder: Path) -> None:
+    def __init__(self, name: str, args: list[str], folder: Path, path: list[Path]) -> None:
+        """`path`: folders that Python looks into first."""
+        package = Path(torchbeast.__file__).parents[1]
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"torchbeast.{name}", *args],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, package]))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -88,11 +104,17 @@ class Workshop:
         self.runtime_folder = runtime_folder
         self._programs: list[Program] = []
         (folder / "environments.py").write_text(ENVIRONMENTS.read_text())
+        self._without_compiled = folder / "without_compiled"
+        self._without_compiled.mkdir()
+        (self._without_compiled / "sitecustomize.py").write_text(WITHOUT_COMPILED)
 
     def start(self, name: str, *args: str) -> Program:
-        """A program with --savedir here (where it has one)."""
+        """A program with --savedir here (where it has one); MonoBeast without the compiled part."""
+        if name not in PYTHON_ONLY:
+            pytest.importorskip("libtorchbeast")
         where = [] if name == "polybeast_env" else ["--savedir", str(self.folder / "runs")]
-        self._programs.append(Program(name, [*args, *where], self.folder))
+        path = [self._without_compiled] if name in PYTHON_ONLY else []
+        self._programs.append(Program(name, [*args, *where], self.folder, path))
         return self._programs[-1]
 
     def run(self, name: str, *args: str, timeout: float = SOON) -> tuple[int, str]:
@@ -107,21 +129,30 @@ class Workshop:
         return json.loads((self.run_folder(xpid) / "meta.json").read_text())
 
     def servers(self) -> list[psutil.Process]:
-        """The environment-server processes of this test's programs,
-        those with the lowest addresses first.
-        """
-        found = {}
-        for process in psutil.process_iter(["cmdline"]):
+        """The environment-server processes of this test's programs, by their addresses."""
+        found = self._processes("torchbeast.runtime.env_process")
+        return sorted(found, key=lambda process: json.loads(process.info["cmdline"][-1])["address"])
+
+    def actors(self) -> list[psutil.Process]:
+        """MonoBeast's actor processes, the oldest first."""
+        found = self._processes("torchbeast.sources.mono_actor")
+        return sorted(found, key=lambda process: process.info["create_time"])
+
+    def _processes(self, module: str = "") -> list[psutil.Process]:
+        """Known by the test's own runtime folder, which every process here inherits."""
+        found = []
+        for process in psutil.process_iter(["cmdline", "environ", "create_time"]):
+            where = (process.info["environ"] or {}).get("XDG_RUNTIME_DIR")
             words = process.info["cmdline"] or []
-            if "torchbeast.runtime.env_process" in words and str(self.runtime_folder) in words[-1]:
-                found[json.loads(words[-1])["address"]] = process
-        return [found[address] for address in sorted(found)]
+            if where == str(self.runtime_folder) and (module in words or not module):
+                found.append(process)
+        return [process for process in found if process.pid != os.getpid()]
 
     def sockets(self) -> list[Path]:
         return [path for path in self.runtime_folder.rglob("*") if path.is_socket()]
 
     def assert_nothing_is_left(self) -> None:
-        _, alive = psutil.wait_procs(self.servers(), timeout=15)
+        _, alive = psutil.wait_procs(self._processes(), timeout=15)
         assert alive == []
         assert list(self.runtime_folder.glob("torchbeast-*")) == []
         assert self.sockets() == []
@@ -129,4 +160,4 @@ class Workshop:
     def close(self) -> None:
         for program in self._programs:
             program.kill()
-        psutil.wait_procs(self.servers(), timeout=15)
+        psutil.wait_procs(self._processes(), timeout=15)

@@ -13,9 +13,8 @@ from programs import Program, Workshop
 
 from torchbeast.runtime.log_files import read_logs
 
+PROCESSES = {"polybeast": "--num_servers", "monobeast": "--num_processes"}
 SMALL = [
-    "--num_servers",
-    "2",
     "--num_actors",
     "4",
     "--batch_size",
@@ -30,10 +29,17 @@ SMALL = [
 LEARNING = r"steps ([1-9][\d,]*) of "
 
 
-def catch(workshop: Workshop, xpid: str, total_steps: int, *more: str) -> Program:
+both_programs = pytest.mark.parametrize("program", list(PROCESSES))
+
+
+def catch(
+    workshop: Workshop, xpid: str, total_steps: int, *more: str, program: str = "polybeast"
+) -> Program:
+    parts = [PROCESSES[program], "2", *SMALL, *more]
     steps = str(total_steps)
-    args = ["--env", "Catch", "--xpid", xpid, "--total_steps", steps, *SMALL, *more]
-    return workshop.start("polybeast", *args)
+    return workshop.start(
+        program, "--env", "Catch", "--xpid", xpid, "--total_steps", steps, *parts
+    )
 
 
 def saved_step(workshop: Workshop, xpid: str) -> int:
@@ -41,8 +47,9 @@ def saved_step(workshop: Workshop, xpid: str) -> int:
     return saved["stats"]["step"]
 
 
-def test_a_run_leaves_its_files_and_nothing_else(workshop: Workshop) -> None:
-    run = catch(workshop, "a", 2000)
+@both_programs
+def test_a_run_leaves_its_files_and_nothing_else(workshop: Workshop, program: str) -> None:
+    run = catch(workshop, "a", 2000, program=program)
     assert run.end() == 0, run.said
     names = {path.name.split(".", 1)[0] for path in workshop.run_folder("a").iterdir()}
     assert names == {"meta", "out", "logs", "fields", "model", "events"}
@@ -60,11 +67,18 @@ def test_the_end_says_how_to_resume_test_and_plot(workshop: Workshop) -> None:
         assert words in run.said, run.said
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("program", "number"),
+    [
+        ("polybeast", signal.SIGINT),
+        ("polybeast", signal.SIGTERM),
+        ("monobeast", signal.SIGINT),
+    ],
+)
 def test_a_signal_saves_and_the_same_command_resumes(
-    workshop: Workshop, number: signal.Signals
+    workshop: Workshop, program: str, number: signal.Signals
 ) -> None:
-    first = catch(workshop, "a", 10**8)
+    first = catch(workshop, "a", 10**8, program=program)
     first.wait_for(LEARNING)
     first.send(number)
     assert first.end(timeout=20) == 0, first.said
@@ -73,7 +87,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     step = saved_step(workshop, "a")
     assert step > 0
 
-    second = catch(workshop, "a", step + 400)
+    second = catch(workshop, "a", step + 400, program=program)
     found = second.wait_for(r"Resuming .* at step ([\d,]+)")
     assert int(found[1].replace(",", "")) == step
     assert second.end() == 0, second.said
@@ -91,18 +105,22 @@ def test_a_complete_run_says_so_and_ends_well(workshop: Workshop) -> None:
     workshop.assert_nothing_is_left()
 
 
+@both_programs
 def test_a_killed_learner_leaves_no_process_and_no_socket_and_its_run_goes_on(
-    workshop: Workshop,
+    workshop: Workshop, program: str
 ) -> None:
-    run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1")
+    run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1", program=program)
     for _ in range(2):
         run.wait_for(LEARNING)
-    assert workshop.servers() and workshop.sockets()
+    if program == "polybeast":
+        assert workshop.servers() and workshop.sockets()
+    else:
+        assert len(workshop.actors()) == 2
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
     workshop.assert_nothing_is_left()
     step = saved_step(workshop, "a")
-    again = catch(workshop, "a", step + 400)
+    again = catch(workshop, "a", step + 400, program=program)
     again.wait_for("Resuming")
     assert again.end() == 0, again.said
 

@@ -33,6 +33,25 @@ def test_the_exit_code_tells_the_kind_of_error(
     assert capsys.readouterr().err.startswith("polybeast: ")
 
 
+def test_a_missing_compiled_part_is_a_sentence_that_names_the_way_without_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def body() -> int:
+        raise ModuleNotFoundError("No module named 'libtorchbeast'", name="libtorchbeast")
+
+    assert exit_code_of("polybeast", body) == 2
+    said = capsys.readouterr().err
+    assert "libtorchbeast" in said and "MonoBeast" in said
+
+
+def test_another_module_that_is_missing_is_a_fault_of_the_program() -> None:
+    def body() -> int:
+        raise ModuleNotFoundError("No module named 'math'", name="math")
+
+    with pytest.raises(ModuleNotFoundError):
+        exit_code_of("polybeast", body)
+
+
 def test_the_users_own_frames_are_shown() -> None:
     with pytest.raises(KeyError) as raised:
         fail()

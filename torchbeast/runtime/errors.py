@@ -12,7 +12,7 @@ EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
-
+_COMPILED = ("libtorchbeast", "nest")
 _PACKAGE = re.escape(str(Path(__file__).resolve().parents[1]))
 _OUR_FRAME = re.compile(rf'^  File "{_PACKAGE}/.*\n(?:    .*\n)*', re.MULTILINE)
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
@@ -36,6 +36,10 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
         return _report(program, str(error), EXIT_USAGE)
     except RunError as error:
         return _report(program, str(error), EXIT_FAILURE)
+    except ImportError as error:
+        if error.name not in _COMPILED:
+            raise
+        return _report(program, f"{error}. MonoBeast does without it.", EXIT_USAGE)
     except KeyboardInterrupt:
         return _report(program, "interrupted before the run began.", 130)
 

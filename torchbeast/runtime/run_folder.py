@@ -29,7 +29,7 @@ class RunFolder:
         self.path = path
         _make_folder(path)
         self._lock = _lock(path)
-        self._handler = _log_to(path / "out.log")
+        self._handlers = _log_to(path / "out.log")
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         self._write_meta()
         _point_latest_at(path)
@@ -47,8 +47,9 @@ class RunFolder:
     def finish(self, successful: bool) -> None:
         """Records the end. Call it once."""
         self.update(date_end=_now(), successful=successful)
-        logging.getLogger(LOGGER_NAME).removeHandler(self._handler)
-        self._handler.close()
+        for handler in self._handlers:
+            logging.getLogger(LOGGER_NAME).removeHandler(handler)
+            handler.close()
         self._lock.close()
 
     def _write_meta(self) -> None:
@@ -95,16 +96,20 @@ def _lock(path: Path) -> IO[bytes]:
     return file
 
 
-def _log_to(path: Path) -> logging.Handler:
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(
+def _log_to(path: Path) -> list[logging.Handler]:
+    """Everything goes to the file; warnings are shown too."""
+    file, shown = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
+    file.setFormatter(
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )
+    shown.setFormatter(logging.Formatter("Warning: %(message)s"))
+    shown.setLevel(logging.WARNING)
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    logger.addHandler(handler)
-    return handler
+    for handler in (file, shown):
+        logger.addHandler(handler)
+    return [file, shown]
 
 
 def _new_meta(flags: dict[str, Any], argv: list[str]) -> dict[str, Any]:
