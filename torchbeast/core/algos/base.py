@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,28 @@ class NonFiniteError(ArithmeticError):
     """A loss or gradient is NaN or infinite; the weights are as before the update."""
 
 
+class Optimizer(Protocol):
+    """Any of torch.optim, or another of its form."""
+
+    param_groups: list[dict[str, Any]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients."""
+
+    def step(self) -> Any:
+        """Moves the parameters by their gradients."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step depends on."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continues from a state_dict."""
+
+
 class LinearDecay:
     """A learning rate that goes linearly to 0 over total_steps, and stays there."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, total_steps: int) -> None:
+    def __init__(self, optimizer: Optimizer, total_steps: int) -> None:
         self._optimizer = optimizer
         self._total_steps = total_steps
         self._initial = [float(group["lr"]) for group in optimizer.param_groups]
@@ -49,7 +67,7 @@ class Algorithm(ABC):
     def __init__(
         self,
         model: ActorCritic,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         *,
         total_steps: int,
         grad_norm_clipping: float,

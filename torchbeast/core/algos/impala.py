@@ -5,7 +5,7 @@
     pi log pi
 
 Policy and value of rows 0..T-1 belong to the actions, rewards and dones of rows 1..T; V of row T is
-the bootstrap. The optimiser is PyTorch's RMSprop: epsilon is added to the root and the running
+the bootstrap. The optimiser is RMSprop as in PyTorch: epsilon is added to the root and the running
 square starts at 0. TensorFlow's has epsilon inside the root and starts at 1, so settings of
 TensorFlow programs do not carry over as they are.
 """
@@ -15,12 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-import torch
 from torch import Tensor
 
 from torchbeast.core import losses, vtrace
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.rmsprop import RMSprop
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves
@@ -60,7 +60,7 @@ class Impala(Algorithm):
     def __init__(
         self, model: ActorCritic, distribution: ActionDistribution, config: ImpalaConfig
     ) -> None:
-        optimizer = torch.optim.RMSprop(
+        optimizer = RMSprop(
             model.parameters(),
             lr=config.learning_rate,
             alpha=config.alpha,
