@@ -12,7 +12,8 @@ CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 BIN := $(VENV)/bin
-PIP_CONSTRAINT_ARGS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+# --no-compile: most of torch is never imported; Python compiles what is.
+PIP_ARGS := --no-compile $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
 TEST_PACKAGES := libgtest-dev
@@ -26,7 +27,10 @@ install: $(VENV)/installed
 train: $(VENV)/installed
 	$(BIN)/python -m torchbeast.polybeast --env PongNoFrameskip-v4 $(ARGS)
 
-test: lint test-cpp test-python
+# Downloads and type checks keep one core busy, the compiler the other.
+test:
+	$(MAKE) -j 2 lint test-cpp
+	$(MAKE) test-python
 
 test-cpp: $(VENV)/test-packages
 	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug \
@@ -68,9 +72,9 @@ $(VENV)/test-packages: $(VENV)/system-packages
 	touch $@
 
 $(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
-	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -e '.[plot,tensorboard,video]'
+	$(BIN)/python -m pip install $(PIP_ARGS) -e '.[plot,tensorboard,video]'
 	touch $@
 
 $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
-	$(BIN)/python -m pip install $(PIP_CONSTRAINT_ARGS) -r tests/requirements.txt
+	$(BIN)/python -m pip install $(PIP_ARGS) -r tests/requirements.txt
 	touch $@

@@ -609,7 +609,9 @@ class TestEnding:
 
     def test_ctrl_c_ends_run_in_the_main_thread_within_a_second(self, address: str) -> None:
         script = f"""
+import signal
 import libtorchbeast
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have had it ignored
 pool = libtorchbeast.ActorPool(
     2, libtorchbeast.BatchingQueue(), libtorchbeast.DynamicBatcher(), [{address!r}], ())
 try:
