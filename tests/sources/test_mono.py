@@ -153,8 +153,10 @@ class Learnt:
     versions: list[set[int]]  # of the weights that acted in rows 1..T
 
 
-def learn(num_updates: int, fixed_lag: int, num_processes: int, num_buffers: int) -> Learnt:
-    setup = dataclasses.replace(CATCH, num_groups=num_processes)
+def learn(
+    num_updates: int, fixed_lag: int, num_processes: int, num_buffers: int, batch_size: int = 4
+) -> Learnt:
+    setup = dataclasses.replace(CATCH, num_groups=num_processes, batch_size=batch_size)
     learnt = Learnt([], [], [])
     with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
         algo = Impala(*running.agent, ImpalaConfig(entropy_cost=0.01))
@@ -184,7 +186,8 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
 
 
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
-    few, many = (learn(25, fixed_lag=2, num_processes=2, num_buffers=n) for n in (2, 8))
+    """A batch takes one actor's rollout: some learning is done before the others have begun."""
+    few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (2, 8))
     assert few == many
     updates = range(CATCH.version, CATCH.version + 25)
     assert few.versions == [{max(CATCH.version, update - 2)} for update in updates]

@@ -105,6 +105,7 @@ def test_a_truncation_in_row_0_was_counted_by_the_rollout_before() -> None:
         rows, columns = rollout.truncations()
         assert (rows.tolist(), columns.tolist()) == ([T], [1])
         assert rollout.truncated[0, 1] == bool(slot)
+        assert torch.equal(rollout.final_observation[0], rollout.observation[T, 1])
 
 
 def test_stacks_of_truncated_episodes_end_in_their_last_frame() -> None:
