@@ -33,6 +33,7 @@ from torchbeast.core.envs import spaces
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent, stacked
+from torchbeast.runtime.diagnosis import ACTOR_STAGES, alive
 from torchbeast.runtime.supervisor import Supervisor
 
 LATE = 120.0  # seconds; processes may have to start first
@@ -236,6 +237,22 @@ class SourceCompliance:
                 _publish(running, setup.version + len(seen))
         assert running.supervisor.failure is None
         assert len(set(seen)) > 3
+
+    # --- what it says of itself
+
+    def test_it_says_what_its_actors_spend_their_time_on(self) -> None:
+        with self.running(Setup(env_id="source_envs:Counting")) as running:
+            batches = running.source.batches()
+            next(batches)
+            early = running.source.seconds()
+            for _ in range(5):
+                next(batches)
+            late, status = running.source.seconds(), running.source.status()
+        assert set(early) == set(late) == set(ACTOR_STAGES)
+        assert all(late[stage] >= early[stage] >= 0 for stage in ACTOR_STAGES)
+        for stage in ("environment", "inference"):
+            assert late[stage] > early[stage] > 0, stage
+        assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
 
     # --- seeds
 
