@@ -111,7 +111,7 @@ class Workshop:
     def start(self, name: str, *args: str) -> Program:
         """A program with --savedir here (where it has one); MonoBeast without the compiled part."""
         if name not in PYTHON_ONLY:
-            pytest.importorskip("libtorchbeast")
+            pytest.importorskip("libtorchbeast._C")
         where = [] if name == "polybeast_env" else ["--savedir", str(self.folder / "runs")]
         path = [self._without_compiled] if name in PYTHON_ONLY else []
         self._programs.append(Program(name, [*args, *where], self.folder, path))

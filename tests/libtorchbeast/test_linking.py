@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("libtorchbeast")
-pytest.importorskip("nest")
-
 import libtorchbeast._C
 import nest
 

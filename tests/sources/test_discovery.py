@@ -9,9 +9,6 @@ import pytest
 
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.runtime.errors import RunError, UsageError
-
-pytest.importorskip("libtorchbeast")
-
 from torchbeast.sources import discovery
 
 CATCH: dict[str, Any] = {

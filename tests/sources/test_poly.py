@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from compliance.source import Running, Setup, SourceCompliance
+from serving import serving
 
 from torchbeast import envs
 from torchbeast.core.envs.spaces import action_space_to_json
@@ -19,11 +19,6 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
-
-pytest.importorskip("libtorchbeast")
-
-from serving import serving
-
 from torchbeast.sources.discovery import ask_all
 from torchbeast.sources.poly import PolySource, PolySourceConfig
 
