@@ -12,9 +12,11 @@ The environments are those of source_envs.py, of which every number is known.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -222,21 +224,30 @@ class SourceCompliance:
     # --- weights
 
     def test_rows_say_which_weights_acted_and_these_never_get_older(self) -> None:
-        setup = Setup(env_id="source_envs:Counting")
-        seen: list[int] = []
+        """While a thread publishes all the time: rollouts are acted with several versions."""
+        setup = Setup(env_id="source_envs:Counting", unroll_length=60)
+        newest, mixed, stopped = setup.version, 0, threading.Event()
         with self.running(setup) as running:
-            for rollout in itertools.islice(running.source.batches(), 12):
-                versions = rollout.policy_version[1:]
-                counted = _forward(running.agent, rollout).baseline[:-1]
-                counted = counted / running.agent.model.scale.detach()
-                scale = torch.where(versions == setup.version, 1, versions)
-                _assert_equal(rollout.baseline[1:], counted * scale, "the value of those weights")
-                assert (versions.diff(dim=0) >= 0).all()
-                assert int(versions.min()) >= max(seen, default=setup.version)
-                seen.append(int(versions.max()))
-                _publish(running, setup.version + len(seen))
+            unscaled = Agent(copy.deepcopy(running.agent.model), running.agent.distribution)
+            publishing = Background(_publish_until, stopped, running, setup.version)
+            try:
+                for rollout in itertools.islice(running.source.batches(), 12):
+                    versions = rollout.policy_version[1:]
+                    scale = torch.where(versions == setup.version, 1, versions)
+                    counted = _forward(unscaled, rollout).baseline[:-1]
+                    _assert_equal(
+                        rollout.baseline[1:], counted * scale, "the value of those weights"
+                    )
+                    assert (versions.diff(dim=0) >= 0).all() and int(versions.min()) >= newest
+                    newest, mixed = (
+                        int(versions.max()),
+                        mixed + int(versions.min() < versions.max()),
+                    )
+            finally:
+                stopped.set()
+            publishing.result()
         assert running.supervisor.failure is None
-        assert len(set(seen)) > 3
+        assert mixed > 3
 
     # --- what it says of itself
 
@@ -359,10 +370,12 @@ def _forward(agent: Agent, rollout: Rollout, rows: slice = slice(None)) -> Any:
 
 
 @torch.no_grad()
-def _publish(running: Running, version: int) -> None:
-    """Weights that can be told from all others."""
-    running.agent.model.scale.fill_(version)
-    running.weights.publish(running.agent.model, version)
+def _publish_until(stopped: threading.Event, running: Running, version: int) -> None:
+    """Weights that can be told from all others, again and again."""
+    while not stopped.wait(0.0005):
+        version += 1
+        running.agent.model.scale.fill_(version)
+        running.weights.publish(running.agent.model, version)
 
 
 _ROW_FIELDS = (
