@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Toy tasks are learnt through real servers, sockets and processes."""
+"""Toy tasks are learnt through real processes, with shared memory or with servers and sockets."""
 
 from __future__ import annotations
 
@@ -8,24 +8,6 @@ import re
 import pytest
 from programs import Workshop
 
-FAST = [
-    "--num_servers",
-    "2",
-    "--num_actors",
-    "16",
-    "--batch_size",
-    "8",
-    "--unroll_length",
-    "20",
-    "--learning_rate",
-    "0.003",
-    "--entropy_cost",
-    "0.01",
-    "--torch_threads",
-    "1",
-    "--seed",
-    "1",
-]
 PAGE = 200.0
 
 
@@ -35,35 +17,38 @@ def mean_return(output: str) -> float:
     return float(match[1])
 
 
+def evaluated(workshop: Workshop, program: str, preset: str, *flags: str) -> float:
+    """Trains a preset; the mean return over 100 episodes with the most likely actions."""
+    shared = ["--xpid", "toy", "--torch_threads", "1"]
+    train = ["--preset", preset, "--seed", "1", *flags]
+    code, said = workshop.run(program, *shared, *train, timeout=PAGE)
+    assert code == 0, said
+    assert workshop.meta("toy")["args"]["preset"] == preset
+    workshop.assert_nothing_is_left()
+    test = ["--mode", "test", "--num_episodes", "100", "--seed", "2"]
+    code, said = workshop.run(program, *shared, *test)
+    assert code == 0, said
+    return mean_return(said)
+
+
 @pytest.mark.parametrize(
-    ("env", "steps", "more"),
+    ("program", "preset", "more"),
     [
-        ("Catch", 50_000, ()),
-        ("Catch", 80_000, ("--use_lstm",)),
-        ("Memory", 50_000, ("--use_lstm",)),
+        ("monobeast", "catch", ()),
+        ("monobeast", "multidiscrete", ()),
+        ("polybeast", "catch", ()),
+        ("polybeast", "catch", ("--use_lstm", "--total_steps", "80000")),
+        ("polybeast", "memory", ()),
     ],
-    ids=["catch", "catch-lstm", "memory-lstm"],
+    ids=["mono-catch", "mono-multidiscrete", "poly-catch", "poly-catch-lstm", "poly-memory"],
 )
 def test_a_toy_task_is_learnt(
-    workshop: Workshop, env: str, steps: int, more: tuple[str, ...]
+    workshop: Workshop, program: str, preset: str, more: tuple[str, ...]
 ) -> None:
-    args = ["--env", env, "--xpid", "toy", "--total_steps", str(steps), *FAST, *more]
-    code, said = workshop.run("polybeast", *args, timeout=PAGE)
-    assert code == 0, said
-    workshop.assert_nothing_is_left()
-    code, said = workshop.run(
-        "polybeast", "--mode", "test", "--xpid", "toy", "--num_episodes", "100", "--seed", "2"
-    )
-    assert code == 0, said
-    assert mean_return(said) >= 0.9, said
+    assert evaluated(workshop, program, preset, *more) >= 0.9
 
 
 def test_a_policy_without_memory_cannot_do_the_memory_task(workshop: Workshop) -> None:
     """Otherwise the test above would say nothing about the recurrent state."""
-    args = ["--env", "Memory", "--xpid", "toy", "--total_steps", "20000", *FAST]
-    code, said = workshop.run("polybeast", *args, timeout=PAGE)
-    assert code == 0, said
-    code, said = workshop.run(
-        "polybeast", "--mode", "test", "--xpid", "toy", "--num_episodes", "100", "--seed", "2"
-    )
-    assert code == 0 and abs(mean_return(said)) < 0.5, said
+    flags = ["--no_use_lstm", "--total_steps", "20000"]
+    assert abs(evaluated(workshop, "monobeast", "memory", *flags)) < 0.5

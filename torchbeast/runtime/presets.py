@@ -32,7 +32,9 @@ _CARTPOLE = {
     "num_actors": 16,
     "unroll_length": 20,
     "batch_size": 16,
+    "learning_rate": 0.002,
     "entropy_cost": 0.01,
+    "reward_scale": 0.1,
 }
 _ATARI = {
     "env": "PongNoFrameskip-v4",
@@ -41,7 +43,7 @@ _ATARI = {
     "batch_size": 32,
     "learning_rate": 0.0006,
     "alpha": 0.99,
-    "epsilon": 0.01,
+    "epsilon": 0.01,  # outside the root; the paper's 0.1 is inside of TensorFlow's
     "momentum": 0.0,
     "entropy_cost": 0.01,
     "baseline_cost": 0.5,
@@ -67,15 +69,21 @@ PRESETS: dict[str, Preset] = {
     ),
     "multidiscrete": Preset(
         "Three dials to set at once.",
-        {**_TOY, "env": "Dials", "learning_rate": 0.003, "total_steps": 100_000},
+        {
+            **_TOY,
+            "env": "Dials",
+            "learning_rate": 0.003,
+            "reward_scale": 10.0,
+            "total_steps": 50_000,
+        },
     ),
     "cartpole": Preset(
-        "CartPole-v1.",
-        {**_CARTPOLE, "learning_rate": 0.001, "total_steps": 500_000},
+        "CartPole-v1: 500 steps upright.",
+        {**_CARTPOLE, "total_steps": 250_000},
     ),
     "cartpole-lstm": Preset(
         "CartPole-v1 with an LSTM.",
-        {**_CARTPOLE, "use_lstm": True, "learning_rate": 0.002, "total_steps": 600_000},
+        {**_CARTPOLE, "use_lstm": True, "total_steps": 250_000},
     ),
     "pendulum": Preset(
         "Pendulum-v1, continuous actions.",
