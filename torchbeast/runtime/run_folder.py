@@ -97,13 +97,15 @@ def _lock(path: Path) -> IO[bytes]:
 
 
 def _log_to(path: Path) -> list[logging.Handler]:
-    """Everything goes to the file; warnings are shown too."""
+    """Everything goes to the file. Warnings are shown too; an error is what the program ends with,
+    and shown there.
+    """
     file, shown = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
     file.setFormatter(
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )
     shown.setFormatter(logging.Formatter("Warning: %(message)s"))
-    shown.setLevel(logging.WARNING)
+    shown.addFilter(lambda record: record.levelno == logging.WARNING)
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.INFO)
     logger.propagate = False
