@@ -83,7 +83,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "cartpole-lstm": Preset(
         "CartPole-v1 with an LSTM.",
-        {**_CARTPOLE, "use_lstm": True, "total_steps": 250_000},
+        {**_CARTPOLE, "use_lstm": True, "reward_scale": 1.0, "total_steps": 600_000},
     ),
     "pendulum": Preset(
         "Pendulum-v1, continuous actions.",
@@ -95,9 +95,10 @@ PRESETS: dict[str, Preset] = {
             "learning_rate": 0.002,
             "epsilon": 0.0001,
             "entropy_cost": 0.001,
-            "discounting": 0.95,
+            "discounting": 0.9,
+            "reward_scale": 0.1,
             "reward_clipping": "none",
-            "total_steps": 600_000,
+            "total_steps": 500_000,
         },
     ),
     "minatar-breakout": Preset(
