@@ -53,7 +53,7 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
 
     def source(learner: Learner[SharedWeights]) -> MonoSource:
         config = _source_config(flags, learner)
-        seen = stacked(env.observation_space, env.frame_stack)
+        seen = stacked(spaces[0], spaces[2])
         made = MonoSource(learner.agent, seen, learner.weights, learner.device, config)
         ending.callback(made.end)
         return made

@@ -41,13 +41,15 @@ def plain_lines(*each: tuple[float, Shown]) -> list[str]:
 
 
 def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
+    """The first update is shown at once, then every five seconds."""
     stream = io.StringIO()
     with Display("Catch", stream) as display:
         for second in range(11):
             display.show(shown(1000 * second), now=float(second))
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
-    assert lines[1].startswith("steps 5,000 of 100,000  steps/s 1,000  left 0:01:35  episodes 3")
+    assert lines[1].startswith("steps 1,000 of 100,000  steps/s 1,000  left 0:01:39  episodes 3")
+    assert lines[2].startswith("steps 6,000 ")
     assert "\x1b" not in stream.getvalue()
 
 

@@ -16,7 +16,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.errors import RunError
-from torchbeast.runtime.flags import MachineFlags, MonoBeastFlags, RunFlags
+from torchbeast.runtime.flags import ActorFlags, MachineFlags, MonoBeastFlags, RunFlags
 from torchbeast.runtime.learner_run import Learner, LearnerRun, use_machine
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
@@ -93,7 +93,42 @@ def test_one_gpu_is_enough_and_none_will_do(monkeypatch: pytest.MonkeyPatch) -> 
     threads = torch.get_num_threads()
     for available, disabled, device in ((True, False, "cuda:0"), (True, True, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
-        flags = MachineFlags(disable_cuda=disabled, torch_threads=threads)
-        assert use_machine(flags) == torch.device(device)
+        machine = MachineFlags(disable_cuda=disabled, torch_threads=threads)
+        assert use_machine(MonoBeastFlags(machine=machine)) == torch.device(device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert use_machine(MachineFlags(torch_threads=threads)) == torch.device("cpu")
+    machine = MachineFlags(torch_threads=threads)
+    assert use_machine(MonoBeastFlags(machine=machine)) == torch.device("cpu")
+
+
+def test_with_a_fixed_lag_the_threads_do_not_depend_on_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchbeast.runtime.flags.available_cores", lambda: 7)
+    assert MonoBeastFlags().torch_threads() == 7
+    assert MonoBeastFlags(actors=ActorFlags(fixed_lag=1)).torch_threads() == 1
+    given = MachineFlags(torch_threads=3)
+    assert MonoBeastFlags(actors=ActorFlags(fixed_lag=1), machine=given).torch_threads() == 3
+
+
+def no_room(path: Path, checkpoint: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_the_runs_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "save", no_room)
+    with pytest.raises(RunError, match=r"no checkpoint was written to .*No space left on device"):
+        train(tmp_path, GOOD)
+    assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()
+
+
+def test_an_error_while_the_run_is_shown_is_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("in the display")
+
+    monkeypatch.setattr(LearnerRun, "_watch", broken)
+    with pytest.raises(RunError, match="in the display"):
+        train(tmp_path, GOOD)

@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -106,6 +107,7 @@ def test_no_reader_sees_weights_of_two_versions() -> None:
     with reader(weights, str(last)) as process:
         for version in range(1, last + 1):
             publish(weights, owned, version)
+            time.sleep(0.0005)  # else a busy machine lets the reader run only at the end
         said, _ = process.communicate(timeout=SOON)
     _, seen, _, torn = said.split()
     assert int(torn) == 0

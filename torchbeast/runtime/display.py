@@ -64,6 +64,7 @@ class Display:
         self._rate = Rate()
         self._last_line = self._last_said = -math.inf
         self._said: Limit | None = None
+        self._step = 0  # on the last line
         self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
 
     @property
@@ -90,10 +91,14 @@ class Display:
         cells = _cells(shown, self._rate.add(shown.step, now))
         if self._live is not None:
             self._live.update(_panel(self._title, cells, shown), refresh=True)
-        elif now - self._last_line >= _PLAIN_EVERY_S:
-            self._last_line = now
+        elif now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
+            self._last_line, self._step = now, shown.step
             self._print("  ".join(f"{name} {value}" for name, value in cells.items()))
             self._say_what_is_new(shown, now)
+
+    def _began(self, shown: Shown) -> bool:
+        """The first update is worth a line of its own: the run works."""
+        return self._step == 0 < shown.step
 
     def _say_what_is_new(self, shown: Shown, now: float) -> None:
         """Another stage limits the run than was said before."""

@@ -191,7 +191,8 @@ class MachineFlags:
     """Threads that prepare and learn batches, one update at a time.
     Default: 2 with a GPU (one copies while one learns), else 1."""
     torch_threads: int | None = None
-    """Threads of one torch operation on the CPU. Default: the cores this process may use."""
+    """Threads of one torch operation on the CPU. Default: the cores this process may use; with
+    --fixed_lag 1, because another number adds up in another order."""
     disable_cuda: bool = False
     """Use the CPU although there is a GPU."""
     write_profiler_trace: bool = False
@@ -295,6 +296,10 @@ class LearnerGroups:
     optimiser: OptimiserFlags = field(default_factory=OptimiserFlags)
     machine: MachineFlags = field(default_factory=MachineFlags)
 
+    def torch_threads(self) -> int:
+        """How many threads one torch operation of the learner has on the CPU."""
+        return self.machine.torch_threads or available_cores()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServedLearnerGroups(LearnerGroups):
@@ -389,6 +394,11 @@ class MonoBeastFlags(LearnerGroups):
     def __post_init__(self) -> None:
         if self.actors.fixed_lag is not None:
             self._check_fixed_lag()
+
+    def torch_threads(self) -> int:
+        """With a fixed lag the same on every machine."""
+        fixed = self.actors.fixed_lag is not None and self.machine.torch_threads is None
+        return 1 if fixed else super().torch_threads()
 
     def _check_fixed_lag(self) -> None:
         each, rest = divmod(self.actors.num_actors, self.actors.processes())

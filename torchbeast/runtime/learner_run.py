@@ -26,8 +26,8 @@ from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.diagnosis import UNKNOWN, Shares, Window, alive, diagnose, setup_of
 from torchbeast.runtime.display import Display, Shown
-from torchbeast.runtime.errors import UsageError
-from torchbeast.runtime.flags import LearnerGroups, MachineFlags, available_cores
+from torchbeast.runtime.errors import RunError, UsageError
+from torchbeast.runtime.flags import LearnerGroups
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
@@ -42,6 +42,10 @@ _SHOW_EVERY_S = 1.0
 _JOIN_S = 15.0
 
 Weights = TypeVar("Weights", bound=Publisher)
+
+
+class CheckpointNotWritten(RunError):
+    """What was learnt since the checkpoint before may be lost."""
 
 
 class StartableSource(Source, Protocol):
@@ -61,10 +65,10 @@ class Learner(Generic[Weights]):
     seed: int  # of the environments; another one after each resumption
 
 
-def use_machine(flags: MachineFlags) -> torch.device:
+def use_machine(flags: LearnerGroups) -> torch.device:
     """Sets torch's threads and chooses the device."""
-    torch.set_num_threads(flags.torch_threads or available_cores())
-    use_cuda = torch.cuda.is_available() and not flags.disable_cuda
+    torch.set_num_threads(flags.torch_threads())
+    use_cuda = torch.cuda.is_available() and not flags.machine.disable_cuda
     return torch.device("cuda:0" if use_cuda else "cpu")
 
 
@@ -93,7 +97,7 @@ class LearnerRun:
         make_source: Callable[[Learner[Weights]], StartableSource],
     ) -> None:
         """Learns until the end, whatever ends it, and says what came of it."""
-        device = use_machine(self._flags.machine)
+        device = use_machine(self._flags)
         agent = make_agent()
         agent.model.to(device)
         algo = Impala(agent.model, agent.distribution, impala_config(self._flags))
@@ -137,6 +141,9 @@ class LearnerRun:
         training.start(num_threads)
         try:
             self._watch(training, source)
+        except Exception as error:  # before the stop, which would make it an end in good order
+            self._session.supervisor.fail("", error)
+            raise
         finally:
             self._session.supervisor.stop("the program ended")
             self._end(training)
@@ -154,8 +161,15 @@ class LearnerRun:
                 if stall := watchdog.check(training.updates, status, now):
                     display.warn(stall)
                 if now - saved_at >= interval:
-                    self._save(training)
+                    self._save_if_possible(training, display)
                     saved_at = time.monotonic()
+
+    def _save_if_possible(self, training: Training, display: Display) -> None:
+        """A full disk may have room again at the next time; the run need not end for it."""
+        try:
+            self._save(training)
+        except CheckpointNotWritten as error:
+            display.warn(f"{error}; the run goes on")
 
     def _shown(self, progress: Progress, status: dict[str, int], shares: Shares) -> Shown:
         return Shown(
@@ -180,11 +194,22 @@ class LearnerRun:
             _log.warning("threads that did not end within %g s: %s", _JOIN_S, running)
         failure = self._session.supervisor.failure
         if failure is None or not isinstance(failure.error, NonFiniteError):
-            self._save(training)
+            try:
+                self._save(training)
+            except RunError as error:
+                self._session.supervisor.fail_at_end("", error)
 
     def _save(self, training: Training) -> None:
-        if not self._flags.run.disable_checkpoint:
-            checkpoints.save(self._session.folder.checkpoint, training.checkpoint(self._recorded))
+        if self._flags.run.disable_checkpoint:
+            return
+        path = self._session.folder.checkpoint
+        try:
+            checkpoints.save(path, training.checkpoint(self._recorded))
+        except OSError as error:
+            raise CheckpointNotWritten(
+                f"no checkpoint was written to {path} ({error.strerror or error}), the one before "
+                "it, if there was one, is as it was: make room there"
+            ) from error
 
     def _keep_last_good(self, state: dict[str, Any]) -> Path:
         path = self._session.folder.path / "last_good.tar"

@@ -88,6 +88,13 @@ class Supervisor:
         if not self._end(None, Failure(origin, error)):
             _log.info("after the end, %s: %r", origin, error)
 
+    def fail_at_end(self, origin: str, error: BaseException) -> None:
+        """Makes this the failure of a run that has none, even if it ended in good order before."""
+        with self._lock:
+            if self.ended and self.failure is None:
+                self.failure = Failure(origin, error)
+        self.fail(origin, error)
+
     def stop(self, reason: str) -> None:
         """Ends the run in good order; nothing when it has ended already."""
         self._end(reason, None)

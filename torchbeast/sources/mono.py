@@ -295,7 +295,7 @@ class _Actor:
         return self.process.pid
 
     def start(self) -> None:
-        self.has_worked, self.alive = False, True
+        self.alive = True
         arguments = self._source.arguments_of(self)
         self.process = ChildProcess(
             self.name,

@@ -198,7 +198,7 @@ def _arrays(tensors: Nest[torch.Tensor]) -> Any:
 
 
 def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.numpy().dtype)
+    return str(tensor.dtype).removeprefix("torch.")  # of a GPU's tensors too
 
 
 def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
