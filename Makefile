@@ -39,7 +39,7 @@ test-cpp: $(VENV)/test-packages
 	ctest --test-dir build/tests --output-on-failure
 
 test-python: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
 
 lint: $(VENV)/installed-for-tests

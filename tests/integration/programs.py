@@ -144,7 +144,8 @@ class Workshop:
         for process in psutil.process_iter(["cmdline", "environ", "create_time"]):
             where = (process.info["environ"] or {}).get("XDG_RUNTIME_DIR")
             words = process.info["cmdline"] or []
-            if where == str(self.runtime_folder) and (module in words or not module):
+            ours = module in words if module else any(w.startswith("torchbeast.") for w in words)
+            if ours and where == str(self.runtime_folder):
                 found.append(process)
         return [process for process in found if process.pid != os.getpid()]
 
