@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps what benchmarks/presets.sh made: curves, thinned logs, and a line of figures a program.
 
-usage: python benchmarks/keep_results.py RUNS_FOLDER PRESET
+usage: PYTHONPATH=. python benchmarks/keep_results.py RUNS_FOLDER PRESET
 
 Writes docs/results/PRESET/curve.png (both programs over all their steps), a CSV of at most 150
 rows for each run, each row the mean over a stretch of updates, and prints the lines of the table in

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that were validated together, by name: `--preset NAME` makes them the defaults.
+"""Settings that belong together, by name: `--preset NAME` makes them the defaults.
 
-docs/results/ shows what each of them reaches. A flag on the command line wins over its preset.
+docs/results/ says what was seen of each of them. A flag on the command line wins over its preset.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ PRESETS: dict[str, Preset] = {
             "num_actors": 32,
             "unroll_length": 20,
             "batch_size": 32,
-            "learning_rate": 0.002,
+            "learning_rate": 0.001,
             "epsilon": 0.0001,
-            "entropy_cost": 0.001,
+            "entropy_cost": 0.01,
             "discounting": 0.9,
             "reward_scale": 0.1,
             "reward_clipping": "none",
-            "total_steps": 500_000,
+            "total_steps": 400_000,
         },
     ),
     "minatar-breakout": Preset(
