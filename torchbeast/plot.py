@@ -233,7 +233,10 @@ def _draw(lines: list[tuple[str, Spread]], output: Path) -> None:
     axes.set_ylabel("mean episode return")
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(output, dpi=150)
+    try:
+        figure.savefig(output, dpi=150)
+    except (OSError, ValueError) as error:  # no such folder, or a suffix that is no image's
+        raise UsageError(f"--output {output} cannot be written: {error}") from None
 
 
 if __name__ == "__main__":

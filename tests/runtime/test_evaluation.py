@@ -9,6 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import cv2
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -25,7 +27,7 @@ from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.evaluation import Episodes, play, report
 from torchbeast.runtime.flags import RunFlags
 from torchbeast.runtime.testing import test as run_test
-from torchbeast.runtime.video import VideoWriter, to_frame
+from torchbeast.runtime.video import VideoWriter, picture, to_frame
 
 
 class CatchPlayer(ActorCritic):
@@ -251,10 +253,46 @@ def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> Non
 def test_a_video_is_written_of_images_and_refused_for_vectors(tmp_path: Path) -> None:
     with VideoWriter(tmp_path / "video.mp4") as video:
         for _ in range(5):
-            video.write(np.random.randint(0, 255, (1, 4, 84, 84), np.uint8))
+            video.write(to_frame(np.random.randint(0, 255, (1, 4, 84, 84), np.uint8)))
     assert (tmp_path / "video.mp4").stat().st_size > 1000
     with pytest.raises(UsageError, match="use --mode test"):
         to_frame(np.zeros((1, 8), np.float32))
+
+
+class Drawing:
+    """A Gymnasium environment that draws itself in red."""
+
+    def __init__(self) -> None:
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((480, 240, 3), (255, 0, 0), np.uint8)
+
+
+def test_an_environment_that_draws_itself_is_filmed_so(tmp_path: Path) -> None:
+    env = SyncVecEnv([Drawing], "Drawing")
+    frame = picture(env, env.reset(0))
+    assert frame.shape == (480, 240, 3) and (frame == (255, 0, 0)).all()
+    with VideoWriter(tmp_path / "video.mp4") as video:
+        video.write(frame)
+    shown = cv2.VideoCapture(str(tmp_path / "video.mp4")).read()[1]
+    blue, _, red = shown.mean((0, 1))
+    assert red > 200 and blue < 50, "OpenCV's colours are in another order"
+
+
+def test_bits_with_channels_last_are_shown_in_a_gray_for_each_channel() -> None:
+    board = np.zeros((1, 10, 10, 4), bool)
+    board[0, 2, 3, 0] = board[0, 5, 5, 3] = True
+    frame = to_frame(board)
+    assert frame.shape == (240, 240, 3)
+    assert (frame[48:72, 72:96] == 255).all() and (frame[120:144, 120:144] == 80).all()
+    assert frame.astype(int).sum() == 24 * 24 * 3 * (255 + 80)
 
 
 def test_the_frame_of_a_video_is_the_newest_one() -> None:

@@ -24,10 +24,11 @@ __all__ = ["EnvError", "make"]
 BUILT_IN = ("Catch", "Dials", "Memory", "Mock")
 
 
-def make(env_id: str, num_envs: int, *, num_threads: int = 1) -> VecEnv:
+def make(env_id: str, num_envs: int, *, num_threads: int = 1, render: bool = False) -> VecEnv:
     """num_envs environments of that name, stepped together.
 
     num_threads: threads that step them; only Atari games use more than one.
+    render: Gymnasium's can draw themselves (SyncVecEnv.render).
     An EnvError says in one sentence why the environment cannot be made.
     """
     if num_envs < 1:
@@ -48,7 +49,7 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1) -> VecEnv:
         return minatar.make(env_id, num_envs)
     from torchbeast.envs import gym
 
-    return gym.make(env_id, num_envs)
+    return gym.make(env_id, num_envs, render)
 
 
 def _make_built_in(env_id: str, num_envs: int) -> VecEnv:

@@ -10,13 +10,17 @@ from torchbeast.envs.errors import EnvError, did_you_mean
 from torchbeast.envs.factory import import_module
 
 
-def make(env_id: str, num_envs: int) -> VecEnv:
-    """num_envs environments of a Gymnasium id, with the time limit that is registered with it."""
+def make(env_id: str, num_envs: int, render: bool = False) -> VecEnv:
+    """num_envs environments of a Gymnasium id, with the time limit that is registered with it.
+
+    render: they can draw themselves, which some need another package for.
+    """
     gymnasium = _gymnasium(env_id)
     spec = _spec(gymnasium, env_id)
+    options = {"render_mode": "rgb_array"} if render else {}
     try:
         return SyncVecEnv(
-            [lambda: gymnasium.make(spec, disable_env_checker=True)] * num_envs, env_id
+            [lambda: gymnasium.make(spec, disable_env_checker=True, **options)] * num_envs, env_id
         )
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error

@@ -8,8 +8,10 @@ as long as they do.
 
 from __future__ import annotations
 
+import logging
 import re
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -34,9 +36,8 @@ class MinAtarEnv:
 
     def __init__(self, game: str, num_envs: int, *, minimal_actions: bool, env_id: str) -> None:
         """game: its name in MinAtar. minimal_actions: only those that do something in it."""
-        from minatar import Environment
-
-        self._games = [Environment(game) for _ in range(num_envs)]
+        make_game = _environment_class()
+        self._games = [make_game(game) for _ in range(num_envs)]
         first = self._games[0]
         self._actions = first.minimal_action_set() if minimal_actions else range(6)
         self.num_envs = num_envs
@@ -92,3 +93,13 @@ def make(env_id: str, num_envs: int) -> MinAtarEnv:
             f"{env_id} needs MinAtar, which is not installed: pip install 'torchbeast[minatar]'"
         )
     return MinAtarEnv(by_name[name], num_envs, minimal_actions=version == "1", env_id=env_id)
+
+
+def _environment_class() -> Any:
+    """Without MinAtar's warning that what it draws with is missing: nothing is drawn here."""
+    logging.disable(logging.WARNING)
+    try:
+        from minatar import Environment
+    finally:
+        logging.disable(logging.NOTSET)
+    return Environment

@@ -53,10 +53,14 @@ def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
     greedy = not run.sampled
     if run.mode != "test_render":
         return play(env, agent, run.num_episodes, seed, greedy=greedy)
-    from torchbeast.runtime.video import VideoWriter  # needs OpenCV, which nothing else does
+    from torchbeast.runtime.video import VideoWriter, picture  # OpenCV, which nothing else needs
 
     with VideoWriter(run.folder / "video.mp4") as video:
-        episodes = play(env, agent, run.num_episodes, seed, watch=video.write, greedy=greedy)
+
+        def film(observation: Any) -> None:
+            video.write(picture(env, observation))
+
+        episodes = play(env, agent, run.num_episodes, seed, watch=film, greedy=greedy)
     print(f"The video is {video.path}")
     return episodes
 
@@ -65,7 +69,7 @@ def _environment(flags: dict[str, Any], num_episodes: int, render: bool) -> VecE
     env_id = flags.get("env")
     if not env_id or env_id == "unknown":
         raise UsageError("the checkpoint does not say which environment it was trained on")
-    return make_environment(env_id, 1 if render else min(num_episodes, MAX_PARALLEL))
+    return make_environment(env_id, 1 if render else min(num_episodes, MAX_PARALLEL), render)
 
 
 def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:

@@ -347,6 +347,18 @@ def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing() -> None:
     torch.testing.assert_close(weights(large), before, rtol=0, atol=0)
 
 
+def test_a_checkpoint_without_our_counts_is_refused_and_changes_nothing(
+    make_rollout: Make,
+) -> None:
+    algorithm, other = impala(), impala()
+    before = weights(algorithm)
+    other.update(make_rollout(T, B))
+    state = {**other.state_dict(), "scheduler_state_dict": {"last_epoch": 3}}
+    with pytest.raises(ValueError, match=r"lacks steps, version.*not resumed"):
+        algorithm.load_state_dict(state)
+    torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)
+
+
 def test_a_checkpoint_with_other_layers_is_refused_by_the_first_missing_one() -> None:
     spaces = (ArraySpec((4,), "float32"), Discrete(ACTIONS))
     plain, recurrent = (impala(MLPNet(*spaces, use_lstm)) for use_lstm in (False, True))

@@ -135,10 +135,15 @@ class Algorithm(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues from a state_dict; ValueError, nothing changed, if it is another model's."""
         check_fits(self.model, state["model_state_dict"])
+        counts = state["scheduler_state_dict"]
+        if missing := {"steps", "version"} - set(counts):
+            raise ValueError(
+                f"the checkpoint's scheduler_state_dict lacks {', '.join(sorted(missing))}: it was "
+                "written by another program and can be tested, but not resumed"
+            )
         self.model.load_state_dict(state["model_state_dict"])
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
-        self.version = int(state["scheduler_state_dict"]["version"])
-        self.schedule.steps = int(state["scheduler_state_dict"]["steps"])
+        self.version, self.schedule.steps = int(counts["version"]), int(counts["steps"])
         self.schedule.advance(0)
 
 

@@ -157,6 +157,13 @@ class SyncVecEnv:
         final = self._stacked(finals) if finals else None
         return VecStep(self._pack(rows), reward, terminated, truncated, ended, final)
 
+    def render(self) -> np.ndarray | None:
+        """A picture of environment 0, uint8 `[H, W, 3]`; None where it draws none as an array."""
+        draw = getattr(self._envs[0], "render", None)
+        picture = draw() if callable(draw) else None
+        is_picture = isinstance(picture, np.ndarray) and picture.ndim == 3
+        return picture if is_picture else None
+
     def close(self) -> None:
         with ExitStack() as stack:  # closes the others when one of them fails to
             for env in self._envs:
