@@ -12,8 +12,7 @@ CONSTRAINTS ?= constraints.txt
 ARGS ?=
 
 BIN := $(VENV)/bin
-# --no-compile: most of torch is never imported; Python compiles what is.
-PIP_ARGS := --no-compile $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
+PIP_ARGS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
   libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
 TEST_PACKAGES := libgtest-dev
