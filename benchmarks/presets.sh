@@ -13,7 +13,8 @@ python=${PYTHON:-python}
 for seed in $seeds; do
   run=(--savedir "$runs" --xpid "$preset-$program-$seed")
   # shellcheck disable=SC2086
-  "$python" -m "torchbeast.$program" "${run[@]}" --preset "$preset" --seed "$seed" ${FLAGS:-} | grep -a "^Learnt" || true
+  "$python" -m "torchbeast.$program" "${run[@]}" --preset "$preset" --seed "$seed" ${FLAGS:-} |
+    { grep -a "^Learnt" || true; } # a training that fails ends this script: nothing of it is evaluated
   "$python" -m "torchbeast.$program" "${run[@]}" --mode test --num_episodes "${EPISODES:-100}" --seed 1 \
     >"$runs/$preset-$program-$seed/evaluation.txt"
   echo "$preset $program $seed: $(grep "^Mean" "$runs/$preset-$program-$seed/evaluation.txt")"
