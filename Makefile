@@ -26,10 +26,9 @@ install: $(VENV)/installed
 train: $(VENV)/installed
 	$(BIN)/python -m torchbeast.polybeast --env PongNoFrameskip-v4 $(ARGS)
 
-# Downloads and type checks keep one core busy, the compiler the other.
+# Downloads and type checks keep one core busy, compiler and tests the other.
 test:
-	$(MAKE) -j 2 lint test-cpp
-	$(MAKE) test-python
+	$(MAKE) -j 2 lint test-cpp test-python
 
 test-cpp: $(VENV)/test-packages
 	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug \

@@ -42,5 +42,5 @@ def test_a_toy_task_is_learnt(workshop: Workshop, program: str, preset: str) -> 
 
 def test_a_policy_without_memory_cannot_do_the_memory_task(workshop: Workshop) -> None:
     """Otherwise the test above would say nothing about the recurrent state."""
-    flags = ["--no_use_lstm", "--total_steps", "20000"]
+    flags = ["--no_use_lstm", "--total_steps", "10000"]
     assert abs(evaluated(workshop, "monobeast", "memory", *flags)) < 0.5

@@ -236,6 +236,7 @@ def test_a_source_that_is_gone_leaves_no_open_file() -> None:
     def open_files() -> set[str]:
         return set(os.listdir("/proc/self/fd"))
 
+    gc.collect()  # what earlier tests left
     before = open_files()
     with running_mono(CATCH):
         assert open_files() > before
