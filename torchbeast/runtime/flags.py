@@ -84,7 +84,7 @@ class RunFlags:
     sampled: bool = False
     """--mode test plays with actions sampled as in training, not with the most likely ones."""
     preset: str | None = None
-    """Settings that were validated together take the place of the defaults below and above;
+    """Settings that belong together take the place of the defaults below and above;
     help lists them."""
     seed: int | None = None
     """Seed of the whole run: weights, actions, every environment.
