@@ -74,7 +74,7 @@ PRESETS: dict[str, Preset] = {
             "env": "Dials",
             "learning_rate": 0.003,
             "reward_scale": 10.0,
-            "total_steps": 50_000,
+            "total_steps": 80_000,
         },
     ),
     "cartpole": Preset(
