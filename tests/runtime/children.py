@@ -74,6 +74,24 @@ def share_stdin() -> None:
     stdin.read()
 
 
+def leave_a_child() -> None:
+    """Forks a process that holds every pipe, and dies."""
+    report = take_stdout()
+    if (pid := os.fork()) == 0:
+        time.sleep(NEVER_S)
+    report({"pid": pid})
+    os._exit(3)
+
+
+def end_before_a_child() -> None:
+    """The same, when it is asked to end."""
+    report = take_stdout()
+    if (pid := os.fork()) == 0:
+        time.sleep(NEVER_S)
+    report({"pid": pid})
+    take_stdin().read()
+
+
 def hang() -> None:
     """Does not notice that stdin ends."""
     take_stdout()({"pid": os.getpid()})

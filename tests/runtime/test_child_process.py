@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -13,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from background import SOON
+from background import SOON, wait_for
 
 import torchbeast
 from torchbeast.runtime import child_process
@@ -109,6 +110,36 @@ def test_a_killed_child_says_by_which_signal(start: Any) -> None:
     os.kill(child.process.pid, signal.SIGKILL)
     assert str(child.end()) == f"process {child.process.pid} was killed by SIGKILL"
     assert child.ends.empty(), "once"
+
+
+def test_its_end_is_noticed_though_a_process_that_it_forked_lives_on(start: Any) -> None:
+    child = start("leave_a_child")
+    assert "exited with code 3" in str(child.end())
+    forked = child.report()["pid"]
+    wait_for(lambda: not is_alive(forked))
+
+
+def test_what_it_forked_ends_with_it_when_it_is_asked_to_end(start: Any) -> None:
+    child = start("end_before_a_child")
+    forked = child.report()["pid"]
+    assert is_alive(forked)
+    end_all([child.process])
+    wait_for(lambda: not is_alive(forked))
+    assert child.ends.empty()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not: who reaps an orphan is no matter of ours."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_one_that_is_given_up_says_why(start: Any) -> None:
+    child = start("hang_on")
+    child.report()
+    child.process.give_up("was given up: it does nothing")
+    assert str(child.end()) == f"process {child.process.pid} was given up: it does nothing"
 
 
 def test_half_a_report_is_none(start: Any) -> None:

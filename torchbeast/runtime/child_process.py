@@ -5,8 +5,10 @@
             <-- stdout --            lines of JSON: its reports
             <-- stderr --            goes to out.log; the last lines are shown when it dies
 
-Children are started fresh, never forked: they hold none of the program's memory. Two threads serve
-each: one reads its reports and waits for its end, one reads its stderr.
+Children are started fresh, never forked: they hold none of the program's memory. Three threads
+serve each: one reads its reports, one its stderr, and one waits for the process itself, because
+what the child forked may hold its pipes for longer than it lives. The child leads a process group,
+which ends with it.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ Report = dict[str, Any]
 class ChildProcess:
     """`python -m module`, with one JSON argument.
 
-    on_report: called with every report, from the child's own thread.
-    on_end: called once, from that thread, when the child ended before it was asked to. It is given
-        the child's error: what the child reported as {"error": ..., "usage": ...}, or how it died.
+    on_report: called with every report, from a thread of the child's own.
+    on_end: called once, after the last report and from another such thread, when the child ended
+        before it was asked to. It is given the child's error: what the child reported as
+        {"error": ..., "usage": ...}, or how it died.
     """
 
     def __init__(
@@ -56,6 +59,8 @@ class ChildProcess:
         self.name = name
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
+        self._error_report: Report = {}
+        self._given_up = ""  # why it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(arguments)],
@@ -66,7 +71,10 @@ class ChildProcess:
             env={**os.environ, **(environment or {})},
             start_new_session=True,  # Ctrl-C reaches the program alone, which ends its children
         )
-        self._stderr_reader = self._thread("stderr", self._read_stderr)
+        self._readers = [
+            self._thread("stdout", self._read_reports),
+            self._thread("stderr", self._read_stderr),
+        ]
         self._watcher = self._thread("watch", self._watch)
 
     @property
@@ -93,9 +101,14 @@ class ChildProcess:
             self._process.terminate()
         if not self._ended_by(max(deadline, time.monotonic()) + _KILL_S):
             self._process.kill()
-        self._process.wait()
+            self._process.wait()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_KILL_S)
+
+    def give_up(self, why: str) -> None:
+        """Ends it by force, at once; `on_end` is told why."""
+        self._given_up = why
+        self._process.kill()
 
     def _ended_by(self, deadline: float) -> bool:
         try:
@@ -110,18 +123,27 @@ class ChildProcess:
         return thread
 
     def _watch(self) -> None:
-        error: Report = {}
+        self._process.wait()
+        self._end_group()
+        deadline = time.monotonic() + _KILL_S  # a process outside the group may hold a pipe
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+        if not self._closing:
+            self._on_end(self._error())
+
+    def _end_group(self) -> None:
+        """Ends the processes that it forked and left behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # there are none
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _read_reports(self) -> None:
         with _stream(self._process.stdout) as stdout:
             for line in stdout:
                 report = _parse(line)
                 if "error" in report:
-                    error = report
+                    self._error_report = report
                 elif report:
                     self._on_report(report)
-        self._process.wait()
-        self._stderr_reader.join(_KILL_S)
-        if not self._closing:
-            self._on_end(self._error(error))
 
     def _read_stderr(self) -> None:
         with _stream(self._process.stderr) as stderr:
@@ -130,16 +152,15 @@ class ChildProcess:
                 self._stderr.append(text)
                 _log.info("%s: %s", self.name, text)
 
-    def _error(self, report: Report) -> Exception:
+    def _error(self) -> Exception:
+        report = self._error_report
         if report.get("usage"):
             return UsageError(report["error"])
         if report:
             return RunError(report["error"])
         said = "".join(f"\n  {line}" for line in self._stderr)
-        return ProcessDied(
-            f"process {self.pid} {_how_it_ended(self._process.returncode)}"
-            + (f"; it last said:{said}" if said else "")
-        )
+        how = self._given_up or _how_it_ended(self._process.returncode)
+        return ProcessDied(f"process {self.pid} {how}" + (f"; it last said:{said}" if said else ""))
 
 
 class ProcessDied(RunError):
