@@ -70,6 +70,9 @@ class ListSource:
     def status(self) -> dict[str, int]:
         return {"learner_queue_size": 0}
 
+    def hanging(self) -> str:
+        return ""
+
     def seconds(self) -> dict[str, float]:
         """Three seconds for each batch."""
         return {"environment": 2.0 * self._given, "inference": 1.0 * self._given, "queueing": 0.0}

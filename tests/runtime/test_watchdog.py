@@ -15,11 +15,13 @@ STUCK = [
     (POLY | {"live_streams": 0}, "no environment server is connected"),
     (POLY | {"learner_queue_size": 3}, "the learner does not take them"),
     (POLY | {"inference_queue_size": 1}, "the policy does not answer them"),
-    (POLY, "the queues are empty, the environments do not step"),
+    (POLY, "the queues are empty: the environments have not filled a rollout"),
     (MONO | {"live_actors": 0}, "no actor process is alive"),
     (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
     (MONO | {"rollout_queue_size": 4}, "the learner gives no batch back"),
-    (MONO, "the queues are empty, the environments do not step"),
+    (MONO | {"waiting_actors": 2}, "every actor waits for the weights of an update"),
+    (MONO | {"waiting_actors": 1}, "the environments have not filled a rollout"),
+    (MONO, "the queues are empty: the environments have not filled a rollout"),
 ]
 
 
@@ -64,4 +66,22 @@ def test_losses_since_the_last_update_are_told(
     watchdog.check(5, status | {count: 7}, 1.0)
     assert said in (watchdog.check(5, status | {count: 10}, 100.0) or "")
     watchdog.check(6, status | {count: 10}, 101.0)
-    assert "do not step" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
+    assert "have not filled" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
+
+
+def test_who_hangs_is_named_in_a_stall_but_not_where_the_learner_is_to_blame() -> None:
+    hangs = "actor 1 has been in one step of its environments for 75 s"
+    for size, named in ((0, True), (8, False)):
+        watchdog = Watchdog(now=0.0)
+        watchdog.check(0, MONO, 0.0)
+        said = watchdog.check(0, MONO | {"learner_queue_size": size}, 80.0, hangs)
+        assert said is not None and (f"the queues are empty: {hangs} (" in said) == named
+
+
+def test_who_hangs_is_told_once_a_minute_though_others_go_on() -> None:
+    watchdog = Watchdog(now=0.0)
+    said = [
+        watchdog.check(now, MONO, float(now), "actor 1 hangs" * (now > 30)) for now in range(150)
+    ]
+    assert [now for now, sentence in enumerate(said) if sentence] == [60, 120]
+    assert set(said) == {None, hangs}

@@ -158,7 +158,7 @@ class LearnerRun:
                 status, now = source.status(), time.monotonic()
                 shares = window.add(training.reading()) if training.updates_here else UNKNOWN
                 display.show(self._shown(training.progress, status, shares))
-                if stall := watchdog.check(training.updates, status, now):
+                if stall := watchdog.check(training.updates, status, now, source.hanging()):
                     display.warn(stall)
                 if now - saved_at >= interval:
                     self._save_if_possible(training, display)

@@ -53,6 +53,9 @@ class Source(Protocol):
         "inference", "queueing".
         """
 
+    def hanging(self) -> str:
+        """Who does one thing for a minute and more, by name and in words; "" when nobody does."""
+
 
 class Algo(Protocol):
     """What learns."""

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says where a run is stuck when nothing is learnt any more.
+"""Says where a run is stuck when nothing is learnt any more, and who hangs even when others go on.
 
 A status is what a source says of its queues. Going from the learner backwards, the first queue
-with something in it is the one that is not emptied; when all are empty, nothing comes in.
+with something in it is the one that is not emptied; when all are empty, nothing comes in, and the
+source may know who is to blame.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
 
 
 class Watchdog:
-    """One sentence for each minute without an update. Used by one thread."""
+    """One sentence a minute, while there is something to say. Used by one thread."""
 
     def __init__(self, now: float, stall_seconds: float = STALL_S) -> None:
         self._stall_seconds = stall_seconds
@@ -30,16 +31,20 @@ class Watchdog:
         self._told = now
         self._lost = 0  # streams or actors, at the last update
 
-    def check(self, updates: int, status: Mapping[str, int], now: float) -> str | None:
-        """A sentence when it is time for one."""
+    def check(
+        self, updates: int, status: Mapping[str, int], now: float, hanging: str = ""
+    ) -> str | None:
+        """A sentence when it is time for one. `hanging`: who does, as the source says."""
         if updates != self._updates:
-            self._updates, self._since, self._told = updates, now, now
-            self._lost = _lost(status)
-        if now - self._told < self._stall_seconds:
+            self._updates, self._since, self._lost = updates, now, _lost(status)
+        is_stalled = now - self._since >= self._stall_seconds
+        if now - self._told < self._stall_seconds or not (is_stalled or hanging):
             return None
         self._told = now
+        if not is_stalled:
+            return hanging
         figures = ", ".join(f"{name} {value}" for name, value in status.items())
-        suspect = _suspect(status, _lost(status) - self._lost)
+        suspect = _suspect(status, _lost(status) - self._lost, hanging)
         return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
 
 
@@ -48,7 +53,7 @@ def _lost(status: Mapping[str, int]) -> int:
     return status.get(_LOST[alive(status)[0]], 0)
 
 
-def _suspect(status: Mapping[str, int], lost: int) -> str:
+def _suspect(status: Mapping[str, int], lost: int, hanging: str) -> str:
     """`lost`: streams or actors since the last update."""
     collectors, count = alive(status)
     if count == 0:
@@ -59,9 +64,16 @@ def _suspect(status: Mapping[str, int], lost: int) -> str:
         return "the learner queue is empty: rollouts wait, and the learner gives no batch back"
     if status.get("inference_queue_size", 0) > 0:
         return "the learner queue is empty: observations wait, and the policy does not answer them"
+    return f"the queues are empty: {hanging or _what_is_slow(status, lost)}"
+
+
+def _what_is_slow(status: Mapping[str, int], lost: int) -> str:
+    collectors, count = alive(status)
     if lost:
-        return f"the queues are empty: {_losses(collectors, lost)} before a rollout is whole"
-    return "the queues are empty, the environments do not step"
+        return f"{_losses(collectors, lost)} before a rollout is whole"
+    if status.get("waiting_actors") == count:
+        return "every actor waits for the weights of an update that does not end"
+    return "the environments have not filled a rollout"
 
 
 def _losses(collectors: str, lost: int) -> str:

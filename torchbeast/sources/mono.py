@@ -23,7 +23,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,12 @@ from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.runtime.diagnosis import ACTOR_STAGES
 from torchbeast.runtime.env_plan import deal
 from torchbeast.runtime.seeds import seed_of
 from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.runtime.watchdog import STALL_S
+from torchbeast.sources.activity import Activity, SharedActivities
 from torchbeast.sources.rollout_buffers import Batch, SharedRollouts
 from torchbeast.sources.shared_weights import SharedWeights
 
@@ -43,6 +46,13 @@ _log = logging.getLogger("torchbeast.mono")
 
 _MOST_DEATHS = 5  # of the processes of one actor, within ...
 _DEATHS_S = 600.0  # ... this time: its environment does not work
+_HANG_S = 600.0  # in one step of an environment, as long as PolyBeast waits for one
+_HANG_POLL_S = 1.0
+_DOING = {
+    "environment": "in one step of its environments",
+    "inference": "choosing one action",
+    "starting": "starting",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +97,11 @@ def ring_size(fixed_lag: int | None) -> int:
 class MonoSource:
     """Batches of rollouts from actor processes of this machine.
 
-    Threads: `start` adds the collector to the supervisor; every actor has two threads that watch
-    its process. The supervisor's end closes the source, which wakes everyone; `end` ends the
-    processes. `batches` may be iterated from several threads, each with its own iterator. A batch
-    shares its memory with the source: it ends when its iterator goes on, or ends.
+    Threads: `start` adds the collector, and one that gives up actors that hang, to the supervisor;
+    every actor has threads that watch its process. The supervisor's end closes the source, which
+    wakes everyone; `end` ends the processes. `batches` may be iterated from several threads, each
+    with its own iterator. A batch shares its memory with the source: it ends when its iterator goes
+    on, or ends.
     """
 
     def __init__(
@@ -108,17 +119,17 @@ class MonoSource:
         self._free: queue.Queue[Batch | None] = queue.Queue()
         self._done: queue.Queue[tuple[_Actor, int] | None] = queue.Queue()
         self._lock = threading.Lock()
-        self._seconds: dict[str, float] = collections.defaultdict(float)
         self._replaced = 0
-        self._closed = False
+        self._closed = threading.Event()
         shape = agent, observation_space, config.unroll_length
         pin = device.type == "cuda"
         for _ in range(config.num_batches):
             self._free.put(Batch(*shape, config.batch_size, pin))
         counts = deal(config.num_actors, config.num_processes)
         slots = deal(config.num_buffers, config.num_processes)
+        self._activities = SharedActivities(config.num_processes)
         self._actors = [
-            _Actor(index, self, SharedRollouts(*shape, *counts_of))
+            _Actor(index, self, SharedRollouts(*shape, *counts_of), self._activities.of(index))
             for index, counts_of in enumerate(zip(counts, slots, strict=True))
         ]
         self._grants = _grants(config, weights.version, counts[0])
@@ -140,6 +151,7 @@ class MonoSource:
                 self._grants.add(actor, slot)
         self._published(self._weights.version)
         supervisor.start_thread("collector", self._collect)
+        supervisor.start_thread("hangs", self._watch_actors)
 
     def batches(self) -> Iterator[Rollout]:
         """Rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
@@ -154,7 +166,7 @@ class MonoSource:
     def close(self) -> None:
         """Ends everything that waits here, and asks the actors to end. May be called again."""
         with self._lock:
-            self._closed = True  # no actor is replaced any more
+            self._closed.set()  # no actor is replaced any more
         for waited_for in (self._ready, self._free, self._done):
             waited_for.put(None)
         for actor in self._actors:
@@ -166,27 +178,55 @@ class MonoSource:
 
     def status(self) -> dict[str, int]:
         """Where data is at this moment: batches for the learner, rollouts for the collector,
-        actor processes, and how many of them had to be replaced.
+        actor processes, those of them that wait for a grant, and how many had to be replaced.
         """
+        stages = [actor.activity.present()[0] for actor in self._living()]
         return {
             "learner_queue_size": self._ready.qsize() * self._config.batch_size,
             "rollout_queue_size": self._done.qsize(),
-            "live_actors": sum(actor.alive for actor in self._actors),
+            "live_actors": len(stages),
+            "waiting_actors": stages.count("queueing"),
             "replaced_actors": self._replaced,
         }
 
     def seconds(self) -> dict[str, float]:
         """What all actors together have spent their time on, since the start."""
-        with self._lock:
-            return dict(self._seconds)
+        each = [actor.activity.seconds() for actor in self._actors]
+        return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
+
+    def hanging(self) -> str:
+        """Names the actors that do one thing for a minute and more."""
+        said = [
+            f"{actor.name} has been {_DOING[stage]} for {seconds:.0f} s"
+            for actor, stage, seconds in self._busy()
+            if seconds >= STALL_S
+        ]
+        if said and self._config.fixed_lag is not None:
+            said.append("with a fixed lag the others wait for its turn")
+        return "; ".join(said)
+
+    def _busy(self) -> list[tuple[_Actor, str, float]]:
+        """What each living actor does and since when, without those that wait for a grant."""
+        each = [(actor, *actor.activity.present()) for actor in self._living()]
+        return [(actor, stage, time) for actor, stage, time in each if stage in _DOING]
+
+    def _living(self) -> list[_Actor]:
+        return [actor for actor in self._actors if actor.alive]
+
+    def _watch_actors(self) -> None:
+        while not self._closed.wait(_HANG_POLL_S):
+            self._give_up_those_that_hang()
+
+    def _give_up_those_that_hang(self) -> None:
+        """Their ends are those of actors that were killed."""
+        for actor, stage, seconds in self._busy():
+            if seconds >= _HANG_S:
+                actor.give_up(f"was given up after {seconds:.0f} s {_DOING[stage]}")
 
     # --- called by the threads that watch the actors
 
-    def report(self, actor: _Actor, slot: int, seconds: Mapping[str, float]) -> None:
+    def report(self, actor: _Actor, slot: int) -> None:
         """An actor has written a rollout."""
-        with self._lock:
-            for what, spent in seconds.items():
-                self._seconds[what] += spent
         self._done.put((actor, slot))
 
     def actor_ended(self, actor: _Actor, error: Exception) -> None:
@@ -208,7 +248,7 @@ class MonoSource:
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return
             _log.warning("%s: %s; another takes its place", actor.name, error)
             self._replaced += 1
@@ -227,6 +267,9 @@ class MonoSource:
             "rollouts": actor.rollouts.descriptor,
             "weights": self._weights.descriptor,
             "ring_size": self._weights.size,
+            "activities": self._activities.descriptor,
+            "num_activities": len(self._actors),
+            "index": actor.index,
             "seed": seed_of(config.seed, "actor", actor.index, actor.incarnation),
         }
 
@@ -276,10 +319,12 @@ class MonoSource:
 class _Actor:
     """One actor process, its slots, and what it has been granted."""
 
-    def __init__(self, index: int, source: MonoSource, rollouts: SharedRollouts) -> None:
+    def __init__(
+        self, index: int, source: MonoSource, rollouts: SharedRollouts, activity: Activity
+    ) -> None:
         self.index = index
         self.name = f"actor {index}"
-        self.rollouts = rollouts
+        self.rollouts, self.activity = rollouts, activity
         self.num_envs = rollouts.num_envs
         self.incarnation = 0
         self.has_worked = False
@@ -295,6 +340,7 @@ class _Actor:
         return self.process.pid
 
     def start(self) -> None:
+        self.activity.start()
         self.alive = True
         arguments = self._source.arguments_of(self)
         self.process = ChildProcess(
@@ -303,7 +349,7 @@ class _Actor:
             arguments,
             on_report=self._report,
             on_end=self._ended,
-            pass_fds=(arguments["rollouts"], arguments["weights"]),
+            pass_fds=[arguments[name] for name in ("rollouts", "weights", "activities")],
             environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
         )
 
@@ -329,6 +375,10 @@ class _Actor:
         if self.process is not None:
             self.process.ask_to_end()
 
+    def give_up(self, why: str) -> None:
+        if self.process is not None:
+            self.process.give_up(why)
+
     def _send(self, slot: int, version: int | None) -> None:
         assert self.process is not None
         self.process.send({"slot": slot, "version": version})
@@ -336,7 +386,7 @@ class _Actor:
     def _report(self, report: dict[str, Any]) -> None:
         self.has_worked = True
         self._granted.pop(report["slot"], None)
-        self._source.report(self, report["slot"], report["seconds"])
+        self._source.report(self, report["slot"])
 
     def _ended(self, error: Exception) -> None:
         self.alive = False

@@ -4,10 +4,11 @@
     stdin   one line of JSON for each rollout that may be written: the slot, and the version of the
             weights to act with (null: always the newest). The process ends when stdin is closed,
             which also happens when the program dies, by whatever signal.
-    stdout  one line for each rollout that was written: the slot, and the seconds it took
+    stdout  one line for each rollout that was written: the slot
 
 The E environments of the process are stepped together, and one forward pass chooses all their
-actions. Weights, rollouts and actions never pass through a pipe.
+actions. Weights, rollouts and actions never pass through a pipe, nor does what the process is busy
+with: see activity.py.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torchbeast.runtime.agent import make_agent, stacked
 from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.seeds import seed_of
+from torchbeast.sources.activity import Activity, SharedActivities
 from torchbeast.sources.rollout_buffers import RolloutArrays, SharedRollouts, SlotWriter
 from torchbeast.sources.shared_weights import SharedWeights
 
@@ -39,51 +41,33 @@ _GRACE_S = 3.0  # for the present step after stdin closed; an environment stuck 
 Grant = dict[str, Any]  # {"slot": int, "version": int | None}
 
 
-class Stopwatch:
-    """Seconds by what they were spent on."""
-
-    def __init__(self) -> None:
-        self._seconds = dict.fromkeys(("environment", "inference", "queueing"), 0.0)
-        self._since = time.perf_counter()
-
-    def spent(self, what: str) -> None:
-        """The time since the last call was spent on this."""
-        now = time.perf_counter()
-        self._seconds[what] += now - self._since
-        self._since = now
-
-    def take(self) -> dict[str, float]:
-        """What was spent since the last take."""
-        taken = dict(self._seconds)
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
-        return taken
-
-
 class Actor:
     """Plays in its environments without end, one rollout at a time."""
 
-    def __init__(self, loop: EnvLoop, model: Any, weights: SharedWeights) -> None:
+    def __init__(
+        self, loop: EnvLoop, model: Any, weights: SharedWeights, activity: Activity
+    ) -> None:
         self._loop, self._model, self._weights = loop, model, weights
+        self._activity = activity
         self._version: int | None = None
         self._acted_with: int | None = None
-        self.watch = Stopwatch()
 
     def play(self, slot: RolloutArrays, unroll_length: int, wanted: int | None) -> None:
         """Writes a rollout: row 0 is the last row of the one before."""
-        self.watch.spent("queueing")
-        loop = self._loop
+        loop, activity = self._loop, self._activity
         if self._acted_with is None:  # the very first row 0, which nothing acted for
             self._acted_with = self._weights.version if wanted is None else wanted
         writer = SlotWriter(slot, loop.core_state)
         writer.write(0, loop.row, loop.agent, self._acted_with)
         for t in range(1, unroll_length + 1):
+            activity.enter("inference")
             self._version = self._weights.refresh(self._model, self._version, wanted)
             self._acted_with = self._version
             loop.act(self._model)
-            self.watch.spent("inference")
+            activity.enter("environment")
             loop.step()
             writer.write(t, loop.row, loop.agent, self._acted_with)
-            self.watch.spent("environment")
+        activity.enter("queueing")
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -120,10 +104,13 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         )
         seed = seed_of(arguments["seed"], "environments")
         loop = EnvLoop(env, agent.distribution, agent.model.initial_state(num_envs), seed)
-        actor = Actor(loop, agent.model, weights)
+        count, descriptor = arguments["num_activities"], arguments["activities"]
+        activity = SharedActivities(count, descriptor).of(arguments["index"])
+        activity.enter("queueing")
+        actor = Actor(loop, agent.model, weights, activity)
         for grant in grants:
             actor.play(rollouts.slots[grant["slot"]], unroll_length, grant["version"])
-            report({"slot": grant["slot"], "seconds": actor.watch.take()})
+            report({"slot": grant["slot"]})
 
 
 def _read_grants() -> Iterator[Grant]:

@@ -112,6 +112,10 @@ class PolySource:
         """What all streams together have spent their time on, since the start."""
         return self._pool.seconds()
 
+    def hanging(self) -> str:
+        """Nobody by name: the core itself gives up a step that takes too long."""
+        return ""
+
     def _initial_agent_state(self) -> Any:
         state = self._model.initial_state(1), self._distribution.zero_action((1, 1))
         return map_leaves(lambda leaf: leaf.cpu(), state)
