@@ -79,9 +79,7 @@ def test_who_hangs_is_named_in_a_stall_but_not_where_the_learner_is_to_blame() -
 
 
 def test_who_hangs_is_told_once_a_minute_though_others_go_on() -> None:
-    watchdog = Watchdog(now=0.0)
-    said = [
-        watchdog.check(now, MONO, float(now), "actor 1 hangs" * (now > 30)) for now in range(150)
-    ]
+    watchdog, hangs = Watchdog(now=0.0), "actor 1 hangs"
+    said = [watchdog.check(now, MONO, float(now), hangs * (now > 30)) for now in range(150)]
     assert [now for now, sentence in enumerate(said) if sentence] == [60, 120]
     assert set(said) == {None, hangs}
