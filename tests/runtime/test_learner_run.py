@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,18 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
+from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.errors import RunError
-from torchbeast.runtime.flags import ActorFlags, MachineFlags, MonoBeastFlags, RunFlags
-from torchbeast.runtime.learner_run import Learner, LearnerRun, use_machine
+from torchbeast.runtime.flags import (
+    ActorFlags,
+    LearningFlags,
+    MachineFlags,
+    MonoBeastFlags,
+    OptimiserFlags,
+    PolyBeastFlags,
+    RunFlags,
+)
+from torchbeast.runtime.learner_run import Learner, LearnerRun, changed_settings, use_machine
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
@@ -40,17 +50,18 @@ def agent() -> Agent:
     return make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
 
 
-def train(folder: Path, *rewards: float, **flags: bool) -> None:
+def train(
+    folder: Path, *rewards: float, groups: dict[str, Any] | None = None, **flags: bool
+) -> None:
     """Learns a batch for each reward; resumes what is in the folder."""
     run = RunFlags(savedir=str(folder), xpid="run", seed=1, **flags)
+    every = MonoBeastFlags(run=run, **(groups or {}))
 
     def source(learner: Learner[PublishedWeights]) -> EndingSource:
         return EndingSource([rollout(reward) for reward in rewards])
 
-    with session(MonoBeastFlags(run=run)) as parts:
-        LearnerRun("monobeast", MonoBeastFlags(run=run), "Catch", parts).train(
-            agent, PublishedWeights, source
-        )
+    with session(every) as parts:
+        LearnerRun("monobeast", every, "Catch", parts).train(agent, PublishedWeights, source)
 
 
 def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:
@@ -80,6 +91,35 @@ def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="No state was saved"):
         train(tmp_path, GOOD, BAD, disable_checkpoint=True)
     assert not list((tmp_path / "run").glob("*.tar"))
+
+
+def test_resuming_with_other_settings_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    train(tmp_path, GOOD)
+    assert "Warning" not in capsys.readouterr().err, "nothing was changed"
+    other = {
+        "learning": LearningFlags(batch_size=16),
+        "optimiser": OptimiserFlags(learning_rate=0.1),
+        "actors": ActorFlags(num_actors=8, num_buffers=50),  # the machine's, not the curve's
+    }
+    train(tmp_path, GOOD, groups=other)
+    assert capsys.readouterr().err == (
+        "Warning: the run goes on with other settings than before: "
+        "--batch_size 8 -> 16, --learning_rate 0.00048 -> 0.1\n"
+    )
+
+
+def test_settings_that_another_program_did_not_record_are_not_compared() -> None:
+    """Each program with a checkpoint of its own, of the other, and of the original."""
+    mono = MonoBeastFlags(actors=ActorFlags(fixed_lag=1))
+    assert changed_settings({**flatten(mono), "fixed_lag": None}, mono) == ["--fixed_lag None -> 1"]
+    assert changed_settings(flatten(PolyBeastFlags()), mono) == []
+    assert changed_settings(flatten(mono), PolyBeastFlags()) == []
+    assert changed_settings({"entropy_cost": 0.1}, PolyBeastFlags()) == [
+        "--entropy_cost 0.1 -> 0.0006"
+    ]
 
 
 def test_the_first_tensor_that_is_not_finite_is_named() -> None:

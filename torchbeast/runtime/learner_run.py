@@ -10,7 +10,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -27,7 +27,7 @@ from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.diagnosis import UNKNOWN, Shares, Window, alive, diagnose, setup_of
 from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import RunError, UsageError
-from torchbeast.runtime.flags import LearnerGroups
+from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
@@ -237,6 +237,8 @@ class LearnerRun:
         checkpoints.resume(algo, self._saved, path)
         progress.load_state_dict(self._saved["stats"])
         print(f"Resuming {path.parent} at step {progress.step:,}.", flush=True)
+        if changed := changed_settings(self._saved["flags"], self._flags):
+            _log.warning("the run goes on with other settings than before: %s", ", ".join(changed))
         return progress
 
     def _check_same_environment(self, saved: dict[str, Any]) -> None:
@@ -260,6 +262,20 @@ class LearnerRun:
         exists = folder.checkpoint.exists()
         complete = progress.step >= self._flags.learning.total_steps
         print(next_commands(self._program, sys.argv[1:], folder.path, exists, complete), flush=True)
+
+
+def changed_settings(saved: Mapping[str, Any], flags: LearnerGroups) -> list[str]:
+    """What decides how a run learns and differs from before, as `--flag old -> new`. What an
+    earlier run did not record, such as one of another program, is left out.
+    """
+    now = flatten(flags.model) | flatten(flags.learning) | flatten(flags.optimiser)
+    if isinstance(flags, MonoBeastFlags):
+        now["fixed_lag"] = flags.actors.fixed_lag
+    return [
+        f"--{name} {saved[name]} -> {value}"
+        for name, value in now.items()
+        if name in saved and saved[name] != value
+    ]
 
 
 def impala_config(flags: LearnerGroups) -> ImpalaConfig:
