@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: MonoBeastFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        return test(flags.run)
+        return test(flags.run, flags.environment.env)
     with session(flags) as parts, ExitStack() as ending:
         train(flags, parts, ending)
     return EXIT_DONE
@@ -42,7 +42,7 @@ def run(flags: MonoBeastFlags) -> int:
 
 def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the actors."""
-    with closing(make_environment(flags.environment.env, 1)) as env:
+    with closing(make_environment(flags.environment.env_id, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
     def agent() -> Agent:
@@ -58,13 +58,13 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
         ending.callback(made.end)
         return made
 
-    LearnerRun(PROGRAM, flags, flags.environment.env, parts).train(agent, weights, source)
+    LearnerRun(PROGRAM, flags, flags.environment.env_id, parts).train(agent, weights, source)
 
 
 def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
     learner_threads = threads_for(flags.machine.num_learner_threads, learner.device)
     return MonoSourceConfig(
-        env_id=flags.environment.env,
+        env_id=flags.environment.env_id,
         model=flags.model.model,
         use_lstm=flags.model.use_lstm,
         num_actors=flags.actors.num_actors,

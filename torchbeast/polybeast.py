@@ -32,7 +32,7 @@ def run(flags: PolyBeastFlags) -> int:
     if flags.run.mode != "train":
         from torchbeast.runtime.testing import test
 
-        return test(flags.run)
+        return test(flags.run, flags.environment.env)
     import libtorchbeast  # noqa: F401 - raises at once where it was not built
 
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
@@ -55,7 +55,7 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
         folder = new_run_folder()
         basename = folder_basename(folder)
     addresses = server_addresses(basename, len(plans))
-    servers = EnvServers(supervisor, flags.environment.env, plans, addresses, folder)
+    servers = EnvServers(supervisor, flags.environment.env_id, plans, addresses, folder)
     try:
         yield servers
     finally:

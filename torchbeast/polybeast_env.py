@@ -34,9 +34,9 @@ def run(flags: PolyBeastEnvFlags) -> int:
     addresses = server_addresses(flags.servers.pipes_basename or user_basename(), count)
     supervisor = Supervisor()
     with supervisor.signals():
-        servers = EnvServers(supervisor, flags.environment.env, plans, addresses)
+        servers = EnvServers(supervisor, flags.environment.env_id, plans, addresses)
         try:
-            _serve(servers, supervisor, flags.environment.env, sum(p.num_envs for p in plans))
+            _serve(servers, supervisor, flags.environment.env_id, sum(p.num_envs for p in plans))
         finally:
             servers.close()
     raise_failure(supervisor.failure)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        return test(flags.run)
+        return test(flags.run, flags.environment.env)
     with session(flags) as parts:
         basename = flags.fleet.pipes_basename or user_basename()
         wanted, patience = flags.fleet.num_actors, flags.fleet.connect_timeout

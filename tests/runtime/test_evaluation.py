@@ -5,6 +5,7 @@ and counts each environment's share."""
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from torchbeast import envs
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.envs.toy import Catch
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime import testing
 from torchbeast.runtime.agent import Agent, default_model, make_agent, stacked
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.evaluation import Episodes, play, report
-from torchbeast.runtime.flags import RunFlags
+from torchbeast.runtime.flags import EnvironmentFlags, MonoBeastFlags, PolyBeastFlags, RunFlags
 from torchbeast.runtime.testing import test as run_test
 from torchbeast.runtime.video import VideoWriter, picture, to_frame
 
@@ -157,6 +159,53 @@ def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
 ) -> None:
     assert run_test(save_run(tmp_path, "Catch", use_lstm=use_lstm)) == 0
     assert "over 3 episodes." in capsys.readouterr().out
+
+
+class WideCatch(Catch):
+    """Every ball is caught, wherever the paddle is."""
+
+    def step(self, action: Any) -> VecStep:
+        step = super().step(action)
+        return step._replace(reward=np.abs(step.reward))
+
+
+def wide_catch(num_envs: int) -> VecEnv:
+    return WideCatch(num_envs)
+
+
+def test_test_mode_plays_another_environment_where_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = save_run(tmp_path, "Catch"), f"{__name__}:wide_catch"
+    assert run_test(dataclasses.replace(run, num_episodes=8), other) == 0
+    said = capsys.readouterr().out
+    assert "(trained on Catch), " in said and "Mean 1.00" in said
+
+
+@pytest.mark.parametrize("other", ["CartPole-v1", "Mock"])
+def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
+    tmp_path: Path, other: str
+) -> None:
+    run = save_run(tmp_path, "Catch")
+    with pytest.raises(UsageError, match=f"trained on Catch cannot play {other}") as error:
+        run_test(run, other)
+    assert str(error.value).endswith(": leave out --env") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "parsed"),
+    [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)],
+)
+def test_every_program_tests_the_environment_that_is_named(program: str, parsed: Any) -> None:
+    named = parsed(run=RunFlags(mode="test"), environment=EnvironmentFlags(env="Catch"))
+    seen: list[str | None] = []
+    with pytest.MonkeyPatch.context() as patch:
+        module = importlib.import_module(f"torchbeast.{program}")
+        where = module if program == "monobeast" else testing
+        patch.setattr(where, "test", lambda run, env_id: seen.append(env_id) or 0)
+        module.run(named)
+        module.run(parsed(run=RunFlags(mode="test")))
+    assert seen == ["Catch", None]
 
 
 class Undecided(ActorCritic):

@@ -46,8 +46,15 @@ def available_cores() -> int:
 class EnvironmentFlags:
     """What is played."""
 
-    env: str = DEFAULT_ENV
-    """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own."""
+    env: str | None = None
+    """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own.
+    Default: PongNoFrameskip-v4; with --mode test that of the run. --mode test in another one needs
+    the same observations and actions."""
+
+    @property
+    def env_id(self) -> str:
+        """What is trained on."""
+        return DEFAULT_ENV if self.env is None else self.env
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +62,8 @@ class ServedEnvironmentFlags:
     """What is played: the environment servers decide."""
 
     env: str | None = None
-    """Refuse servers that serve another environment. Default: learn whatever they serve."""
+    """Refuse servers that serve another environment. Default: learn whatever they serve. With
+    --mode test, which needs no servers: play this one. Default: that of the run."""
     num_actions: int | None = None
     """Size of the action set; needed only with servers of the original TorchBeast,
     which do not describe themselves."""

@@ -8,8 +8,8 @@ do.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container
-from contextlib import closing
+from collections.abc import Container, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,17 @@ from torchbeast.runtime.evaluation import MAX_PARALLEL, Episodes, play, report
 from torchbeast.runtime.flags import RunFlags
 
 
-def test(run: RunFlags) -> int:
-    """Plays whole episodes, prints their returns; writes a video when the mode says so."""
+def test(run: RunFlags, env_id: str | None = None) -> int:
+    """Plays whole episodes, prints their returns; writes a video when the mode says so.
+
+    env_id: None for the environment that the checkpoint was trained on.
+    """
     path = run.folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
-    render = run.mode == "test_render"
-    with closing(_environment(saved["flags"], run.num_episodes, render)) as env:
-        agent = _agent(saved, env, path)
+    trained_on = saved["flags"].get("env")
+    with closing(_environment(env_id or trained_on, run)) as env:
+        with _fitting(trained_on, env_id or trained_on):
+            agent = _agent(saved, env, path)
         seed = secrets.randbits(31) if run.seed is None else run.seed
         torch.manual_seed(seed)
         try:
@@ -39,7 +43,8 @@ def test(run: RunFlags) -> int:
             raise
         except Exception as error:
             raise RunError(f"while playing {env.env_id}: {what_it_raised(error)}") from error
-    print(f"{env.env_id}, {path}, {_how(saved, run)}\n{report(episodes)}")
+    where = env.env_id + (f" (trained on {trained_on})" if env_id not in (None, trained_on) else "")
+    print(f"{where}, {path}, {_how(saved, run)}\n{report(episodes)}")
     return EXIT_DONE
 
 
@@ -65,11 +70,27 @@ def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
     return episodes
 
 
-def _environment(flags: dict[str, Any], num_episodes: int, render: bool) -> VecEnv:
-    env_id = flags.get("env")
+def _environment(env_id: str | None, run: RunFlags) -> VecEnv:
     if not env_id or env_id == "unknown":
-        raise UsageError("the checkpoint does not say which environment it was trained on")
-    return make_environment(env_id, 1 if render else min(num_episodes, MAX_PARALLEL), render)
+        raise UsageError(
+            "the checkpoint does not say which environment it was trained on: give --env"
+        )
+    render = run.mode == "test_render"
+    return make_environment(env_id, 1 if render else min(run.num_episodes, MAX_PARALLEL), render)
+
+
+@contextmanager
+def _fitting(trained_on: str | None, played: str | None) -> Iterator[None]:
+    """In another environment than it was trained in, a model that does not fit is no wonder."""
+    try:
+        yield
+    except UsageError as error:
+        if played == trained_on:
+            raise
+        raise UsageError(
+            f"a model that was trained on {trained_on} cannot play {played}, whose "
+            f"observations or actions are others ({error}): leave out --env"
+        ) from error
 
 
 def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
