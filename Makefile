@@ -31,7 +31,7 @@ test:
 	$(MAKE) -j 2 lint test-cpp test-python
 
 test-cpp: $(VENV)/test-packages
-	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug \
+	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON \
 	  -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON
 	cmake --build build/tests -j $$(nproc)
 	ctest --test-dir build/tests --output-on-failure

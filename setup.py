@@ -30,7 +30,12 @@ class CMakeBuild(build_ext):
     def build_all(self) -> None:
         build = self.cmake_folder()
         build.mkdir(parents=True, exist_ok=True)
-        arguments = [f"-DPython_EXECUTABLE={sys.executable}", "-DTORCHBEAST_TESTS=OFF"]
+        # Unity: several files at a time. Most of a file's time is gRPC's headers.
+        arguments = [
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DTORCHBEAST_TESTS=OFF",
+            "-DCMAKE_UNITY_BUILD=ON",
+        ]
         self.cmake("-S", str(ROOT), "-B", str(build), *arguments)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", str(os.cpu_count() or 1))
         self.cmake("--build", str(build), "-j", jobs)

@@ -11,7 +11,6 @@
 namespace torchbeast {
 namespace {
 
-constexpr auto kPollInterval = std::chrono::milliseconds(100);
 constexpr auto kFirstPause = std::chrono::milliseconds(100);  // before a reconnection
 constexpr std::chrono::milliseconds kLongestPause(5000);
 // How long streams may end by themselves, in order, before they are cancelled.

@@ -21,6 +21,8 @@ using testing::Background;
 using testing::fake_env;
 using testing::FakeGame;
 using testing::GameStep;
+using testing::Hanging;
+using testing::kPatience;
 using testing::message_of;
 using testing::Notification;
 using testing::RunningServer;
@@ -29,8 +31,6 @@ using testing::TestFolder;
 using testing::tuple;
 using testing::until;
 using testing::values_of;
-
-constexpr auto kLong = std::chrono::milliseconds(testing::kPatience);
 
 // The policy of the tests: ((action, trace), state + 1). The action is each environment's newest
 // frame, as FakeGames demand. trace, float32 [1, B, 2]: the state and version that computed it.
@@ -55,9 +55,9 @@ using Policy = std::function<ArrayNest(const ArrayNest& inputs, std::int64_t ver
 ActorPoolOptions options_for(std::vector<std::string> addresses, std::int64_t unroll_length = 3) {
   return {.unroll_length = unroll_length,
           .addresses = std::move(addresses),
-          .connect_timeout = kLong,
-          .step_timeout = kLong,
-          .reconnect_timeout = kLong};
+          .connect_timeout = kPatience,
+          .step_timeout = kPatience,
+          .reconnect_timeout = kPatience};
 }
 
 // A pool with its queue, its batcher and an inference thread.
@@ -336,15 +336,6 @@ TEST(ActorPoolTest, EveryStreamHasASeedOfItsOwnThatThePoolsSeedDecides) {
   const auto others = seeds_of(2, 3);
   for (const std::uint64_t seed : seeds) EXPECT_FALSE(others.contains(seed));
 }
-
-// An environment that hangs in one place until told to go on.
-struct Hanging {
-  Notification reached, go_on;
-  void here() {
-    reached.notify();
-    go_on.wait();
-  }
-};
 
 // ---- What time is spent on -------------------------------------------------------------------
 

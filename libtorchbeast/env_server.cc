@@ -19,7 +19,6 @@ namespace {
 // A status message travels as a header, and peers refuse headers above 8 KiB. Newlines take three
 // bytes there. The end of a traceback says most.
 constexpr std::size_t kMaxStatusMessage = 4000;
-constexpr auto kPollInterval = std::chrono::milliseconds(100);
 
 std::string shortened(const std::string& message) {
   if (message.size() <= kMaxStatusMessage) return message;

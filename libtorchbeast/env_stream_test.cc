@@ -19,6 +19,8 @@ using testing::Background;
 using testing::fake_env;
 using testing::FakeGame;
 using testing::GameStep;
+using testing::Hanging;
+using testing::kPatience;
 using testing::message_of;
 using testing::Notification;
 using testing::RunningServer;
@@ -28,8 +30,6 @@ using testing::TestFolder;
 using testing::until;
 using testing::values_of;
 using testing::VectorCall;
-
-constexpr auto kLong = std::chrono::milliseconds(testing::kPatience);
 
 Array frame_of(const StreamStep& step) { return step.observation.as_map().at("frame").as_leaf(); }
 
@@ -49,8 +49,8 @@ TEST(EnvStreamTest, EveryStepIsWhatTheGamesPlayedAloneGive) {
   constexpr int kEnvs = 3;
   TestFolder folder;
   RunningServer server(fake_env({.num_envs = kEnvs}), folder.address());
-  EnvStream stream(folder.address(), kLong);
-  StreamStep step = stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  StreamStep step = stream.connect(1, kPatience);
   EXPECT_EQ(stream.num_envs(), kEnvs);
   EXPECT_EQ(values_of<bool>(step.done), (std::vector<bool>{true, true, true}));
   EXPECT_EQ(values_of<bool>(step.episode_end), (std::vector<bool>{false, false, false}));
@@ -89,8 +89,8 @@ TEST(EnvStreamTest, EveryStepIsWhatTheGamesPlayedAloneGive) {
 TEST(EnvStreamTest, StacksAreRebuiltAlsoForFinalObservations) {
   TestFolder folder;
   RunningServer server(fake_env({.frame_stack = 2}), folder.address());
-  EnvStream stream(folder.address(), kLong);
-  StreamStep step = stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  StreamStep step = stream.connect(1, kPatience);
   EXPECT_EQ(values_of<std::int32_t>(frame_of(step)), (std::vector<std::int32_t>{0, 0}));
   for (int t = 0; t < 3; ++t) step = stream.step(echo(step));
   EXPECT_EQ(values_of<std::int32_t>(frame_of(step)), (std::vector<std::int32_t>{1000, 1000}));
@@ -106,8 +106,8 @@ TEST(EnvStreamTest, ClosingIsAnOrderlyEndForTheServer) {
       fake_env({.on_destruction = [&] { gone.notify(); }}), folder.address(),
       {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
                                          {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
-  EnvStream stream(folder.address(), kLong);
-  stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  stream.connect(1, kPatience);
   stream.close();
   gone.wait();
 }
@@ -133,9 +133,9 @@ grpc::Status original_game(testing::OriginalCall* stream) {
 TEST(EnvStreamTest, AnOriginalServerIsPlayedToo) {
   TestFolder folder;
   ScriptedServer server({.original_stream = original_game}, folder.address());
-  EXPECT_EQ(describe_server(folder.address(), kLong).protocol_version, 0);
-  EnvStream stream(folder.address(), kLong);
-  StreamStep step = stream.connect(1, kLong);
+  EXPECT_EQ(describe_server(folder.address(), kPatience).protocol_version, 0);
+  EnvStream stream(folder.address(), kPatience);
+  StreamStep step = stream.connect(1, kPatience);
   std::vector<bool> done, end;
   std::vector<std::int32_t> steps;
   for (std::int64_t t = 0; t < 4; ++t) {
@@ -203,8 +203,8 @@ template <typename Expected = std::invalid_argument>
 std::string connect_error(Script script) {
   TestFolder folder;
   ScriptedServer server(std::move(script), folder.address());
-  EnvStream stream(folder.address(), kLong);
-  const std::string message = message_of<Expected>([&] { stream.connect(1, kLong); });
+  EnvStream stream(folder.address(), kPatience);
+  const std::string message = message_of<Expected>([&] { stream.connect(1, kPatience); });
   const std::string origin = "environment server at " + folder.address() + ": ";
   EXPECT_TRUE(message.starts_with(origin)) << message;
   return message.substr(std::min(origin.size(), message.size()));
@@ -225,8 +225,8 @@ std::string changed_step(const std::function<void(rpcenv::VectorStep*)>& change)
 TEST(EnvStreamTest, ASoundScriptIsAccepted) {
   TestFolder folder;
   ScriptedServer server(sends(sound_step()), folder.address());
-  EnvStream stream(folder.address(), kLong);
-  EXPECT_EQ(stream.connect(1, kLong).reward.shape(), (Shape{1, 2}));
+  EnvStream stream(folder.address(), kPatience);
+  EXPECT_EQ(stream.connect(1, kPatience).reward.shape(), (Shape{1, 2}));
   stream.close();
 }
 
@@ -338,10 +338,10 @@ TEST(EnvStreamTest, AServerThatSaysMoreThanItShouldAndEndsHoldsNobodyUp) {
                                     return grpc::Status(grpc::StatusCode::INTERNAL, "over");
                                   }),
                         folder.address());
-  EnvStream stream(folder.address(), kLong);
+  EnvStream stream(folder.address(), kPatience);
   const ArrayNest action(Array::zeros(DType::kInt64, {1, 2}));
   EXPECT_NE(message_of<EnvironmentFailure>([&] {
-              stream.connect(1, kLong);
+              stream.connect(1, kPatience);
               for (int i = 0; i < 60; ++i) stream.step(action);
             }).find("over"),
             std::string::npos);
@@ -352,8 +352,8 @@ TEST(EnvStreamTest, AnEnvironmentsExceptionArrivesWithItsTextAndTheAddress) {
   RunningServer server(
       fake_env({.on_step = [](int) { throw EnvironmentFailure("Traceback: ouch"); }}),
       folder.address());
-  EnvStream stream(folder.address(), kLong);
-  const StreamStep first = stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
   EXPECT_EQ(message_of<EnvironmentFailure>([&] { stream.step(echo(first)); }),
             "environment server at " + folder.address() + ": Traceback: ouch");
 }
@@ -363,8 +363,8 @@ TEST(EnvStreamTest, AnEnvironmentThatCannotBeMadeIsAFailureOfTheEnvironment) {
   RunningServer server(
       []() -> std::unique_ptr<Env> { throw EnvironmentFailure("no module named x"); },
       folder.address());
-  EnvStream stream(folder.address(), kLong);
-  EXPECT_EQ(message_of<EnvironmentFailure>([&] { stream.connect(1, kLong); }),
+  EnvStream stream(folder.address(), kPatience);
+  EXPECT_EQ(message_of<EnvironmentFailure>([&] { stream.connect(1, kPatience); }),
             "environment server at " + folder.address() + ": no module named x");
 }
 
@@ -372,7 +372,7 @@ TEST(EnvStreamTest, AnEnvironmentThatCannotBeMadeIsAFailureOfTheEnvironment) {
 
 TEST(EnvStreamTest, AServerThatIsNotThereIsALostStreamThatNamesTheAddress) {
   TestFolder folder;
-  EnvStream stream(folder.address(), kLong);
+  EnvStream stream(folder.address(), kPatience);
   EXPECT_EQ(message_of<LostStream>([&] { stream.connect(1, 50ms); }),
             "no environment server answers at " + folder.address() +
                 " within 50 ms; start one there, or name the address of one that runs");
@@ -383,29 +383,20 @@ TEST(EnvStreamTest, AServerThatIsNotThereIsALostStreamThatNamesTheAddress) {
 
 TEST(EnvStreamTest, AServerThatStartsALittleLaterIsFound) {
   TestFolder folder;
-  EnvStream stream(folder.address(), kLong);
-  Background<StreamStep> learner([&] { return stream.connect(1, kLong); });
+  EnvStream stream(folder.address(), kPatience);
+  Background<StreamStep> learner([&] { return stream.connect(1, kPatience); });
   RunningServer server(fake_env(), folder.address());
   EXPECT_EQ(learner.get().reward.shape(), (Shape{1, 1}));
 }
 
 TEST(EnvStreamTest, CancelEndsTheWaitForAServerThatIsNotThere) {
   TestFolder folder;
-  EnvStream stream(folder.address(), kLong);
+  EnvStream stream(folder.address(), kPatience);
   Background<std::string> learner(
-      [&] { return message_of<StreamCancelled>([&] { stream.connect(1, kLong); }); });
+      [&] { return message_of<StreamCancelled>([&] { stream.connect(1, kPatience); }); });
   stream.cancel();
   EXPECT_EQ(learner.get(), "the stream from " + folder.address() + " was cancelled");
 }
-
-// Environments that hang in one place until told to go on.
-struct Hanging {
-  Notification reached, go_on;
-  void here() {
-    reached.notify();
-    go_on.wait();
-  }
-};
 
 TEST(EnvStreamTest, CancelEndsTheWaitForADescription) {
   TestFolder folder;
@@ -416,9 +407,9 @@ TEST(EnvStreamTest, CancelEndsTheWaitForADescription) {
                                return grpc::Status::OK;
                              }},
                         folder.address());
-  EnvStream stream(folder.address(), kLong);
+  EnvStream stream(folder.address(), kPatience);
   Background<std::string> learner(
-      [&] { return message_of<StreamCancelled>([&] { stream.connect(1, kLong); }); });
+      [&] { return message_of<StreamCancelled>([&] { stream.connect(1, kPatience); }); });
   hanging.reached.wait();
   stream.cancel();
   EXPECT_EQ(learner.get(), "the stream from " + folder.address() + " was cancelled");
@@ -429,8 +420,8 @@ TEST(EnvStreamTest, CancelEndsTheWaitForAStep) {
   TestFolder folder;
   Hanging hanging;
   RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address());
-  EnvStream stream(folder.address(), kLong);
-  const StreamStep first = stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
   Background<std::string> learner(
       [&] { return message_of<StreamCancelled>([&] { stream.step(echo(first)); }); });
   hanging.reached.wait();
@@ -442,9 +433,9 @@ TEST(EnvStreamTest, CancelEndsTheWaitForAStep) {
 TEST(EnvStreamTest, AStreamMayBeCancelledBeforeItBegins) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address());
-  EnvStream stream(folder.address(), kLong);
+  EnvStream stream(folder.address(), kPatience);
   stream.cancel();
-  EXPECT_THROW(stream.connect(1, kLong), StreamCancelled);
+  EXPECT_THROW(stream.connect(1, kPatience), StreamCancelled);
 }
 
 TEST(EnvStreamTest, AStepThatTakesTooLongIsATimeoutOnceSomebodyLooks) {
@@ -455,7 +446,7 @@ TEST(EnvStreamTest, AStepThatTakesTooLongIsATimeoutOnceSomebodyLooks) {
       {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
                                          {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
   EnvStream stream(folder.address(), 100ms);
-  const StreamStep first = stream.connect(1, kLong);
+  const StreamStep first = stream.connect(1, kPatience);
   stream.cancel_if_overdue();  // nothing is waited for
   Background<std::string> learner(
       [&] { return message_of<TimeoutError>([&] { stream.step(echo(first)); }); });
@@ -479,8 +470,8 @@ TEST(EnvStreamTest, AServerThatStopsMeanwhileIsALostStream) {
   Hanging hanging;
   RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(),
                        {.stop_grace = 1ms});
-  EnvStream stream(folder.address(), kLong);
-  const StreamStep first = stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
   Background<std::string> learner(
       [&] { return message_of<LostStream>([&] { stream.step(echo(first)); }); });
   hanging.reached.wait();
@@ -493,8 +484,8 @@ TEST(EnvStreamTest, AServerThatStopsMeanwhileIsALostStream) {
 TEST(EnvStreamTest, AServerThatStoppedWhileNobodyWaitedIsALostStream) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address());
-  EnvStream stream(folder.address(), kLong);
-  const StreamStep first = stream.connect(1, kLong);
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
   server.stop();
   EXPECT_THROW(stream.step(echo(first)), LostStream);
 }

@@ -28,6 +28,9 @@ namespace torchbeast {
 
 using Clock = std::chrono::steady_clock;
 
+// How often a wait looks whether Python has a signal to handle.
+inline constexpr auto kPollInterval = std::chrono::milliseconds(100);
+
 class CAPABILITY("mutex") Mutex {
  public:
   void lock() ACQUIRE() { mutex_.lock(); }

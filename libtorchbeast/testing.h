@@ -56,6 +56,15 @@ class Notification {
   bool happened_ GUARDED_BY(mutex_) = false;
 };
 
+// An environment that hangs in one place until told to go on.
+struct Hanging {
+  Notification reached, go_on;
+  void here() {
+    reached.notify();
+    go_on.wait();
+  }
+};
+
 // Waits for a state that cannot notify, such as a queue's size.
 template <typename Question>
 void until(const Question& question, const char* what = "a state that was waited for") {

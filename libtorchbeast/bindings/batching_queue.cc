@@ -15,7 +15,7 @@
 namespace torchbeast::bindings {
 namespace {
 
-QueueItem next(RolloutQueue& queue) {
+QueueItem next_rollout(RolloutQueue& queue) {
   auto item = without_gil([&] { return queue.dequeue(); });
   if (!item) throw py::stop_iteration();
   return std::move(*item);
@@ -38,7 +38,7 @@ std::shared_ptr<RolloutQueue> make_queue(std::int64_t batch_dim, std::int64_t mi
                         [](RolloutQueue& queue) { queue.try_close(); });
 }
 
-std::string repr(const RolloutQueue& queue) {
+std::string queue_repr(const RolloutQueue& queue) {
   const auto& options = queue.options().queue;
   const std::string capacity =
       options.maximum_queue_size ? std::to_string(*options.maximum_queue_size) : "unbounded";
@@ -52,7 +52,7 @@ void bind_batching_queue(py::module_& module) {
   py::class_<WithInfo>(module, "_WithInfo")
       .def("__iter__", [](py::object self) { return self; })
       .def("__next__", [](WithInfo& self) {
-        const QueueItem item = next(*self.queue);
+        const QueueItem item = next_rollout(*self.queue);
         return py::make_tuple(to_torch(item.data), to_torch(item.info));
       });
 
@@ -68,13 +68,13 @@ void bind_batching_queue(py::module_& module) {
           },
           py::arg("nest"), py::arg("info") = py::tuple())
       .def("__iter__", [](py::object self) { return self; })
-      .def("__next__", [](RolloutQueue& queue) { return to_torch(next(queue).data); })
+      .def("__next__", [](RolloutQueue& queue) { return to_torch(next_rollout(queue).data); })
       .def("with_info",
            [](std::shared_ptr<RolloutQueue> queue) { return WithInfo{std::move(queue)}; })
       .def("size", &RolloutQueue::size)
       .def("is_closed", &RolloutQueue::is_closed)
       .def("close", [](RolloutQueue& queue) { without_gil([&] { queue.close(); }); })
-      .def("__repr__", &repr);
+      .def("__repr__", &queue_repr);
 }
 
 }  // namespace torchbeast::bindings

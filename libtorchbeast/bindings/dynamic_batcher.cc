@@ -26,13 +26,13 @@ std::shared_ptr<DynamicBatcher> make_batcher(std::int64_t batch_dim, std::int64_
                         [](DynamicBatcher& batcher) { batcher.cancel(); });
 }
 
-std::unique_ptr<Batch> next(DynamicBatcher& batcher) {
+std::unique_ptr<Batch> next_batch(DynamicBatcher& batcher) {
   auto batch = without_gil([&] { return batcher.next(); });
   if (batch == nullptr) throw py::stop_iteration();
   return batch;
 }
 
-std::string repr(const DynamicBatcher& batcher) {
+std::string batcher_repr(const DynamicBatcher& batcher) {
   return "<DynamicBatcher " + std::to_string(batcher.size()) + " computations waiting" +
          (batcher.is_closed() ? ", closed>" : ">");
 }
@@ -63,11 +63,11 @@ void bind_dynamic_batcher(py::module_& module) {
           },
           py::arg("nest"))
       .def("__iter__", [](py::object self) { return self; })
-      .def("__next__", &next)
+      .def("__next__", &next_batch)
       .def("size", &DynamicBatcher::size)
       .def("is_closed", &DynamicBatcher::is_closed)
       .def("close", [](DynamicBatcher& batcher) { without_gil([&] { batcher.close(); }); })
-      .def("__repr__", &repr);
+      .def("__repr__", &batcher_repr);
 }
 
 }  // namespace torchbeast::bindings

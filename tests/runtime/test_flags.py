@@ -12,7 +12,9 @@ import pytest
 from torchbeast.runtime.command_line import flatten, parse
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.flags import (
+    MAX_FIXED_LAG,
     FleetFlags,
+    MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
@@ -123,6 +125,22 @@ def test_a_wrong_flag_is_one_sentence(args: list[str], sentence: str) -> None:
     message = str(error.value)
     assert sentence in message
     assert "\n" not in message and "│" not in message
+
+
+FIXED_LAG_WRONG = [
+    (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, but is -1."),
+    (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, but is 510."),
+    (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be the"),
+    (["--batch_size", "3"], "--batch_size 3 a multiple of each one's share."),
+    (["--num_learner_threads", "2"], "with --fixed_lag one thread learns"),
+]
+
+
+@pytest.mark.parametrize(("args", "sentence"), FIXED_LAG_WRONG)
+def test_a_fixed_lag_that_cannot_be_kept_is_one_sentence(args: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(MonoBeastFlags, "monobeast", ["--fixed_lag", "1", *args])
+    assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_switch_takes_nothing_after_it() -> None:

@@ -204,13 +204,6 @@ def test_every_process_needs_a_buffer() -> None:
         config(num_buffers=1)
 
 
-@pytest.mark.parametrize("options", [{"num_actors": 5}, {"batch_size": 3}])
-def test_with_a_fixed_lag_whole_rollouts_must_fill_a_batch(options: dict[str, int]) -> None:
-    config(**options)
-    with pytest.raises(ValueError, match="whole rollouts must fill a batch"):
-        config(**options, fixed_lag=1)
-
-
 # --- memory
 
 MEGABYTE = 2**20

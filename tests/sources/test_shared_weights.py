@@ -18,6 +18,8 @@ from background import SOON, Background
 from torch import nn
 from weights_reader import model, values
 
+from torchbeast.runtime.flags import MAX_FIXED_LAG
+from torchbeast.sources.mono import ring_size
 from torchbeast.sources.shared_weights import SharedWeights
 
 READER = Path(__file__).with_name("weights_reader.py")
@@ -126,3 +128,10 @@ def test_a_reader_that_is_killed_while_it_reads_blocks_nobody() -> None:
         process.kill()
         blocked.result()
     assert weights.version == 2
+
+
+def test_the_largest_fixed_lag_has_room_in_shared_memory() -> None:
+    model = torch.nn.Linear(1, 1)
+    SharedWeights(model, size=ring_size(MAX_FIXED_LAG))
+    with pytest.raises(ValueError, match="places"):
+        SharedWeights(model, size=ring_size(MAX_FIXED_LAG + 1))

@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 import tyro
 
 DEFAULT_ENV = "PongNoFrameskip-v4"
+MAX_FIXED_LAG = 509  # two more versions of the weights are what shared memory has places for
 
 
 def _require(holds: bool, sentence: str) -> None:
@@ -368,6 +369,10 @@ class ActorFlags:
     def __post_init__(self) -> None:
         _at_least(1, num_actors=self.num_actors, num_processes=self.num_processes)
         _at_least(0, fixed_lag=self.fixed_lag)
+        _require(
+            self.fixed_lag is None or self.fixed_lag <= MAX_FIXED_LAG,
+            f"--fixed_lag must be at most {MAX_FIXED_LAG}, but is {self.fixed_lag}",
+        )
         _require(
             self.num_processes is None or self.num_processes <= self.num_actors,
             f"--num_processes {self.num_processes} leaves processes without an environment: "

@@ -67,7 +67,7 @@ class MonoSourceConfig:
     num_buffers: int  # rollouts in shared memory, at least one for each process
     batch_size: int
     unroll_length: int
-    fixed_lag: int | None = None  # None: free-running
+    fixed_lag: int | None = None  # None: free-running; else whole rollouts must fill a batch
     num_batches: int = 2  # in memory at a time: one in preparation, the others with learner threads
     seed: int = 0
 
@@ -75,17 +75,6 @@ class MonoSourceConfig:
         if self.num_buffers < self.num_processes:
             raise ValueError(
                 f"{self.num_processes} actor processes need a buffer each, got {self.num_buffers}"
-            )
-        if self.fixed_lag is not None:
-            self._check_fixed_lag()
-
-    def _check_fixed_lag(self) -> None:
-        each, rest = divmod(self.num_actors, self.num_processes)
-        if rest or self.batch_size % each:
-            raise ValueError(
-                "with a fixed lag whole rollouts must fill a batch: a batch of "
-                f"{self.batch_size} is no multiple of {self.num_actors} environments over "
-                f"{self.num_processes} processes"
             )
 
 
