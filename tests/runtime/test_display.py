@@ -24,7 +24,8 @@ def shown(step: int, **changes: Any) -> Shown:
         "episodes": 3,
         "mean_return": 0.25,
         "loss": float("nan"),
-        "mean_lag": 1.5,
+        "mean_length": 12.4,
+        "lag": (1.5, 4.0),
         "learner_queue_size": 2,
         "collectors": ("streams", 4),
     }
@@ -62,19 +63,21 @@ def test_the_sentence_is_printed_when_another_stage_limits_the_run() -> None:
     assert kept == [(2, "environments"), (9, "learner")], "at most twice a minute"
 
 
-def test_no_plain_line_is_longer_than_160_columns() -> None:
+def test_no_plain_line_is_longer_than_180_columns() -> None:
     figures = shown(
         123_456_789,
         total_steps=1_000_000_000,
         episodes=1_234_567,
         mean_return=-12_345.67,
         loss=-1_234_567.89,
-        mean_lag=123.4,
+        mean_length=12_345.0,
+        lag=(123.4, 456.0),
         learner_queue_size=1024,
         collectors=("streams", 1000),
     )
-    (_, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
-    assert "steps/s 6,516" in line and "lag 123.4" in line and len(line) <= 160
+    (first, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
+    assert "steps/s 6,516" in line and "lag 123.4/456" in line and len(line) <= 180
+    assert "length 12  " in first and "lag 1.5/4  " in first
 
 
 def test_a_terminal_shows_where_the_time_goes_below_the_table() -> None:
@@ -102,11 +105,13 @@ def test_the_clock_shows_a_dash_for_what_is_not_known() -> None:
 
 
 def test_the_summary_says_what_was_reached() -> None:
-    progress = Progress(step=3000)
+    progress = Progress(step=3000, mean_lag=1.5, max_lag=4.0)
     progress.returns.extend([1.0, 0.0])
+    progress.lengths.extend([10, 14])
     assert summary(progress, 2000, 10.0) == (
         "Learnt 2,000 steps in 0:00:10 (200 steps/s), 3,000 in all; "
-        "mean return 0.50 over the last 2 episodes."
+        "mean return 0.50 and length 12 over the last 2 episodes; "
+        "the last policy lag was 1.5, at most 4."
     )
     assert "no episode has ended yet" in summary(Progress(), 0, 0.0)
 

@@ -155,7 +155,8 @@ def test_the_lag_of_the_last_batch_is_shown(tmp_path: Path) -> None:
     run.learn()
     assert [row["mean_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
     assert [row["max_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
-    assert run.training.progress.mean_lag == 2.0
+    assert run.training.progress.mean_lag == run.training.progress.max_lag == 2.0
+    assert run.training.progress.mean_length() == 4.0
 
 
 def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> None:
@@ -320,9 +321,11 @@ def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path
 def test_progress_survives_a_checkpoint() -> None:
     progress = Progress(step=10, episodes=3)
     progress.returns.extend([1.0, 2.0])
+    progress.lengths.extend([5, 8])
     other = Progress()
     other.load_state_dict(progress.state_dict())
     assert other.state_dict() == progress.state_dict() and other.mean_return() == 1.5
+    assert other.mean_length() == 6.5
 
 
 @pytest.mark.parametrize("stats", [{}, {"step": 5, "mean_episode_return": 1.0}])

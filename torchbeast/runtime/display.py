@@ -32,7 +32,8 @@ class Shown:
     episodes: int
     mean_return: float  # of the last 100 episodes; NaN: none ended yet
     loss: float
-    mean_lag: float  # updates that the acting weights of the last batch were behind
+    mean_length: float  # likewise, in steps
+    lag: tuple[float, float]  # of the last batch's acting weights, in updates: mean and maximum
     learner_queue_size: int
     collectors: tuple[str, int]  # what collects, and how many of it live: ("streams", 4)
     shares: Shares = UNKNOWN
@@ -126,8 +127,9 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "left": clock(left),
         "episodes": f"{shown.episodes:,}",
         "return": _number(shown.mean_return),
+        "length": _number(shown.mean_length, digits=0),
         "loss": _number(shown.loss),
-        "lag": _number(shown.mean_lag, digits=1),
+        "lag": _lag(*shown.lag),
         "queue": f"{shown.learner_queue_size}",
         collectors: f"{count}",
     }
@@ -143,6 +145,11 @@ def clock(seconds: float) -> str:
 
 def _number(value: float, digits: int = 2) -> str:
     return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _lag(mean: float, most: float) -> str:
+    """1.5/4: mean and maximum."""
+    return "-" if math.isnan(mean) else f"{mean:.1f}/{most:.0f}"
 
 
 def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:

@@ -17,15 +17,27 @@ def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
     """What was reached. `steps_learnt`: in this run, which may have resumed an earlier one."""
     mean = progress.mean_return()
     returns = (
-        f"mean return {mean:.2f} over the last {len(progress.returns)} episodes"
+        f"mean return {mean:.2f}{_length(progress)} over the last {len(progress.returns)} episodes"
         if not math.isnan(mean)
         else "no episode has ended yet"
     )
     rate = steps_learnt / seconds if seconds > 0 else 0.0
     return (
         f"Learnt {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
-        f"{progress.step:,} in all; {returns}."
+        f"{progress.step:,} in all; {returns}{_lag(progress)}."
     )
+
+
+def _length(progress: Progress) -> str:
+    """Nothing where a checkpoint had returns alone."""
+    mean = progress.mean_length()
+    return "" if math.isnan(mean) else f" and length {mean:.0f}"
+
+
+def _lag(progress: Progress) -> str:
+    if math.isnan(progress.max_lag):
+        return ""
+    return f"; the last policy lag was {progress.mean_lag:.1f}, at most {progress.max_lag:.0f}"
 
 
 def next_commands(

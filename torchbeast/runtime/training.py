@@ -14,7 +14,7 @@ import copy
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,24 +77,43 @@ class Progress:
     episodes: int = 0
     loss: float = float("nan")
     mean_lag: float = float("nan")  # of the last batch
+    max_lag: float = float("nan")  # likewise
     returns: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+    lengths: collections.deque[int] = field(
         default_factory=lambda: collections.deque(maxlen=_RECENT)
     )
 
     def mean_return(self) -> float:
         """Of the last 100 episodes; NaN before the first has ended."""
-        recent = list(self.returns)
-        return statistics.fmean(recent) if recent else float("nan")
+        return _mean(self.returns)
+
+    def mean_length(self) -> float:
+        """Likewise, in steps."""
+        return _mean(self.lengths)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers."""
-        return {"step": self.step, "episodes": self.episodes, "returns": list(self.returns)}
+        return {
+            "step": self.step,
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`; what a checkpoint of another program lacks starts anew."""
         self.step = state.get("step", 0)
         self.episodes = state.get("episodes", 0)
         self.returns.extend(state.get("returns", ()))
+        self.lengths.extend(state.get("lengths", ()))
+
+
+def _mean(values: Iterable[float]) -> float:
+    """NaN where there are none. The learner thread may add some meanwhile."""
+    recent = list(values)
+    return statistics.fmean(recent) if recent else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +225,14 @@ class Training:
 
     def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
         returns, lengths = batch.finished_episodes()
-        self.progress.loss, self.progress.mean_lag = figures["total_loss"], figures["mean_lag"]
+        self.progress.loss = figures["total_loss"]
+        self.progress.mean_lag, self.progress.max_lag = figures["mean_lag"], figures["max_lag"]
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
+        self.progress.lengths.extend(lengths)
         row = {
-            "mean_episode_return": statistics.fmean(returns) if returns else float("nan"),
-            "mean_episode_length": statistics.fmean(lengths) if lengths else float("nan"),
+            "mean_episode_return": _mean(returns),
+            "mean_episode_length": _mean(lengths),
             "episodes": self.progress.episodes,
             **figures,
             **self._parts.source.status(),
