@@ -120,3 +120,7 @@ def test_an_unknown_preset_ends_a_program_with_exit_code_2() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("monobeast: no preset is called 'cathc'")
+
+
+def test_a_program_without_any_argument_has_the_defaults() -> None:
+    assert flatten(parse(MonoBeastFlags, "monobeast", []))["preset"] is None

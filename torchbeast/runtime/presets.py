@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar, cast
 
 from torchbeast.runtime.errors import UsageError
@@ -159,7 +160,7 @@ def _chosen(args: Sequence[str]) -> str | None:
     flags.
     """
     name = None
-    for word, following in zip(args, [*args[1:], ""], strict=True):
+    for word, following in pairwise([*args, ""]):
         if word == _FLAG and following and not following.startswith("--"):
             name = following
         elif word.startswith(f"{_FLAG}="):
