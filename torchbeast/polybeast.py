@@ -37,9 +37,10 @@ def run(flags: PolyBeastFlags) -> int:
 
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
         from torchbeast import polybeast_learner  # imports torch, while the servers start
+        from torchbeast.sources.discovery import ask_all
 
         if servers.wait_ready():
-            fleet = polybeast_learner.ask_all(
+            fleet = ask_all(
                 servers.addresses, timeout=60.0, stopped=lambda: parts.supervisor.wait(0)
             )
             polybeast_learner.train(PROGRAM, flags, fleet, parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.runtime.addresses import user_basename
@@ -20,10 +21,10 @@ from torchbeast.runtime.learner_run import Learner, LearnerRun, threads_for
 from torchbeast.runtime.session import Session, session
 from torchbeast.runtime.testing import test
 from torchbeast.runtime.weights import PublishedWeights
-from torchbeast.sources.discovery import Fleet, ask_all, find
-from torchbeast.sources.poly import PolySource, PolySourceConfig
 
-__all__ = ["ask_all", "main", "run", "train"]
+if TYPE_CHECKING:  # the compiled part, whose lack is a sentence of `main`
+    from torchbeast.sources.discovery import Fleet
+    from torchbeast.sources.poly import PolySource, PolySourceConfig
 
 PROGRAM = "polybeast_learner"
 
@@ -37,6 +38,8 @@ def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
         return test(flags.run, flags.environment.env)
+    from torchbeast.sources.discovery import find
+
     with session(flags) as parts:
         basename = flags.fleet.pipes_basename or user_basename()
         wanted, patience = flags.fleet.num_actors, flags.fleet.connect_timeout
@@ -54,6 +57,8 @@ def train(
     num_actions: int | None = None,
 ) -> None:
     """Learns from the fleet until the run ends."""
+    from torchbeast.sources.poly import PolySource
+
     action_space = _action_space(fleet, num_actions)
 
     def agent() -> Agent:
@@ -77,6 +82,8 @@ def train(
 def _source_config(
     flags: ServedLearnerGroups, learner: Learner[PublishedWeights]
 ) -> PolySourceConfig:
+    from torchbeast.sources.poly import PolySourceConfig
+
     return PolySourceConfig(
         batch_size=flags.learning.batch_size,
         unroll_length=flags.learning.unroll_length,

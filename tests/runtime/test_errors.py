@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import traceback
 from pathlib import Path
 
@@ -39,9 +41,20 @@ def test_a_missing_compiled_part_is_a_sentence_that_names_the_way_without_it(
     def body() -> int:
         raise ModuleNotFoundError("No module named 'libtorchbeast'", name="libtorchbeast")
 
-    assert exit_code_of("polybeast", body) == 2
+    assert exit_code_of("polybeast", body) == 1
     said = capsys.readouterr().err
     assert "libtorchbeast" in said and "MonoBeast" in said
+
+
+def test_the_learner_alone_says_so_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("torchbeast.polybeast_learner", "torchbeast.sources.discovery"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "libtorchbeast", None)
+    assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "libtorchbeast" in said and "MonoBeast" in said
 
 
 def test_another_module_that_is_missing_is_a_fault_of_the_program() -> None:

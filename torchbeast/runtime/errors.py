@@ -39,7 +39,7 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     except ImportError as error:
         if error.name not in _COMPILED:
             raise
-        return _report(program, f"{error}. MonoBeast does without it.", EXIT_USAGE)
+        return _report(program, f"{error}. MonoBeast does without it.", EXIT_FAILURE)
     except KeyboardInterrupt:
         return _report(program, "interrupted before the run began.", 130)
 
