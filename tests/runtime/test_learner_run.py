@@ -28,6 +28,7 @@ from torchbeast.runtime.flags import (
     RunFlags,
 )
 from torchbeast.runtime.learner_run import Learner, LearnerRun, changed_settings, use_machine
+from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
@@ -169,6 +170,9 @@ def test_an_error_while_the_run_is_shown_is_its_failure(
     def broken(*args: object) -> None:
         raise ZeroDivisionError("in the display")
 
+    closed: list[LogFiles] = []
     monkeypatch.setattr(LearnerRun, "_watch", broken)
+    monkeypatch.setattr(LogFiles, "close", lambda files: closed.append(files))
     with pytest.raises(RunError, match="in the display"):
         train(tmp_path, GOOD)
+    assert len(closed) == 1

@@ -6,11 +6,13 @@ Every learner program uses this; what differs between them is how the source is 
 
 from __future__ import annotations
 
+import functools
 import logging
 import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -24,7 +26,15 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.diagnosis import UNKNOWN, Shares, Window, alive, diagnose, setup_of
+from torchbeast.runtime.diagnosis import (
+    UNKNOWN,
+    Diagnosis,
+    Shares,
+    Window,
+    alive,
+    diagnose,
+    setup_of,
+)
 from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import RunError, UsageError
 from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags
@@ -41,6 +51,7 @@ _log = logging.getLogger("torchbeast.learner")
 _SHOW_EVERY_S = 1.0
 _JOIN_S = 15.0
 
+Adviser = Callable[[Shares], Diagnosis | None]
 Weights = TypeVar("Weights", bound=Publisher)
 
 
@@ -108,39 +119,44 @@ class LearnerRun:
         weights = make_weights(agent.model, algo.version)
         seed = _environment_seed(self._recorded["seed"], progress.step)
         source = make_source(Learner(agent=agent, weights=weights, device=device, seed=seed))
-        log_files = LogFiles(self._session.folder.path, progress.step)
-        parts = TrainingParts(
-            source=source,
-            algo=algo,
-            model=agent.model,
-            weights=weights,
-            device=device,
-            log_files=log_files,
-            supervisor=self._session.supervisor,
-        )
-        self._setup = setup_of(
-            self._program,
-            self._flags,
-            has_gpu=device.type == "cuda",
-            model_size=sum(parameter.numel() for parameter in agent.model.parameters()),
-        )
+        with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
+            parts = TrainingParts(
+                source=source,
+                algo=algo,
+                model=agent.model,
+                weights=weights,
+                device=device,
+                log_files=log_files,
+                supervisor=self._session.supervisor,
+            )
+            threads = threads_for(self._flags.machine.num_learner_threads, device)
+            advise = self._adviser(agent, device)
+            self._learn(self._training(parts, progress), source, threads, advise)
+
+    def _training(self, parts: TrainingParts, progress: Progress) -> Training:
         trace = self._flags.machine.write_profiler_trace
-        training = Training(
+        return Training(
             parts,
             self._flags.learning.total_steps,
             progress,
             trace=self._session.folder.path / "trace.json" if trace else None,
             keep=None if self._flags.run.disable_checkpoint else self._keep_last_good,
         )
-        self._learn(training, source, threads_for(self._flags.machine.num_learner_threads, device))
-        log_files.close()
 
-    def _learn(self, training: Training, source: StartableSource, num_threads: int) -> None:
+    def _adviser(self, agent: Agent, device: torch.device) -> Adviser:
+        """What limits this run, by its time shares."""
+        size = sum(parameter.numel() for parameter in agent.model.parameters())
+        setup = setup_of(self._program, self._flags, device.type == "cuda", size)
+        return functools.partial(diagnose, setup=setup)
+
+    def _learn(
+        self, training: Training, source: StartableSource, num_threads: int, advise: Adviser
+    ) -> None:
         began, first_step = time.monotonic(), training.progress.step
         source.start(self._session.supervisor)
         training.start(num_threads)
         try:
-            self._watch(training, source)
+            self._watch(training, source, advise)
         except Exception as error:  # before the stop, which would make it an end in good order
             self._session.supervisor.fail("", error)
             raise
@@ -149,7 +165,7 @@ class LearnerRun:
             self._end(training)
         self._say(training.progress, first_step, time.monotonic() - began)
 
-    def _watch(self, training: Training, source: Source) -> None:
+    def _watch(self, training: Training, source: Source, advise: Adviser) -> None:
         """The main thread's part: show, save now and then, notice that nothing moves."""
         supervisor, interval = self._session.supervisor, self._flags.run.checkpoint_interval
         watchdog, window, saved_at = Watchdog(time.monotonic()), Window(), time.monotonic()
@@ -157,7 +173,7 @@ class LearnerRun:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = source.status(), time.monotonic()
                 shares = window.add(training.reading()) if training.updates_here else UNKNOWN
-                display.show(self._shown(training.progress, status, shares))
+                display.show(self._shown(training.progress, status, shares, advise(shares)))
                 if stall := watchdog.check(training.updates, status, now, source.hanging()):
                     display.warn(stall)
                 if now - saved_at >= interval:
@@ -171,7 +187,13 @@ class LearnerRun:
         except CheckpointNotWritten as error:
             display.warn(f"{error}; the run goes on")
 
-    def _shown(self, progress: Progress, status: dict[str, int], shares: Shares) -> Shown:
+    def _shown(
+        self,
+        progress: Progress,
+        status: dict[str, int],
+        shares: Shares,
+        diagnosis: Diagnosis | None,
+    ) -> Shown:
         return Shown(
             step=progress.step,
             total_steps=self._flags.learning.total_steps,
@@ -183,7 +205,7 @@ class LearnerRun:
             learner_queue_size=status["learner_queue_size"],
             collectors=alive(status),
             shares=shares,
-            diagnosis=diagnose(shares, self._setup),
+            diagnosis=diagnosis,
         )
 
     def _end(self, training: Training) -> None:
