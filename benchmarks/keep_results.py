@@ -11,7 +11,6 @@ docs/results/README.md.
 from __future__ import annotations
 
 import csv
-import json
 import math
 import re
 import statistics
@@ -68,13 +67,20 @@ def _mean(rows: list[dict[str, float]], name: str) -> float | str:
 def table_line(preset: str, program: str, folders: list[Path]) -> str:
     """Preset, program, steps, minutes (median), evaluated means, their median."""
     means = [evaluated_mean(folder) for folder in folders]
-    steps = json.loads((folders[0] / "meta.json").read_text())["args"]["total_steps"]
+    steps = max(steps_trained(folder) for folder in folders)
     minutes = statistics.median(_seconds(folder) / 60 for folder in folders)
     each = ", ".join(f"{mean:g}" for mean in means)
     return (
         f"| [{preset}]({preset}/curve.png) | {program} | {steps:,} | {minutes:.1f} | {each} | "
         f"**{statistics.median(means):g}** |"
     )
+
+
+def steps_trained(folder: Path) -> int:
+    """Where the logs end: the last update goes a little beyond --total_steps, and a run that was
+    stopped has fewer.
+    """
+    return max(int(row["step"]) for row in read_logs(folder))
 
 
 def evaluated_mean(folder: Path) -> float:

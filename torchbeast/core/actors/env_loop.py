@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acting in E environments, step by step: what evaluation and MonoBeast's actors share.
 
-    loop = EnvLoop(env, distribution, seed)
+    loop = EnvLoop(env, distribution, model.initial_state(env.num_envs), seed)
     while True:
         loop.row                 what the environments gave, [E, ...]
         loop.act(model)          the next action, from that row and the recurrent state
