@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from torchbeast.runtime import env_process
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.errors import RunError, UsageError
 
@@ -35,3 +36,9 @@ def test_what_the_environment_raises_is_shown_without_our_own_frames() -> None:
     assert said.startswith("source_envs:CannotBeMade cannot be made: ")
     assert said.endswith("OSError: no ROM in the slot")
     assert "source_envs.py" in said and "factory.py" not in said
+
+
+def test_a_server_names_the_environment_that_cannot_be_made() -> None:
+    pytest.importorskip("libtorchbeast")
+    with pytest.raises(RunError, match="^source_envs:CannotBeMade cannot be made: "):
+        env_process._make_server({"env_id": "source_envs:CannotBeMade", "envs_per_stream": 1})

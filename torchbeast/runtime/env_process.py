@@ -55,9 +55,10 @@ def main(arguments: dict[str, Any]) -> int:
 def _make_server(arguments: dict[str, Any]) -> Any:
     import libtorchbeast
     from torchbeast import envs
+    from torchbeast.runtime.environment import make_environment
 
     env_id, num_envs = arguments["env_id"], arguments["envs_per_stream"]
-    first = [envs.make(env_id, num_envs)]  # made now, so that a wrong name is told at once
+    first = [make_environment(env_id, num_envs)]  # made now, so that a wrong name is told at once
 
     def make() -> Any:
         try:
