@@ -38,7 +38,7 @@ test-cpp: $(VENV)/test-packages
 
 test-python: $(VENV)/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m alone
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
