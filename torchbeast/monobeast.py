@@ -12,7 +12,8 @@ from contextlib import ExitStack, closing
 
 from torch import nn
 
-from torchbeast.runtime.agent import Agent, make_agent, stacked
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import parse
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
@@ -53,7 +54,7 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
 
     def source(learner: Learner[SharedWeights]) -> MonoSource:
         config = _source_config(flags, learner)
-        seen = stacked(spaces[0], spaces[2])
+        seen = stacked_space(spaces[0], spaces[2])
         made = MonoSource(learner.agent, seen, learner.weights, learner.device, config)
         ending.callback(made.end)
         return made

@@ -32,9 +32,10 @@ from torch import Tensor
 from torchbeast import envs
 from torchbeast.core.actors.actor_critic import ModelInputs
 from torchbeast.core.envs import spaces
+from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.agent import Agent, stacked
+from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.diagnosis import ACTOR_STAGES, alive
 from torchbeast.runtime.supervisor import Supervisor
 
@@ -396,7 +397,7 @@ _ROW_FIELDS = (
 def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
     """Nests of ArraySpec; of final_observation without its first dimension."""
     observation, action, frame_stack = setup.spaces()
-    seen = stacked(observation, frame_stack)
+    seen = stacked_space(observation, frame_stack)
     leading = setup.unroll_length + 1, setup.batch_size
 
     def rows(shape: tuple[int, ...], dtype: str) -> spaces.ArraySpec:

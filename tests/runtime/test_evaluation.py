@@ -19,12 +19,13 @@ import torch
 from torchbeast import envs
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.envs.toy import Catch
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime import testing
-from torchbeast.runtime.agent import Agent, default_model, make_agent, stacked
+from torchbeast.runtime.agent import Agent, default_model, make_agent
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.evaluation import Episodes, play, report
 from torchbeast.runtime.flags import EnvironmentFlags, MonoBeastFlags, PolyBeastFlags, RunFlags
@@ -121,7 +122,7 @@ def test_the_policy_of_an_image_too_small_for_the_atari_nets_is_the_small_net() 
 
 def test_frames_are_stacked_along_their_first_dimension() -> None:
     image = ArraySpec((1, 84, 84), "uint8")
-    assert stacked({"camera": image}, 4) == {"camera": ArraySpec((4, 84, 84), "uint8")}
+    assert stacked_space({"camera": image}, 4) == {"camera": ArraySpec((4, 84, 84), "uint8")}
 
 
 @pytest.mark.parametrize("name", ["no_such_model", "no_such_module:Net", "math:pi"])

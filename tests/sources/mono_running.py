@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from compliance.source import Running, Setup
 
-from torchbeast.runtime.agent import make_agent, stacked
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
 from torchbeast.sources.shared_weights import SharedWeights
@@ -39,7 +40,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
         }
     )
     weights = SharedWeights(agent.model, setup.version, ring_size(config.fixed_lag))
-    seen = stacked(observation, frame_stack)
+    seen = stacked_space(observation, frame_stack)
     source = MonoSource(agent, seen, weights, torch.device("cpu"), config)
     supervisor = Supervisor()
     try:

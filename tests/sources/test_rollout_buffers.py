@@ -11,9 +11,10 @@ import torch
 from source_envs import Counting, Nested, Stacked
 
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import flatten, map_leaves2
-from torchbeast.runtime.agent import Agent, make_agent, stacked
+from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.sources.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 T, E = 6, 4
@@ -25,7 +26,7 @@ class Player:
     def __init__(self, env: VecEnv, model: str = "mlp", num_slots: int = 3) -> None:
         space = env.observation_space
         self.agent: Agent = make_agent(model, space, env.action_space, env.frame_stack, True)
-        self.shape = self.agent, stacked(space, env.frame_stack), T
+        self.shape = self.agent, stacked_space(space, env.frame_stack), T
         self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots)
         state = self.agent.model.initial_state(env.num_envs)
         self.loop = EnvLoop(env, self.agent.distribution, state, seed=0)

@@ -9,8 +9,9 @@ from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, is_image
 from torchbeast.core.distributions import ActionDistribution, distribution_for
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
+from torchbeast.core.nest_py import flatten
 from torchbeast.runtime.errors import UsageError
 
 
@@ -32,7 +33,7 @@ def make_agent(
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
     """
-    seen = stacked(observation_space, frame_stack)
+    seen = stacked_space(observation_space, frame_stack)
     name = default_model(seen) if model_name == "auto" else model_name
     try:
         distribution = distribution_for(action_space)
@@ -40,21 +41,6 @@ def make_agent(
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
     return Agent(model, distribution)
-
-
-def stacked(observation_space: ObservationSpace, frame_stack: int) -> ObservationSpace:
-    """The observation as the policy sees it: the newest frames stacked along the first
-    dimension.
-    """
-    if frame_stack == 1:
-        return observation_space
-
-    def stack(spec: ArraySpec) -> ArraySpec:
-        first, *rest = spec.shape
-        return ArraySpec((frame_stack * first, *rest), spec.dtype)
-
-    space: ObservationSpace = map_leaves(stack, observation_space)
-    return space
 
 
 def default_model(observation_space: ObservationSpace) -> str:

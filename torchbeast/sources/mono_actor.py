@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.runtime.agent import make_agent, stacked
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.seeds import seed_of
@@ -96,7 +97,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         )
         rollouts = SharedRollouts(
             agent,
-            stacked(space, env.frame_stack),
+            stacked_space(space, env.frame_stack),
             unroll_length,
             num_envs,
             arguments["num_slots"],

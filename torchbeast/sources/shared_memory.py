@@ -36,7 +36,7 @@ class SharedFile:
 
 def slot_size(specs: Any) -> int:
     """Bytes that a nest of ArraySpec takes."""
-    return sum(_aligned(_size(spec)) for spec in flatten(specs))
+    return sum(aligned(_size(spec)) for spec in flatten(specs))
 
 
 def arrays_at(specs: Any, memory: mmap.mmap, offset: int) -> Any:
@@ -47,7 +47,7 @@ def arrays_at(specs: Any, memory: mmap.mmap, offset: int) -> Any:
         count = math.prod(spec.shape)
         flat = np.frombuffer(memory, dtype=spec.dtype, count=count, offset=offset)
         arrays.append(flat.reshape(spec.shape))
-        offset += _aligned(_size(spec))
+        offset += aligned(_size(spec))
     return pack_as(specs, arrays)
 
 
@@ -55,7 +55,8 @@ def _size(spec: ArraySpec) -> int:
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
-def _aligned(size: int) -> int:
+def aligned(size: int) -> int:
+    """The size up to where the next array may begin."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 

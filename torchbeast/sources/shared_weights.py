@@ -20,10 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchbeast.sources.shared_memory import SharedFile
+from torchbeast.sources.shared_memory import SharedFile, aligned
 
 _HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
-_ALIGNMENT = 64
 _NOTHING = -1  # the version in a place that was never written
 
 
@@ -40,7 +39,7 @@ class SharedWeights:
             raise ValueError(f"a ring has 2 to {_HEADER // 8 - 1} places, got {size}")
         self.size = size
         self._shapes = {name: _layout(tensor) for name, tensor in model.state_dict().items()}
-        self._stride = sum(_aligned(bytes_) for _, _, bytes_ in self._shapes.values())
+        self._stride = sum(aligned(bytes_) for _, _, bytes_ in self._shapes.values())
         self._file = SharedFile(_HEADER + size * max(self._stride, 1), descriptor)
         self._versions = np.frombuffer(self._file.bytes, np.int64, count=size + 1)
         self._places = [self._tensors(place) for place in range(size)]
@@ -107,13 +106,9 @@ class SharedWeights:
                 self._file.bytes, dtype=dtype, count=max(shape.numel(), 1), offset=offset
             )
             tensors[name] = flat[: shape.numel()].view(shape)
-            offset += _aligned(bytes_)
+            offset += aligned(bytes_)
         return tensors
 
 
 def _layout(tensor: Tensor) -> tuple[torch.dtype, torch.Size, int]:
     return tensor.dtype, tensor.shape, max(tensor.numel(), 1) * tensor.element_size()
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
