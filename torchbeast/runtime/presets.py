@@ -94,7 +94,7 @@ PRESETS: dict[str, Preset] = {
             "unroll_length": 20,
             "batch_size": 32,
             "learning_rate": 0.001,
-            "epsilon": 0.0001,
+            "epsilon": 0.03,
             "entropy_cost": 0.002,
             "discounting": 0.95,
             "reward_scale": 0.02,
