@@ -243,6 +243,38 @@ def test_an_update_is_one_rmsprop_step_with_clipped_gradients(make_rollout: Make
     torch.testing.assert_close(algorithm.model.state_dict(), model.state_dict())
 
 
+class Recording(Impala):
+    """Remembers how many columns each backward had."""
+
+    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
+        self.seen = [*getattr(self, "seen", []), rollout.batch_size]
+        return super().losses(rollout)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize(("rows", "columns"), [(1, [1] * 5), (2 * (T + 1), [1, 2, 2])])
+def test_an_update_some_columns_at_a_time_is_the_update_of_all(
+    make_rollout: Make, use_lstm: bool, reduction: str, rows: int, columns: list[int]
+) -> None:
+    """To the accuracy of float32: sums are added up in another order."""
+    model = MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), use_lstm)
+    config = ImpalaConfig(loss_reduction=reduction, total_steps=10_000)
+    distribution = distribution_for(Discrete(ACTIONS))
+    whole = Impala(copy.deepcopy(model), distribution, config)
+    parts = Recording(model, distribution, dataclasses.replace(config, rows_at_once=rows))
+    state = map_leaves(torch.randn_like, model.initial_state(5))
+    rollout = make_rollout(T, 5, **ENDS["both"], state=state)
+    stats, expected = parts.update(rollout), whole.update(rollout)
+    assert parts.seen == columns
+    assert stats == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    for name, parameter in whole.model.named_parameters():
+        torch.testing.assert_close(
+            model.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name
+        )
+    torch.testing.assert_close(model.state_dict(), whole.model.state_dict(), rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("maximum", [0.5, 1e9, math.inf])
 def test_clipping_equals_torchs(maximum: float) -> None:
     ours, theirs = TinyNet(), TinyNet()

@@ -85,6 +85,36 @@ def test_truncations_are_ordered_by_column_then_row_and_row_0_is_not_ours(
     ]
 
 
+def test_a_split_shares_the_columns_out_evenly_and_in_order(make_rollout: Make) -> None:
+    rollout = make_rollout(T, 7, state=(torch.randn(2, 7, 4),))
+    parts = rollout.split(3)
+    assert [part.batch_size for part in parts] == [2, 2, 3]
+    for name in ("observation", "action", "policy_version", "reward"):
+        joined = torch.cat([getattr(part, name) for part in parts], 1)
+        assert torch.equal(joined, getattr(rollout, name)), name
+    states = [part.initial_agent_state[0] for part in parts]
+    assert all(state.is_contiguous() for state in states)
+    assert torch.equal(torch.cat(states, 1), rollout.initial_agent_state[0])
+
+
+def test_each_part_of_a_split_has_the_final_observations_of_its_own_truncations(
+    make_rollout: Make,
+) -> None:
+    places = [(0, 0), (4, 0), (1, 2), (2, 0), (5, 1), (3, 3), (5, 3)]
+    rollout = make_rollout(T, 5, truncated=places)
+    seen = []
+    for part in rollout.split(2):
+        part.check()
+        seen.append(part.final_observation)
+    assert [len(final) for final in seen] == [2, 2, 2]
+    assert torch.equal(torch.cat(seen), rollout.final_observation)
+
+
+def test_what_is_not_wider_than_a_part_is_not_split(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    assert rollout.split(B) == [rollout]
+
+
 def test_finished_episodes_are_whole_games_of_rows_1_to_T(make_rollout: Make) -> None:
     ends = torch.zeros(T + 1, B, dtype=torch.bool)
     ends[0, 0] = ends[3, 1] = ends[5, 2] = True

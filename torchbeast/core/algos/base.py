@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one optimiser step (backward, clip, step, schedule) and all that a checkpoint must hold.
 
+The backward goes over some columns at a time. Losses add up over columns, so the gradients of the
+parts add up to those of the whole, and nothing is computed twice; what one part needs stays in the
+processor's cache.
+
 An algorithm defines `losses`; everything else is here. An algorithm is used by one thread at a
 time.
 """
@@ -16,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.losses import Reduction
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -71,30 +76,56 @@ class Algorithm(ABC):
         *,
         total_steps: int,
         grad_norm_clipping: float,
+        loss_reduction: Reduction = "sum",
+        rows_at_once: int | None = None,
     ) -> None:
+        """loss_reduction: how `losses` joins steps. rows_at_once: rows [T+1, b] of one backward, at
+        least one column; None: all.
+        """
         self.model = model
         self.optimizer = optimizer
         self.schedule = LinearDecay(optimizer, total_steps)
         self.version = 0
         self._grad_norm_clipping = grad_norm_clipping
+        self._loss_reduction = loss_reduction
+        self._rows_at_once = rows_at_once
 
     @abstractmethod
     def losses(self, rollout: Rollout) -> dict[str, Tensor]:
-        """The parts of the loss by name, with their costs; their sum is minimised."""
+        """The parts of the loss by name, with their costs; their sum is minimised.
+
+        No column may depend on another, other than through the sum or mean over all steps.
+        """
 
     def update(self, rollout: Rollout) -> dict[str, float]:
         """Learns from a batch; returns losses, grad_norm (before clipping), learning_rate, lags.
 
         NonFiniteError, before any weight is touched, when a loss or a gradient is NaN or infinite.
         """
-        parts = self.losses(rollout)
-        total = torch.stack(list(parts.values())).sum()
         self.optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
+        losses = self._backward(rollout)
         norm = gradient_norm(self.model.parameters())
-        stats = _fetch({**parts, "total_loss": total, "grad_norm": norm, **self._lags(rollout)})
-        self._check_finite(stats, [*parts, "total_loss"])
+        stats = _fetch({**losses, "grad_norm": norm, **self._lags(rollout)})
+        self._check_finite(stats, list(losses))
         return stats | {"learning_rate": self._apply(stats["grad_norm"], rollout.num_steps)}
+
+    def _backward(self, rollout: Rollout) -> dict[str, Tensor]:
+        """Adds the gradients of all columns to the parameters; the losses, with their total."""
+        sums: dict[str, Tensor] = {}
+        for columns in rollout.split(self._columns_at_once(rollout)):
+            parts = self.losses(columns)
+            if self._loss_reduction == "mean":
+                share = columns.batch_size / rollout.batch_size
+                parts = {name: share * loss for name, loss in parts.items()}
+            parts["total_loss"] = torch.stack(list(parts.values())).sum()
+            parts["total_loss"].backward()  # type: ignore[no-untyped-call]
+            sums = {name: loss.detach() + sums.get(name, 0.0) for name, loss in parts.items()}
+        return sums
+
+    def _columns_at_once(self, rollout: Rollout) -> int:
+        if self._rows_at_once is None:
+            return rollout.batch_size
+        return max(1, self._rows_at_once // len(rollout.reward))
 
     def _apply(self, norm: float, num_steps: int) -> float:
         """Clips, steps and counts; returns the learning rate this was done with."""

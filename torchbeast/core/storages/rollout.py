@@ -11,6 +11,7 @@ and episode_return still belong to the episode that ended.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -63,6 +64,28 @@ class Rollout:
 
         return Rollout(**{f.name: map_leaves(move, getattr(self, f.name)) for f in fields(self)})
 
+    def split(self, max_columns: int) -> list[Rollout]:
+        """The same rollouts, at most so many at a time, shared out evenly. Shares memory."""
+        if max_columns >= self.batch_size:
+            return [self]
+        bounds = _even_bounds(self.batch_size, -(-self.batch_size // max_columns))
+        finals = [0, *self.truncated[1:].sum(0).cumsum(0).tolist()]
+        return [self._columns(start, end, finals) for start, end in pairwise(bounds)]
+
+    def _columns(self, start: int, end: int, finals: list[int]) -> Rollout:
+        """Columns start..end-1; column i's final observations begin at finals[i]."""
+
+        def rows(leaf: Tensor) -> Tensor:
+            return leaf[:, start:end]
+
+        parts = {f.name: map_leaves(rows, getattr(self, f.name)) for f in fields(self)}
+        # An LSTM takes no gaps in its state.
+        parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
+        parts["final_observation"] = map_leaves(
+            lambda leaf: leaf[finals[start] : finals[end]], self.final_observation
+        )
+        return Rollout(**parts)
+
     def truncations(self) -> tuple[Tensor, Tensor]:
         """Rows and columns [K] of the truncations in rows 1..T, by column, then row."""
         columns, rows = self.truncated[1:].T.nonzero(as_tuple=True)
@@ -108,6 +131,11 @@ class Rollout:
             expected = [count, *seen.shape[2:]]
             if list(leaf.shape) != expected:
                 raise ValueError(_mismatch("final_observation", leaf, expected))
+
+
+def _even_bounds(size: int, parts: int) -> list[int]:
+    """Where `parts` parts of `size` begin, and `size`; no two differ by more than one."""
+    return [size * i // parts for i in range(parts + 1)]
 
 
 def _mismatch(name: str, leaf: Tensor, expected: list[Any]) -> str:
