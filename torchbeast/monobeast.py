@@ -68,6 +68,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         env_id=flags.environment.env_id,
         model=flags.model.model,
         use_lstm=flags.model.use_lstm,
+        precision=flags.precision(),
         num_actors=flags.actors.num_actors,
         num_processes=flags.actors.processes(),
         num_buffers=flags.actors.buffers(),

@@ -19,15 +19,13 @@ from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.flags import (
-    ActorFlags,
     LearningFlags,
-    MachineFlags,
     MonoBeastFlags,
     OptimiserFlags,
     PolyBeastFlags,
     RunFlags,
 )
-from torchbeast.runtime.learner_run import Learner, LearnerRun, changed_settings, use_machine
+from torchbeast.runtime.learner_run import Learner, LearnerRun, changed_settings
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
@@ -130,25 +128,12 @@ def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
 
 
-def test_one_gpu_is_enough_and_none_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = torch.get_num_threads()
-    for available, disabled, device in ((True, False, "cuda:0"), (True, True, "cpu")):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
-        machine = MachineFlags(disable_cuda=disabled, torch_threads=threads)
-        assert use_machine(MonoBeastFlags(machine=machine)) == torch.device(device)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    machine = MachineFlags(torch_threads=threads)
-    assert use_machine(MonoBeastFlags(machine=machine)) == torch.device("cpu")
-
-
-def test_with_a_fixed_lag_the_threads_do_not_depend_on_the_machine(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_run_says_what_it_computes_in_and_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("torchbeast.runtime.flags.available_cores", lambda: 7)
-    assert MonoBeastFlags().torch_threads() == 7
-    assert MonoBeastFlags(actors=ActorFlags(fixed_lag=1)).torch_threads() == 1
-    given = MachineFlags(torch_threads=3)
-    assert MonoBeastFlags(actors=ActorFlags(fixed_lag=1), machine=given).torch_threads() == 3
+    train(tmp_path, GOOD)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("Computing on the CPU in ") for line in lines) == 1
 
 
 def no_room(path: Path, checkpoint: object) -> None:

@@ -15,6 +15,9 @@ from typing import Annotated, Literal
 
 import tyro
 
+# Of torchbeast.core.precision, which imports torch; `--help` does not.
+Precision = Literal["auto", "float32", "bfloat16"]
+
 DEFAULT_ENV = "PongNoFrameskip-v4"
 MAX_FIXED_LAG = 509  # two more versions of the weights are what shared memory has places for
 
@@ -202,6 +205,12 @@ class MachineFlags:
     torch_threads: int | None = None
     """Threads of one torch operation on the CPU. Default: the cores this process may use; with
     --fixed_lag 1, because another number adds up in another order."""
+    precision: Precision = "auto"
+    """What features are computed in; everything else is float32. auto: bfloat16 where the hardware
+    multiplies it (AMX, AVX512-BF16, tensor cores), else float32; with --fixed_lag float32."""
+    megabytes_at_once: float | None = None
+    """Observations (MB) whose gradients are computed at once; 0: all. Less fits the cache, more
+    has less overhead; what is learnt is the same. Default: 2.7 on the CPU, all on a GPU."""
     disable_cuda: bool = False
     """Use the CPU although there is a GPU."""
     write_profiler_trace: bool = False
@@ -211,6 +220,7 @@ class MachineFlags:
     def __post_init__(self) -> None:
         _at_least(1, num_learner_threads=self.num_learner_threads)
         _at_least(1, torch_threads=self.torch_threads)
+        _at_least(0, megabytes_at_once=self.megabytes_at_once)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -308,6 +318,10 @@ class LearnerGroups:
     def torch_threads(self) -> int:
         """How many threads one torch operation of the learner has on the CPU."""
         return self.machine.torch_threads or available_cores()
+
+    def precision(self) -> Precision:
+        """What features are computed in."""
+        return self.machine.precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,6 +426,11 @@ class MonoBeastFlags(LearnerGroups):
         """With a fixed lag the same on every machine."""
         fixed = self.actors.fixed_lag is not None and self.machine.torch_threads is None
         return 1 if fixed else super().torch_threads()
+
+    def precision(self) -> Precision:
+        """With a fixed lag the same on every machine."""
+        fixed = self.actors.fixed_lag is not None and self.machine.precision == "auto"
+        return "float32" if fixed else super().precision()
 
     def _check_fixed_lag(self) -> None:
         each, rest = divmod(self.actors.num_actors, self.actors.processes())

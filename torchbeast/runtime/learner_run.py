@@ -6,6 +6,7 @@ Every learner program uses this; what differs between them is how the source is 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import secrets
@@ -26,6 +27,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.compute import choose
 from torchbeast.runtime.diagnosis import (
     UNKNOWN,
     Diagnosis,
@@ -76,13 +78,6 @@ class Learner(Generic[Weights]):
     seed: int  # of the environments; another one after each resumption
 
 
-def use_machine(flags: LearnerGroups) -> torch.device:
-    """Sets torch's threads and chooses the device."""
-    torch.set_num_threads(flags.torch_threads())
-    use_cuda = torch.cuda.is_available() and not flags.machine.disable_cuda
-    return torch.device("cuda:0" if use_cuda else "cpu")
-
-
 def threads_for(count: int | None, device: torch.device) -> int:
     """How many threads, when the flags leave it open: two hide a GPU's transfers."""
     return count or (2 if device.type == "cuda" else 1)
@@ -108,10 +103,16 @@ class LearnerRun:
         make_source: Callable[[Learner[Weights]], StartableSource],
     ) -> None:
         """Learns until the end, whatever ends it, and says what came of it."""
-        device = use_machine(self._flags)
-        agent = make_agent()
+        compute = choose(self._flags)
+        print(compute, flush=True)
+        torch.set_num_threads(compute.threads)
+        agent, device = make_agent(), compute.device
         agent.model.to(device)
-        algo = Impala(agent.model, agent.distribution, impala_config(self._flags))
+        agent.model.compute_dtype = compute.dtype
+        config = dataclasses.replace(
+            impala_config(self._flags), bytes_at_once=compute.bytes_at_once
+        )
+        algo = Impala(agent.model, agent.distribution, config)
         progress = self._resume(algo)
         if progress.step >= self._flags.learning.total_steps:
             self._say_complete(progress)

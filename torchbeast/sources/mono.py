@@ -30,6 +30,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.envs.spaces import ObservationSpace
+from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.child_process import ChildProcess, ProcessDied, end_all
@@ -62,6 +63,7 @@ class MonoSourceConfig:
     env_id: str
     model: str  # the name from which every actor makes its own copy
     use_lstm: bool
+    precision: Precision = "float32"  # of the actors' features, on the CPU
     num_actors: int  # environments in all
     num_processes: int  # that they are spread over
     num_buffers: int  # rollouts in shared memory, at least one for each process
@@ -250,6 +252,7 @@ class MonoSource:
             "env_id": config.env_id,
             "model": config.model,
             "use_lstm": config.use_lstm,
+            "precision": config.precision,
             "unroll_length": config.unroll_length,
             "num_envs": actor.num_envs,
             "num_slots": len(actor.rollouts.slots),

@@ -29,6 +29,7 @@ import torch
 
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.precision import dtype_for
 from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
 from torchbeast.runtime.environment import make_environment
@@ -92,6 +93,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         agent = make_agent(
             arguments["model"], space, env.action_space, env.frame_stack, arguments["use_lstm"]
         )
+        agent.model.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
         weights = SharedWeights(
             agent.model, size=arguments["ring_size"], descriptor=arguments["weights"]
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from torchbeast.core.nest_py import Nest
@@ -38,8 +39,13 @@ class ActorCritic(nn.Module):
     forward neither samples nor keeps anything between calls: given the same weights and inputs it
     returns the same.
     A row whose done is true starts an episode: the state from before is forgotten first, per
-    column.
+    column. Columns do not see each other: the learner may give some at a time.
+
+    compute_dtype: what features may be computed in, set by the program before it learns or acts.
+    Outputs and state are float32 in any case.
     """
+
+    compute_dtype: torch.dtype = torch.float32
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         """The state at the start, leaves [layers, batch_size, hidden]; () when feed-forward."""

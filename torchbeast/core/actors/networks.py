@@ -33,6 +33,7 @@ from torchbeast.core.actors.torsos import (
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten
+from torchbeast.core.precision import computing_in
 
 # Width of the layers over leaves that are not images.
 _VECTOR_SIZE = 128
@@ -95,9 +96,10 @@ class TorsoActorCritic(ActorCritic):
         """[T, B, core_input_size]."""
         steps, batch = inputs.reward.shape
         leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
-        seen = [torso(leaf) for torso, leaf in zip(self._torsos, leaves, strict=True)]
-        features = F.relu(self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1)))
-        parts = [features.view(steps, batch, -1), inputs.reward.clamp(-1, 1).unsqueeze(-1)]
+        with computing_in(self.compute_dtype, inputs.reward.device):
+            seen = [torso(leaf) for torso, leaf in zip(self._torsos, leaves, strict=True)]
+            features = F.relu(self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1)))
+        parts = [features.float().view(steps, batch, -1), inputs.reward.clamp(-1, 1).unsqueeze(-1)]
         if self._sees_last_action:
             parts.append(self._actions.features(inputs.last_action))
         return torch.cat(parts, -1)

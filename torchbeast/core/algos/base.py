@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.losses import Reduction
+from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -77,10 +78,10 @@ class Algorithm(ABC):
         total_steps: int,
         grad_norm_clipping: float,
         loss_reduction: Reduction = "sum",
-        rows_at_once: int | None = None,
+        bytes_at_once: int | None = None,
     ) -> None:
-        """loss_reduction: how `losses` joins steps. rows_at_once: rows [T+1, b] of one backward, at
-        least one column; None: all.
+        """loss_reduction: how `losses` joins steps. bytes_at_once: of the observations of one
+        backward, which has at least one column; None: all. Changes nothing but speed.
         """
         self.model = model
         self.optimizer = optimizer
@@ -88,7 +89,7 @@ class Algorithm(ABC):
         self.version = 0
         self._grad_norm_clipping = grad_norm_clipping
         self._loss_reduction = loss_reduction
-        self._rows_at_once = rows_at_once
+        self._bytes_at_once = bytes_at_once
 
     @abstractmethod
     def losses(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -123,9 +124,10 @@ class Algorithm(ABC):
         return sums
 
     def _columns_at_once(self, rollout: Rollout) -> int:
-        if self._rows_at_once is None:
+        if self._bytes_at_once is None:
             return rollout.batch_size
-        return max(1, self._rows_at_once // len(rollout.reward))
+        column: int = sum(leaf[:, 0].nbytes for leaf in flatten(rollout.observation))
+        return max(1, self._bytes_at_once // max(1, column))
 
     def _apply(self, norm: float, num_steps: int) -> float:
         """Clips, steps and counts; returns the learning rate this was done with."""

@@ -43,7 +43,7 @@ class ImpalaConfig:
     grad_norm_clipping: float = 40.0  # largest norm of the gradient
     total_steps: int = 100_000  # steps over which the learning rate goes to 0
     loss_reduction: losses.Reduction = "sum"  # over time and batch
-    rows_at_once: int | None = None  # of one backward, T + 1 a column; None: all. Speed only
+    bytes_at_once: int | None = None  # of observations in one backward; None: all. Speed only
 
     def __post_init__(self) -> None:
         _check_choice("reward_clipping", self.reward_clipping, get_args(losses.RewardClipping))
@@ -74,7 +74,7 @@ class Impala(Algorithm):
             total_steps=config.total_steps,
             grad_norm_clipping=config.grad_norm_clipping,
             loss_reduction=config.loss_reduction,
-            rows_at_once=config.rows_at_once,
+            bytes_at_once=config.bytes_at_once,
         )
         self._distribution = distribution
         self._config = config

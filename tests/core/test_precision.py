@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which numbers networks are computed in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchbeast.core import precision
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+def cpu_info(flags: str) -> str:
+    return f"processor\t: 0\nmodel name\t: A\n{flags}\n\nprocessor\t: 1\n{flags}\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("flags\t\t: fpu avx512f avx512_vnni", torch.float32),
+        ("flags\t\t: fpu avx512f avx512_bf16", torch.bfloat16),
+        ("flags\t\t: fpu amx_bf16 amx_tile", torch.bfloat16),
+        ("Features\t: fp asimd bf16", torch.bfloat16),
+        ("Features\t: fp asimd", torch.float32),
+        ("vmx flags\t: bf16", torch.float32),
+        ("", torch.float32),
+    ],
+)
+def test_a_cpu_computes_in_bfloat16_where_it_multiplies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, expected: torch.dtype
+) -> None:
+    (tmp_path / "cpuinfo").write_text(cpu_info(flags))
+    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert precision.dtype_for("auto", CPU) == expected
+
+
+def test_a_system_that_does_not_tell_its_cpu_computes_in_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "missing")
+    assert precision.dtype_for("auto", CPU) == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("capability", "expected"),
+    [((7, 5), torch.float32), ((8, 0), torch.bfloat16), ((9, 0), torch.bfloat16)],
+)
+def test_a_gpu_computes_in_bfloat16_where_it_has_tensor_cores_for_it(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert precision.dtype_for("auto", GPU) == expected
+
+
+def test_what_is_asked_for_is_used_whatever_the_hardware() -> None:
+    assert precision.dtype_for("float32", GPU) == torch.float32
+    assert precision.dtype_for("bfloat16", CPU) == torch.bfloat16
