@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The networks alone: microseconds a row to learn from and to act on Atari observations.
+
+Every combination of what is asked for, in turn; beside it the share of the machine's own rate of
+matrix products (float32, measured here) that it reaches. "first" is the layout of memory that
+torchbeast does not use.
+
+python benchmarks/compute.py learn --models shallow deep --layouts last first --megabytes 2.7 0
+python benchmarks/compute.py infer --models shallow deep --rows 8 16 32 64 --threads 1 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from figures import in_turn, print_table, write_json
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from torchbeast.core.actors import torsos
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.policy import act
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.precision import dtype_for
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime.agent import make_agent
+from torchbeast.runtime.flags import available_cores
+
+FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
+LAYOUTS = {
+    "last": torsos.as_images,
+    "first": lambda frames: torsos.channels_first(torsos.as_float(frames)),
+}
+
+
+class Case(NamedTuple):
+    """What is run."""
+
+    model: str
+    precision: str
+    layout: str
+    threads: int
+    size: float  # of one piece: rows to act on, megabytes to learn from
+
+    def name(self, unit: str) -> str:
+        model, precision, layout, threads, size = self
+        return f"{model}, {precision}, channels {layout}, {threads} threads, {size:g} {unit}"
+
+
+def main() -> None:
+    arguments = _arguments()
+    is_learning = arguments.what == "learn"
+    sizes, unit = (arguments.megabytes, "MB") if is_learning else (arguments.rows, "rows")
+    cases = itertools.product(
+        arguments.models, arguments.precision, arguments.layouts, arguments.threads, sizes
+    )
+    make = _learning if is_learning else _inference
+    runs, flops = {}, {}
+    for case in itertools.starmap(Case, cases):
+        name = case.name(unit)
+        runs[name] = functools.partial(_timed, make(case, arguments), case)
+        flops[name] = _flops(case, arguments, is_learning)
+        runs[name]()  # the first is slower
+    products = {threads: _products(threads) for threads in arguments.threads}
+    figures = in_turn(runs, arguments.repeats)
+    print_table(figures, "us a row")
+    print("\nGFLOP/s, and the share of matrix products' rate:")
+    for name, values in figures.items():
+        rate = flops[name] / statistics.median(values) / 1e3
+        of = products[int(name.split(", ")[3].split()[0])]
+        print(f"{name}: {rate:.0f}, {rate / of:.0%} of {of:.0f}")
+    write_json(arguments.json, arguments, us_a_row=figures, flops_a_row=flops, gflops=products)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["learn", "infer"])
+    parser.add_argument("--models", nargs="+", default=["shallow", "deep"])
+    parser.add_argument("--use_lstm", action="store_true")
+    parser.add_argument("--precision", nargs="+", default=["auto"])
+    parser.add_argument("--layouts", nargs="+", default=["last"], choices=list(LAYOUTS))
+    parser.add_argument("--threads", type=int, nargs="+", default=[available_cores()])
+    parser.add_argument("--rows", type=int, nargs="+", default=[32], help="of an inference batch")
+    parser.add_argument("--megabytes", type=float, nargs="+", default=[2.7], help="0: all")
+    parser.add_argument("--unroll_length", type=int, default=20)
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    return parser.parse_args()
+
+
+def _timed(run: Callable[[], int], case: Case) -> float:
+    """Microseconds a row."""
+    torch.set_num_threads(case.threads)
+    torsos.as_images = LAYOUTS[case.layout]
+    before = time.perf_counter()
+    rows = run()
+    return (time.perf_counter() - before) / rows * 1e6
+
+
+def _model(case: Case, use_lstm: bool) -> ActorCritic:
+    model = make_agent(case.model, FRAMES, ACTIONS, 1, use_lstm).model
+    model.compute_dtype = dtype_for(case.precision, torch.device("cpu"))
+    return model
+
+
+def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
+    """An update; a row is a step learnt."""
+    config = ImpalaConfig(total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None)
+    model = _model(case, arguments.use_lstm)
+    algo = Impala(model, distribution_for(ACTIONS), config)
+    rollout = _rollout(model, arguments.unroll_length, arguments.batch_size)
+
+    def run() -> int:
+        algo.update(rollout)
+        return rollout.num_steps
+
+    return run
+
+
+def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
+    """Ten batches."""
+    model, rows, batches = _model(case, arguments.use_lstm), int(case.size), 10
+    inputs, state = _inputs(1, rows), model.initial_state(rows)
+
+    def run() -> int:
+        for _ in range(batches):
+            act(model, distribution_for(ACTIONS), inputs, state)
+        return rows * batches
+
+    return run
+
+
+def _flops(case: Case, arguments: argparse.Namespace, is_learning: bool) -> float:
+    """Floating-point operations a row, counted with one."""
+    model = _model(case, arguments.use_lstm)
+    with FlopCounterMode(display=False) as counter:
+        output = model(_inputs(1, 1), model.initial_state(1))
+        if is_learning:
+            (output.policy_logits.sum() + output.baseline.sum()).backward()
+    return float(counter.get_total_flops())
+
+
+def _products(threads: int) -> float:
+    """GFLOP/s of the best of ten products of large float32 matrices."""
+    torch.set_num_threads(threads)
+    a, b = torch.randn(2, 2048, 2048)
+    seconds = []
+    for _ in range(10):
+        before = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - before)
+    return 2 * 2048**3 / min(seconds) / 1e9
+
+
+def _inputs(steps: int, batch: int) -> ModelInputs:
+    shape = (steps, batch)
+    return ModelInputs(
+        _frames(*shape),
+        torch.zeros(shape),
+        torch.zeros(shape, dtype=torch.bool),
+        torch.zeros(shape, dtype=torch.int64),
+    )
+
+
+def _frames(*shape: int) -> Tensor:
+    return torch.randint(256, (*shape, *FRAMES.shape), dtype=torch.uint8)
+
+
+def _rollout(model: ActorCritic, unroll_length: int, batch_size: int) -> Rollout:
+    """A batch without truncations, in which an episode ends every 500 steps."""
+    shape = (unroll_length + 1, batch_size)
+    nothing = torch.zeros(shape)
+    done = torch.rand(shape) < 0.002
+    return Rollout(
+        observation=_frames(*shape),
+        reward=nothing,
+        done=done,
+        episode_step=nothing.int(),
+        episode_return=nothing,
+        action=nothing.long(),
+        policy_logits=torch.zeros(*shape, ACTIONS.n),
+        baseline=nothing,
+        initial_agent_state=model.initial_state(batch_size),
+        truncated=torch.zeros(shape, dtype=torch.bool),
+        episode_end=done,
+        policy_version=nothing.long(),
+        final_observation=_frames(0),
+    )
+
+
+if __name__ == "__main__":
+    main()

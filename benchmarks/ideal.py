@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The yardstick: one process that in turn steps, infers and learns; no transport, no idling.
+
+The distance of PolyBeast and MonoBeast to it is what their machinery costs, or what overlapping
+gains. Same environments, networks, loss and optimiser as theirs.
+
+python benchmarks/ideal.py [--model deep] [--num_envs 32] [--megabytes_at_once 2.7 0] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from figures import in_turn, print_table, write_json
+
+from torchbeast import envs
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.precision import dtype_for
+from torchbeast.runtime.agent import Agent, make_agent, stacked
+from torchbeast.runtime.flags import available_cores
+from torchbeast.sources.rollout_buffers import Batch, SharedRollouts, SlotWriter
+
+STAGES = ("environment", "inference", "learning")
+
+
+def main() -> None:
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    loops = {_name(arguments, size): _loop(arguments, size) for size in _sizes(arguments)}
+    for loop in loops.values():
+        next(loop)  # the first update is slower
+    runs = {name: functools.partial(_updates, loop, arguments) for name, loop in loops.items()}
+    figures = in_turn(runs, arguments.repeats)
+    print_table(figures, "steps/s")
+    shares = {name: next(loop) for name, loop in loops.items()}
+    for name, seconds in shares.items():
+        steps = arguments.num_envs * arguments.unroll_length
+        stages = ", ".join(f"{stage} {seconds[stage] / steps * 1e6:,.0f}" for stage in STAGES)
+        print(f"{name}, us a step: {stages}")
+    write_json(arguments.json, arguments, steps_per_second=figures, seconds_of_an_update=shares)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="PongNoFrameskip-v4")
+    parser.add_argument("--model", default="deep")
+    parser.add_argument("--use_lstm", action="store_true")
+    parser.add_argument("--num_envs", type=int, default=32, help="also the rollouts of an update")
+    parser.add_argument("--unroll_length", type=int, default=20)
+    parser.add_argument("--precision", nargs="+", default=["auto"])
+    parser.add_argument("--megabytes_at_once", type=float, nargs="+", default=[2.7])
+    parser.add_argument("--threads", type=int, default=available_cores())
+    parser.add_argument("--updates", type=int, default=2, help="in one run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    return parser.parse_args()
+
+
+def _sizes(arguments: argparse.Namespace) -> list[tuple[str, float]]:
+    return [(p, size) for p in arguments.precision for size in arguments.megabytes_at_once]
+
+
+def _name(arguments: argparse.Namespace, size: tuple[str, float]) -> str:
+    return f"{arguments.model}, {size[0]}, {size[1]:g} MB at once"
+
+
+def _updates(loop: Iterator[dict[str, float]], arguments: argparse.Namespace) -> float:
+    """Steps a second of some updates."""
+    began = time.perf_counter()
+    for _ in range(arguments.updates):
+        next(loop)
+    steps = arguments.updates * arguments.num_envs * arguments.unroll_length
+    return steps / (time.perf_counter() - began)
+
+
+def _loop(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[dict[str, float]]:
+    """The loop itself; yields the seconds of each update's stages."""
+    precision, megabytes = size
+    env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)
+    agent = make_agent(
+        arguments.model,
+        env.observation_space,
+        env.action_space,
+        env.frame_stack,
+        arguments.use_lstm,
+    )
+    agent.model.compute_dtype = dtype_for(precision, torch.device("cpu"))
+    config = ImpalaConfig(total_steps=10**9, bytes_at_once=int(megabytes * 1e6) or None)
+    algo = Impala(agent.model, agent.distribution, config)
+    seen = stacked(env.observation_space, env.frame_stack)
+    shape = agent, seen, arguments.unroll_length, arguments.num_envs
+    slot, batch = SharedRollouts(*shape, 1), Batch(*shape, pin=False)
+    loop = EnvLoop(env, agent.distribution, agent.model.initial_state(arguments.num_envs), 1)
+    while True:
+        seconds = _act(loop, agent, SlotWriter(slot.slots[0], loop.core_state), arguments)
+        before = time.perf_counter()
+        batch.clear()
+        batch.add(slot.slots[0], 0, arguments.num_envs)
+        algo.update(batch.rollout())
+        yield seconds | {"learning": time.perf_counter() - before}
+
+
+def _act(
+    loop: EnvLoop, agent: Agent, writer: SlotWriter, arguments: argparse.Namespace
+) -> dict[str, float]:
+    """Writes one rollout of every environment."""
+    inference = environment = 0.0
+    writer.write(0, loop.row, loop.agent, 0)
+    for t in range(1, arguments.unroll_length + 1):
+        before = time.perf_counter()
+        loop.act(agent.model)
+        acted = time.perf_counter()
+        loop.step()
+        writer.write(t, loop.row, loop.agent, 0)
+        inference += acted - before
+        environment += time.perf_counter() - acted
+    return {"inference": inference, "environment": environment}
+
+
+if __name__ == "__main__":
+    main()
