@@ -15,8 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.base import NonFiniteError, clip_gradients, gradient_norm
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.algos.base import (
+    NonFiniteError,
+    clip_gradients,
+    gradient_norm,
+    least_columns,
+)
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.distributions import distribution_for
@@ -274,6 +279,24 @@ def test_an_update_some_columns_at_a_time_is_the_update_of_all(
             model.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name
         )
     torch.testing.assert_close(model.state_dict(), whole.model.state_dict(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("net", "expected"), [(MLPNet, 1), (DeepNet, 2), (AtariNet, 9)])
+def test_a_large_recurrent_layer_is_not_fed_few_columns_at_a_time(net: Any, expected: int) -> None:
+    """Their LSTMs have 0.6, 2.1 and 17 MB."""
+    frames = ArraySpec((4, 84, 84), "uint8")
+    assert least_columns(net(frames, Discrete(6), True)) == expected
+    assert least_columns(net(frames, Discrete(6), False)) == 1
+
+
+def test_pieces_are_as_wide_as_a_recurrent_layer_needs(
+    make_rollout: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchbeast.core.algos.base.least_columns", lambda model: 3)
+    config = ImpalaConfig(total_steps=10_000, bytes_at_once=1)
+    algorithm = Recording(TinyNet(), distribution_for(Discrete(ACTIONS)), config)
+    algorithm.update(make_rollout(T, 6))
+    assert algorithm.seen == [3, 3]
 
 
 @pytest.mark.parametrize("maximum", [0.5, 1e9, math.inf])
