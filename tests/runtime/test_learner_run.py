@@ -19,6 +19,7 @@ from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.flags import (
+    ActorFlags,
     LearningFlags,
     MonoBeastFlags,
     OptimiserFlags,
