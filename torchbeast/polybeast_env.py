@@ -6,6 +6,7 @@ python -m torchbeast.polybeast_env --num_servers 10
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -36,23 +37,27 @@ def run(flags: PolyBeastEnvFlags) -> int:
     with supervisor.signals():
         servers = EnvServers(supervisor, flags.environment.env_id, plans, addresses)
         try:
-            _serve(servers, supervisor, flags.environment.env_id, sum(p.num_envs for p in plans))
+            if servers.wait_ready():
+                print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
+            while not supervisor.wait(_POLL_S):
+                pass
         finally:
             servers.close()
     raise_failure(supervisor.failure)
     return EXIT_DONE
 
 
-def _serve(servers: EnvServers, supervisor: Supervisor, env: str, num_envs: int) -> None:
-    if servers.wait_ready():
-        first, last = servers.addresses[0], servers.addresses[-1]
-        print(
-            f"Serving {num_envs} environments of {env} at {first} to {last}; Ctrl-C ends it.\n"
-            f"Learn from them: python -m torchbeast.polybeast_learner --num_actors {num_envs}",
-            flush=True,
-        )
-    while not supervisor.wait(_POLL_S):
-        pass
+def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
+    """What is served, and the command that learns from it."""
+    first, last = addresses[0], addresses[-1]
+    where = first if first == last else f"{first} to {last}"
+    basename = flags.servers.pipes_basename
+    given = f" --pipes_basename {shlex.quote(basename)}" if basename else ""
+    return (
+        f"Serving {num_envs} environments of {flags.environment.env_id} at {where}; Ctrl-C ends it."
+        "\nLearn from them: python -m torchbeast.polybeast_learner "
+        f"--num_actors {num_envs}{given}"
+    )
 
 
 if __name__ == "__main__":

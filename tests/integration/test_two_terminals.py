@@ -40,6 +40,7 @@ def test_a_basename_that_is_given_is_used(workshop: Workshop) -> None:
         "polybeast_env", "--env", "Catch", "--num_servers", "1", "--pipes_basename", basename
     )
     servers.wait_for("Serving 1 environments")
+    servers.wait_for(rf"polybeast_learner --num_actors 1 --pipes_basename {basename}$")
     assert [path.name for path in workshop.sockets()] == ["mine.0"]
     args = [*SMALL, "--num_actors", "1", "--pipes_basename", basename, "--env", "Catch"]
     code, said = workshop.run("polybeast_learner", *args)
