@@ -99,7 +99,7 @@ PRESETS: dict[str, Preset] = {
             "discounting": 0.95,
             "reward_scale": 0.02,
             "reward_clipping": "none",
-            "total_steps": 400_000,
+            "total_steps": 1_200_000,
         },
     ),
     "minatar-breakout": Preset(
