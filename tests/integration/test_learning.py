@@ -37,8 +37,7 @@ def evaluated(workshop: Workshop, program: str, preset: str, *flags: str) -> flo
     ids=["mono-catch", "poly-catch", "poly-memory"],
 )
 def test_a_toy_task_is_learnt(workshop: Workshop, program: str, preset: str) -> None:
-    half = ["--total_steps", "25000"]  # of the preset's; it reaches 1 after 10,000 to 20,000
-    assert evaluated(workshop, program, preset, *half) >= 0.9
+    assert evaluated(workshop, program, preset) >= 0.9
 
 
 def test_a_policy_without_memory_cannot_do_the_memory_task(workshop: Workshop) -> None:
