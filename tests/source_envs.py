@@ -6,8 +6,10 @@ Named `source_envs:NAME`, also in processes that a test starts.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -185,6 +187,19 @@ class CannotBeMade(Numbered):
 
     def __init__(self, num_envs: int) -> None:
         raise OSError("no ROM in the slot")
+
+
+class FirstHangs(Numbered):
+    """The first process that steps it writes its id into $MARKER and never ends that step."""
+
+    env_id = "source_envs:FirstHangs"
+
+    def step(self, action: Any) -> VecStep:
+        with contextlib.suppress(FileExistsError), open(os.environ["MARKER"], "x") as marker:
+            marker.write(str(os.getpid()))
+            marker.flush()
+            threading.Event().wait()
+        return super().step(action)
 
 
 class Crashes(Numbered):

@@ -13,6 +13,7 @@ import signal
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 import pytest
@@ -112,6 +113,20 @@ def test_an_actor_that_dies_before_it_has_worked_fails_the_run() -> None:
     assert failure is not None and isinstance(failure.error, ProcessDied)
     assert failure.origin == "actor 0"
     assert "exited with code 3" in str(failure) and "out of memory in the emulator" in str(failure)
+
+
+def test_it_is_replaced_where_another_has_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "pid"
+    monkeypatch.setenv("MARKER", str(marker))
+    setup = dataclasses.replace(NUMBERED, env_id="source_envs:FirstHangs")
+    with running_mono(setup) as running:
+        next(iter(running.source.batches()))  # written by the other: a batch is one actor's
+        wait_for(lambda: marker.exists() and marker.read_text(), LATE)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
+        wait_for(lambda: running.source.status()["replaced_actors"] == 1, LATE)
+    assert running.supervisor.failure is None
 
 
 def test_an_actor_that_dies_again_and_again_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,7 @@ class MonoSource:
         self._done: queue.Queue[tuple[_Actor, int] | None] = queue.Queue()
         self._lock = threading.Lock()
         self._replaced = 0
+        self._any_has_worked = False
         self._closed = threading.Event()
         shape = agent, observation_space, config.unroll_length
         pin = device.type == "cuda"
@@ -218,14 +219,15 @@ class MonoSource:
 
     def report(self, actor: _Actor, slot: int) -> None:
         """An actor has written a rollout."""
+        self._any_has_worked = True
         self._done.put((actor, slot))
 
     def actor_ended(self, actor: _Actor, error: Exception) -> None:
-        """One that died after it had worked is replaced, but not again and again; any other end is
-        the run's failure.
+        """One that died is replaced, but not again and again, and not before some actor has
+        worked: until then all of them may die of one cause. Any other end is the run's failure.
         """
         assert self._supervisor is not None
-        if not isinstance(error, ProcessDied) or not actor.has_worked:
+        if not isinstance(error, ProcessDied) or not self._any_has_worked:
             self._supervisor.fail(actor.name, error)
             return
         if seconds := actor.died_again_and_again():
@@ -319,7 +321,6 @@ class _Actor:
         self.rollouts, self.activity = rollouts, activity
         self.num_envs = rollouts.num_envs
         self.incarnation = 0
-        self.has_worked = False
         self.alive = False
         self.process: ChildProcess | None = None
         self._source = source
@@ -376,7 +377,6 @@ class _Actor:
         self.process.send({"slot": slot, "version": version})
 
     def _report(self, report: dict[str, Any]) -> None:
-        self.has_worked = True
         self._granted.pop(report["slot"], None)
         self._source.report(self, report["slot"])
 
