@@ -21,8 +21,9 @@ from figures import in_turn, print_table, write_json
 from torchbeast import envs
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import dtype_for
-from torchbeast.runtime.agent import Agent, make_agent, stacked
+from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.flags import available_cores
 from torchbeast.sources.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
@@ -93,7 +94,7 @@ def _loop(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[di
     agent.model.compute_dtype = dtype_for(precision, torch.device("cpu"))
     config = ImpalaConfig(total_steps=10**9, bytes_at_once=int(megabytes * 1e6) or None)
     algo = Impala(agent.model, agent.distribution, config)
-    seen = stacked(env.observation_space, env.frame_stack)
+    seen = stacked_space(env.observation_space, env.frame_stack)
     shape = agent, seen, arguments.unroll_length, arguments.num_envs
     slot, batch = SharedRollouts(*shape, 1), Batch(*shape, pin=False)
     loop = EnvLoop(env, agent.distribution, agent.model.initial_state(arguments.num_envs), 1)
