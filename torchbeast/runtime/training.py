@@ -26,6 +26,7 @@ from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime.device_lane import DeviceLane
 from torchbeast.runtime.diagnosis import Reading, spent
 from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.learner_clock import LearnerClock
@@ -187,21 +188,24 @@ class Training:
         }
 
     def _learn(self) -> None:
+        lane = DeviceLane(self._parts.device)
         for rollout in self._parts.source.batches():
-            batch = rollout.to(self._parts.device)
+            with lane:  # while another thread's batch is learnt
+                batch = rollout.map(lane.send)
             with self._lock:
                 if self._parts.supervisor.ended:
                     return
                 with self._clock.learning():
-                    self._update(batch)
+                    self._update(batch.map(lane.hand_over), rollout)
 
-    def _update(self, batch: Rollout) -> None:
+    def _update(self, batch: Rollout, on_host: Rollout) -> None:
         before = time.perf_counter()
         with self._traced():
             figures = self._update_weights(batch)
         self.progress.step += batch.num_steps
         self._parts.weights.publish(self._parts.model, self._parts.algo.version)
-        self._record(batch, {**figures, "update_seconds": time.perf_counter() - before})
+        # Episodes are counted on the host: nothing waits for the device once more.
+        self._record(on_host, {**figures, "update_seconds": time.perf_counter() - before})
         if self.progress.step >= self._total_steps:
             self._parts.supervisor.stop(DONE)
 

@@ -22,6 +22,7 @@ class Snapshot:
 
     version: int
     tensors: dict[str, Tensor]
+    written: torch.cuda.Event | None  # the GPU has made the copy; None: no GPU
 
 
 class Publisher(Protocol):
@@ -52,10 +53,26 @@ class PublishedWeights:
         """
         snapshot = self._snapshot
         if snapshot.version != version:
-            replica.load_state_dict(snapshot.tensors)
+            _load(replica, snapshot)
         return snapshot.version
 
 
 @torch.no_grad()
 def _snapshot(model: nn.Module, version: int) -> Snapshot:
-    return Snapshot(version, {k: v.detach().clone() for k, v in model.state_dict().items()})
+    tensors = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    written = None
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        written = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        written.record()
+    return Snapshot(version, tensors, written)
+
+
+def _load(replica: nn.Module, snapshot: Snapshot) -> None:
+    """Streams differ: the reader's waits for the copy, whose memory is kept until it has read."""
+    if snapshot.written is None:
+        replica.load_state_dict(snapshot.tensors)
+        return
+    snapshot.written.wait()
+    replica.load_state_dict(snapshot.tensors)
+    for tensor in snapshot.tensors.values():
+        tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -25,6 +25,7 @@ from torchbeast.core.actors.policy import act
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime.device_lane import DeviceLane
 from torchbeast.runtime.env_plan import rollout_columns
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
@@ -123,24 +124,26 @@ class PolySource:
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
         replica, version = copy.deepcopy(self._model), None
+        lane = DeviceLane(self._device)
         for batch in self._batcher:
-            version = self._weights.refresh(replica, version)
-            outputs = self._answer(replica, batch.get_inputs())
+            with lane:
+                version = self._weights.refresh(replica, version)
+                outputs = self._answer(replica, batch.get_inputs(), lane)
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
                 return
 
-    def _answer(self, replica: ActorCritic, inputs: Any) -> Any:
+    def _answer(self, replica: ActorCritic, inputs: Any, lane: DeviceLane) -> Any:
         """`((action, policy_logits, baseline), (core_state, action))` for one batch, on the CPU."""
-        env, (core_state, last_action) = map_leaves(self._to_device, inputs)
-        observation, reward, done, _, _ = env
-        model_inputs = ModelInputs(observation, reward, done, last_action)
-        agent, new_state = act(replica, self._distribution, model_inputs, core_state)
-        return map_leaves(lambda leaf: leaf.cpu(), (agent, (new_state, agent[0])))
-
-    def _to_device(self, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.to(self._device)
+        (observation, reward, done, _, _), (core_state, last_action) = inputs
+        seen = (observation, reward, done, last_action), core_state
+        model_inputs, state = map_leaves(lane.send, seen)
+        agent, new_state = act(replica, self._distribution, ModelInputs(*model_inputs), state)
+        answer = map_leaves(lane.fetch, (*agent, new_state))
+        lane.wait()
+        action, policy_logits, baseline, new_state = answer
+        return (action, policy_logits, baseline), (new_state, action)
 
 
 def _learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:

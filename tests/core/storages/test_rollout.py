@@ -124,9 +124,9 @@ def test_finished_episodes_are_whole_games_of_rows_1_to_T(make_rollout: Make) ->
     assert lengths == [rollout.episode_step[3, 1].item(), rollout.episode_step[5, 2].item()]
 
 
-def test_to_moves_every_leaf(make_rollout: Make) -> None:
+def test_map_reaches_every_leaf(make_rollout: Make) -> None:
     rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),))
-    moved = rollout.to("meta")
+    moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
         leaf = getattr(moved, field.name)
         leaf = leaf[0] if isinstance(leaf, tuple) else leaf

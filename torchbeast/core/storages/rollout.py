@@ -10,11 +10,11 @@ and episode_return still belong to the episode that ended.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
@@ -56,13 +56,11 @@ class Rollout:
         """T * B: the agent steps that learning from this batch counts for."""
         return self.unroll_length * self.batch_size
 
-    def to(self, device: torch.device | str) -> Rollout:
-        """The same batch on another device; copies from pinned memory do not wait."""
-
-        def move(leaf: Tensor) -> Tensor:
-            return leaf.to(device, non_blocking=True)
-
-        return Rollout(**{f.name: map_leaves(move, getattr(self, f.name)) for f in fields(self)})
+    def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
+        """A rollout of what the function makes of each tensor."""
+        return Rollout(
+            **{f.name: map_leaves(function, getattr(self, f.name)) for f in fields(self)}
+        )
 
     def split(self, max_columns: int) -> list[Rollout]:
         """The same rollouts, at most so many at a time, shared out evenly. Shares memory."""
