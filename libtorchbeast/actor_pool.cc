@@ -33,7 +33,10 @@ std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream, std::uint64
 ArrayNest inference_inputs(const StreamStep& step, const ArrayNest& agent_state) {
   std::vector<ArrayNest> env{step.observation, ArrayNest(step.reward), ArrayNest(step.done),
                              ArrayNest(step.episode_step), ArrayNest(step.episode_return)};
-  return ArrayNest(std::vector<ArrayNest>{ArrayNest(std::move(env)), agent_state});
+  std::vector<ArrayNest> inputs;
+  inputs.emplace_back(std::move(env));
+  inputs.push_back(agent_state);
+  return ArrayNest(std::move(inputs));
 }
 
 // Its answer must be ((action, ...), new_agent_state).

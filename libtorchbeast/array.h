@@ -3,6 +3,8 @@
 
 #pragma once
 
+#include <absl/container/inlined_vector.h>
+
 #include <algorithm>
 #include <cstring>
 #include <functional>
@@ -12,14 +14,14 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "libtorchbeast/buffer.h"
 #include "libtorchbeast/dtype.h"
 
 namespace torchbeast {
 
-using Shape = std::vector<std::int64_t>;
+// Of few dimensions, which need no memory of their own.
+using Shape = absl::InlinedVector<std::int64_t, 6>;
 
 // "[2, 3]"
 inline std::string to_string(const Shape& shape) {

@@ -34,9 +34,10 @@ class BufferPool {
     return pool;
   }
 
-  // num_bytes of uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
+  // num_bytes of uninitialised memory; large ones aligned to a cache line. Throws std::bad_alloc.
   std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
-    std::byte* data = num_bytes >= kMinPooledBytes ? take_idle(num_bytes) : nullptr;
+    if (num_bytes < kMinPooledBytes) return small(num_bytes);
+    std::byte* data = take_idle(num_bytes);
     if (data == nullptr) data = fresh(num_bytes);
     return {data, [this, num_bytes](std::byte* released) { give_back(released, num_bytes); }};
   }
@@ -47,6 +48,13 @@ class BufferPool {
   }
 
  private:
+  // Bytes and the count of their owners in one piece, aligned for every element.
+  static std::shared_ptr<std::byte> small(std::size_t num_bytes) {
+    using Piece = std::max_align_t;
+    const auto pieces = std::make_shared_for_overwrite<Piece[]>(num_bytes / sizeof(Piece) + 1);
+    return {pieces, reinterpret_cast<std::byte*>(pieces.get())};
+  }
+
   static std::byte* fresh(std::size_t num_bytes) {
     const std::size_t rounded = (num_bytes / kAlignment + 1) * kAlignment;
     void* data = std::aligned_alloc(kAlignment, rounded);
@@ -65,7 +73,7 @@ class BufferPool {
   }
 
   void give_back(std::byte* data, std::size_t num_bytes) EXCLUDES(mutex_) {
-    if (num_bytes < kMinPooledBytes || !keep_idle(data, num_bytes)) std::free(data);
+    if (!keep_idle(data, num_bytes)) std::free(data);
   }
 
   bool keep_idle(std::byte* data, std::size_t num_bytes) EXCLUDES(mutex_) {

@@ -19,16 +19,22 @@ std::string type_name(const py::handle& object) {
   return py::str(py::type::handle_of(object).attr("__name__"));
 }
 
-// None where torch is not installed or was never imported: then no leaf can be a tensor.
-py::object loaded_torch() {
-  const py::dict modules = py::module_::import("sys").attr("modules");
-  return modules.contains("torch") ? py::object(modules["torch"]) : py::none();
+// torch.Tensor; null where torch is not installed or was never imported: then no leaf is a tensor.
+py::handle tensor_type() {
+  static PyObject* type = nullptr;  // guarded by the GIL; never released, as Python may be gone
+  if (type == nullptr) {
+    const py::dict modules = py::module_::import("sys").attr("modules");
+    if (modules.contains("torch")) {
+      type = py::object(modules["torch"].attr("Tensor")).release().ptr();
+    }
+  }
+  return type;
 }
 
 bool is_tensor(const py::handle& leaf) {
   if (py::isinstance<py::array>(leaf)) return false;
-  const py::object torch = loaded_torch();
-  return !torch.is_none() && py::isinstance(leaf, torch.attr("Tensor"));
+  const py::handle type = tensor_type();
+  return type && py::isinstance(leaf, type);
 }
 
 py::array tensor_to_numpy(const py::handle& tensor) {

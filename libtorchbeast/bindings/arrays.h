@@ -4,8 +4,14 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "libtorchbeast/array_ops.h"
+
+// A shape is a sequence of numbers in Python.
+template <>
+struct pybind11::detail::type_caster<torchbeast::Shape>
+    : pybind11::detail::list_caster<torchbeast::Shape, std::int64_t> {};
 
 namespace torchbeast::bindings {
 
