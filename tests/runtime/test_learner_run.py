@@ -21,6 +21,7 @@ from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.flags import (
     ActorFlags,
     LearningFlags,
+    MachineFlags,
     MonoBeastFlags,
     OptimiserFlags,
     PolyBeastFlags,
@@ -162,3 +163,13 @@ def test_an_error_while_the_run_is_shown_is_its_failure(
     with pytest.raises(RunError, match="in the display"):
         train(tmp_path, GOOD)
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_network_is_compiled_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    train(tmp_path, GOOD, groups={"machine": MachineFlags(compile=wanted)})
+    assert len(compiled) == wanted

@@ -109,6 +109,8 @@ class LearnerRun:
         agent, device = make_agent(), compute.device
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
+        if self._flags.machine.compile:
+            agent.model.compile()  # copies of it, which act, stay as they are
         config = dataclasses.replace(
             impala_config(self._flags), bytes_at_once=compute.bytes_at_once
         )
