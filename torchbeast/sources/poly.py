@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 import libtorchbeast
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.policy import act
+from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
@@ -29,6 +28,7 @@ from torchbeast.runtime.env_plan import rollout_columns
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
 from torchbeast.sources.discovery import Fleet
+from torchbeast.sources.inference import answer
 
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
@@ -67,7 +67,7 @@ class PolySource:
         self._device = device
         self._num_inference_threads = config.num_inference_threads
         columns = rollout_columns(config.batch_size, fleet.envs_per_stream)
-        self._queue = _learner_queue(config, columns)
+        self._queue = learner_queue(config, columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
             config.unroll_length,
@@ -125,25 +125,15 @@ class PolySource:
         replica, version = copy.deepcopy(self._model), None
         for batch in self._batcher:
             version = self._weights.refresh(replica, version)
-            outputs = self._answer(replica, batch.get_inputs())
+            outputs = answer(replica, self._distribution, self._device, batch.get_inputs())
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
                 return
 
-    def _answer(self, replica: ActorCritic, inputs: Any) -> Any:
-        """`((action, policy_logits, baseline), (core_state, action))` for one batch, on the CPU."""
-        env, (core_state, last_action) = map_leaves(self._to_device, inputs)
-        observation, reward, done, _, _ = env
-        model_inputs = ModelInputs(observation, reward, done, last_action)
-        agent, new_state = act(replica, self._distribution, model_inputs, core_state)
-        return map_leaves(lambda leaf: leaf.cpu(), (agent, (new_state, agent[0])))
 
-    def _to_device(self, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.to(self._device)
-
-
-def _learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:
+def learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:
+    """Items of so many columns, given out as whole batches."""
     items = config.batch_size // columns
     rollouts = config.max_queue_size or 2 * config.batch_size
     return libtorchbeast.BatchingQueue(
