@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import queue
 import sys
+import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -26,17 +28,30 @@ _ACTIONS = 1000  # different ones
 
 def main(arguments: dict[str, Any]) -> int:
     """Steps `arguments["env_id"]`; the exit code."""
-    report, commands = take_stdout(), take_stdin()
+    report, stdin = take_stdout(), take_stdin()
+    supervisor = Supervisor()
+    commands: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(stdin, commands, supervisor), daemon=True).start()
     try:
         streams = [_stream(arguments, index) for index in range(arguments["num_streams"])]
-        in_threads(streams, _WARM_UP_S, Supervisor())
+        in_threads(streams, _WARM_UP_S, supervisor)
         report({"ready": True})
-        for line in commands:
-            report(in_threads(streams, json.loads(line)["seconds"], Supervisor())._asdict())
+        while (seconds := commands.get()) is not None:
+            report(in_threads(streams, seconds, supervisor)._asdict())
     except Exception as error:
         report(failure(error))
         return 1
     return 0
+
+
+def _read(
+    stdin: BinaryIO, commands: queue.SimpleQueue[float | None], supervisor: Supervisor
+) -> None:
+    """Seconds to measure; at the end None, which also cuts a measurement short."""
+    for line in stdin:
+        commands.put(json.loads(line)["seconds"])
+    supervisor.stop("stdin is closed")
+    commands.put(None)
 
 
 def _stream(arguments: dict[str, Any], index: int) -> Callable[[], int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torchbeast.bench.sample import Measure, Sample
+from torchbeast.bench.sample import Measure, Sample, check_goes_on
 from torchbeast.runtime.child_process import ChildProcess, Report, end_all
 from torchbeast.runtime.env_plan import ServerPlan
 from torchbeast.runtime.supervisor import Supervisor
@@ -33,6 +33,7 @@ def environments(
 
     try:
         _collect(reports, len(processes), supervisor)  # all are ready
+        check_goes_on(supervisor)
         yield measure
     finally:
         end_all(processes)

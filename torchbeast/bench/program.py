@@ -11,7 +11,7 @@ from rich.console import Console
 from torchbeast.bench import chart, record
 from torchbeast.bench.flags import BenchFlags
 from torchbeast.bench.limits import Figure, Verdict, figure, judge, predict
-from torchbeast.bench.sample import Measure, Sample
+from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
 from torchbeast.bench.stages import Stages
 from torchbeast.bench.table import table
 from torchbeast.bench.turns import in_turn
@@ -31,10 +31,6 @@ _LEFT_OUT = (
 )
 
 
-class _Ended(Exception):
-    """A signal or a failure ended the measuring; the supervisor knows which."""
-
-
 def run(flags: BenchFlags) -> int:
     """Measures and reports; the exit code."""
     check_outputs(flags)
@@ -42,7 +38,7 @@ def run(flags: BenchFlags) -> int:
     with supervisor.signals():
         try:
             report(flags, measure(flags, supervisor))
-        except _Ended:
+        except Ended:
             raise_failure(supervisor.failure)
             print(f"Stopped by {supervisor.reason}.", flush=True)
     return EXIT_DONE
@@ -71,20 +67,15 @@ def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
 
 
 def _one(name: str, stage: Measure, seconds: float, supervisor: Supervisor) -> Sample:
-    _check_goes_on(supervisor)
+    check_goes_on(supervisor)
     try:
         sample = stage(seconds)
     except (RunError, UsageError):
         raise
     except Exception as error:
         raise RunError(f"the stage {name} failed: {what_it_raised(error)}") from error
-    _check_goes_on(supervisor)
+    check_goes_on(supervisor)
     return sample
-
-
-def _check_goes_on(supervisor: Supervisor) -> None:
-    if supervisor.wait(0):
-        raise _Ended
 
 
 def _is_compiled() -> bool:

@@ -35,6 +35,16 @@ Measure = Callable[[float], Sample]
 _SIGNAL_POLL_S = 0.05
 
 
+class Ended(Exception):
+    """A signal or a failure ended the measuring; the supervisor knows which."""
+
+
+def check_goes_on(supervisor: Supervisor) -> None:
+    """Ended, when it has."""
+    if supervisor.wait(0):
+        raise Ended
+
+
 def in_threads(
     bodies: Sequence[Callable[[], int]], seconds: float, supervisor: Supervisor
 ) -> Sample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
 import torch
 
@@ -44,7 +44,7 @@ class Stages:
     def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
         """Each stage by its name; without the compiled part, those that do not need it."""
         with ExitStack() as opened:
-            found = {ENVIRONMENT: opened.enter_context(self._environments())}
+            found: dict[str, Measure] = {ENVIRONMENT: opened.enter_context(self._environments())}
             if is_compiled:
                 found |= self._transport(opened)
             found |= {INFERENCE: self._inference(), LEARNER: self._learner()}
@@ -52,7 +52,7 @@ class Stages:
                 found[WHOLE] = self._whole()
             yield found
 
-    def _environments(self) -> contextmanager[Measure]:  # type: ignore[type-arg]
+    def _environments(self) -> AbstractContextManager[Measure]:
         return environments(self._env_id, self._plans, self._supervisor)
 
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import libtorchbeast
 from torchbeast.bench.processor_time import cpu_seconds
-from torchbeast.bench.sample import Measure, Sample
+from torchbeast.bench.sample import Measure, Sample, check_goes_on
 from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
 from torchbeast.runtime.env_plan import ServerPlan, rollout_columns
 from torchbeast.runtime.env_servers import EnvServers
@@ -26,7 +26,7 @@ ZeroAction = Callable[[tuple[int, int]], Any]
 """Valid actions [1, B, ...] of that shape."""
 
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
-_WARM_UP = 0.2  # of the time that is measured
+_WARM_UP_S = 0.5
 _POLL_S = 0.01
 
 
@@ -52,6 +52,7 @@ def transport(
 
     try:
         servers.wait_ready()
+        check_goes_on(supervisor)
         yield measure
     finally:
         servers.close()
@@ -90,7 +91,7 @@ class _Flow:
         """Between two moments, after a warm-up."""
         while self._pool.count() == 0 and not self._supervisor.wait(_POLL_S):
             continue
-        self._supervisor.wait(_WARM_UP * seconds)
+        self._supervisor.wait(min(_WARM_UP_S, seconds))
         before = self._reading(server_pids)
         self._supervisor.wait(seconds)
         after = self._reading(server_pids)
