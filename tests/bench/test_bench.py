@@ -112,6 +112,11 @@ def test_wrong_usage_is_one_sentence(
     assert sentence in said and said.count("\n") == 1
 
 
+def test_a_machine_that_others_use_is_told() -> None:
+    assert program.others(load=0.4, cores=2) == ""
+    assert "load 3.0 on 2 cores" in program.others(load=3.0, cores=2)
+
+
 @pytest.mark.parametrize("stage", ["environment", "transport", WHOLE])
 def test_ctrl_c_ends_a_long_measurement(
     stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -54,6 +54,12 @@ def test_a_stage_that_cannot_use_all_cores_limits_a_whole_that_is_as_fast() -> N
     assert judge(found, CORES).limit == "learner"
 
 
+def test_a_stage_that_is_slower_alone_than_in_the_whole_does_not_limit_it() -> None:
+    """As inference on a GPU, which the whole asks with several streams at once."""
+    found = stages(300, 90, 600) | {"inference": Figure(500, 90), WHOLE: Figure(1900, 1050)}
+    assert judge(found, CORES).limit == "learner"
+
+
 def test_a_whole_far_below_its_prediction_with_idle_cores_waits() -> None:
     found = stages(300, 90, 600) | {WHOLE: Figure(1000, 1000)}
     verdict = judge(found, CORES)

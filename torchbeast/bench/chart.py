@@ -24,7 +24,7 @@ def check(output: Path) -> None:
 def draw(figures: Mapping[str, Figure], cores: int, title: str, output: Path) -> None:
     """Writes the PNG."""
     figure = _figure_class()(figsize=(11, 4), layout="constrained")
-    figure.suptitle(title)
+    figure.suptitle(title, fontsize="medium")
     rates, costs = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_rates(rates, figures, predict(figures, cores))
     _draw_costs(costs, figures)
@@ -44,15 +44,21 @@ def _figure_class() -> Any:
 
 def _draw_rates(axes: Any, figures: Mapping[str, Figure], predicted: float) -> None:
     values = [figure.steps_per_second for figure in figures.values()]
-    bars = axes.barh(list(figures), values)
+    colors = ["C0" if name in STAGES else "gray" for name in figures]
+    bars = axes.barh(list(figures), values, color=colors)
     axes.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3)
     axes.set_xscale("log")
-    axes.margins(x=0.15)
+    axes.set_xlim(_power_of_ten_below(min(values)), 3 * max(values))
     axes.invert_yaxis()
     axes.set_xlabel("steps/s, each alone")
     if not math.isnan(predicted):
         axes.axvline(predicted, linestyle="--", color="gray")
         axes.set_title(f"dashed: predicted {predicted:,.0f}", fontsize="small", loc="right")
+
+
+def _power_of_ten_below(value: float) -> float:
+    """Below by at least a half, so that the shortest bar is one."""
+    return float(10 ** math.floor(math.log10(value / 2)))
 
 
 def _draw_costs(axes: Any, figures: Mapping[str, Figure]) -> None:

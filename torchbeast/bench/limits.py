@@ -25,6 +25,7 @@ WHOLE = "PolyBeast"
 
 _FAR_BELOW = 0.75  # of the prediction
 _IDLE = 0.75  # busy cores, of all: fewer are waiting for something
+_FASTER = 1.2  # than a stage alone: that stage does not limit, the whole gives it larger batches
 
 
 class Figure(NamedTuple):
@@ -83,7 +84,8 @@ def _largest(figures: Mapping[str, Figure], cores: int) -> Verdict:
     slowest = min(stages, key=lambda name: stages[name].steps_per_second)
     known = sum(stage.cpu_us for stage in stages.values())
     alone = stages[slowest].steps_per_second
-    if math.isnan(known) or alone < cores * 1e6 / known:
+    is_slow = alone < cores * 1e6 / known and not _is_faster(figures.get(WHOLE), alone)
+    if math.isnan(known) or is_slow:
         return Verdict(slowest, f"The {slowest} limits: alone it makes {alone:,.0f} steps/s.")
     costly = max(stages, key=lambda name: stages[name].cpu_us)
     share = percent(stages[costly].cpu_us / known)
@@ -91,6 +93,10 @@ def _largest(figures: Mapping[str, Figure], cores: int) -> Verdict:
     return Verdict(
         costly, f"The {costly} limits: it takes {share} of the processor time of {every}."
     )
+
+
+def _is_faster(whole: Figure | None, alone: float) -> bool:
+    return whole is not None and whole.steps_per_second > _FASTER * alone
 
 
 def _what_is_lost(

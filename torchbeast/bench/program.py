@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 
 from rich.console import Console
@@ -24,6 +25,8 @@ from torchbeast.runtime.session import raise_failure
 from torchbeast.runtime.supervisor import Supervisor
 
 Samples = dict[str, list[Sample]]
+
+_BUSY = 0.5  # of the cores, before anything is measured
 
 _LEFT_OUT = (
     "Left out, because the compiled part (libtorchbeast) is not installed: transport and the "
@@ -58,12 +61,24 @@ def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
     print(compute, flush=True)
     if not is_compiled:
         print(_LEFT_OUT, flush=True)
+    if busy := others(os.getloadavg()[0], available_cores()):
+        print(busy, flush=True)
     with Stages(flags, compute, supervisor).ready(is_compiled) as stages:
         runs = {
             name: functools.partial(_one, name, stage, flags.measuring.seconds, supervisor)
             for name, stage in stages.items()
         }
         return in_turn(runs, flags.measuring.repeats)
+
+
+def others(load: float, cores: int) -> str:
+    """A sentence where other programs use the machine, else nothing. `load`: before the start."""
+    if load < _BUSY * cores:
+        return ""
+    return (
+        f"Other programs use this machine (load {load:.1f} on {cores} cores): it can do more "
+        "steps/s than you will see, and the processor time of a step says more."
+    )
 
 
 def _one(name: str, stage: Measure, seconds: float, supervisor: Supervisor) -> Sample:
