@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the program: PolyBeast's, without those that no measurement depends on."""
+"""The flags of the program: PolyBeast's, so that any run's settings can be measured, without those
+that say what is done and where its files go.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from torchbeast.runtime.flags import OptimiserFlags, PolyBeastFlags, RunFlags
+from torchbeast.runtime.flags import PolyBeastFlags, RunFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +37,8 @@ class MeasuringFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(PolyBeastFlags):
-    """Measures each stage of PolyBeast alone, then the whole, and says what limits it. Give it the
-    flags of your run; without any it takes about a minute."""
+    """Measures each stage of PolyBeast alone and the whole, in turn, and says what limits it. Give
+    it the settings of your run; it takes about a minute."""
 
     run: tyro.conf.Suppress[tyro.conf.Fixed[RunFlags]] = field(default_factory=RunFlags)
-    optimiser: tyro.conf.Suppress[tyro.conf.Fixed[OptimiserFlags]] = field(
-        default_factory=OptimiserFlags
-    )
     measuring: MeasuringFlags = field(default_factory=MeasuringFlags)
