@@ -21,19 +21,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from figures import in_turn, print_table, write_json
-from torch import Tensor
+from figures import print_table, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
+from torchbeast.bench import made_up
+from torchbeast.bench.turns import in_turn
 from torchbeast.core.actors import torsos
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
 from torchbeast.core.actors.policy import act
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import dtype_for
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.agent import make_agent
+from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.flags import available_cores
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
@@ -110,18 +108,18 @@ def _timed(run: Callable[[], int], case: Case, clock: Callable[[], float]) -> fl
     return (clock() - before) / rows * 1e6
 
 
-def _model(case: Case, use_lstm: bool) -> ActorCritic:
-    model = make_agent(case.model, FRAMES, ACTIONS, 1, use_lstm).model
-    model.compute_dtype = dtype_for(case.precision, torch.device("cpu"))
-    return model
+def _agent(case: Case, use_lstm: bool) -> Agent:
+    agent = make_agent(case.model, FRAMES, ACTIONS, 1, use_lstm)
+    agent.model.compute_dtype = dtype_for(case.precision, torch.device("cpu"))
+    return agent
 
 
 def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """An update; a row is a step learnt."""
     config = ImpalaConfig(total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None)
-    model = _model(case, arguments.use_lstm)
-    algo = Impala(model, distribution_for(ACTIONS), config)
-    rollout = _rollout(model, arguments.unroll_length, arguments.batch_size)
+    agent = _agent(case, arguments.use_lstm)
+    algo = Impala(agent.model, agent.distribution, config)
+    rollout = made_up.rollout(agent, FRAMES, arguments.unroll_length, arguments.batch_size)
 
     def run() -> int:
         algo.update(rollout)
@@ -132,12 +130,12 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 
 def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Ten batches."""
-    model, rows, batches = _model(case, arguments.use_lstm), int(case.size), 10
-    inputs, state = _inputs(1, rows), model.initial_state(rows)
+    agent, rows, batches = _agent(case, arguments.use_lstm), int(case.size), 10
+    inputs, state = made_up.model_inputs(agent, FRAMES, rows), agent.model.initial_state(rows)
 
     def run() -> int:
         for _ in range(batches):
-            act(model, distribution_for(ACTIONS), inputs, state)
+            act(agent.model, agent.distribution, inputs, state)
         return rows * batches
 
     return run
@@ -145,9 +143,10 @@ def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 
 def _flops(case: Case, arguments: argparse.Namespace, is_learning: bool) -> float:
     """Floating-point operations a row, counted with one."""
-    model = _model(case, arguments.use_lstm)
+    agent = _agent(case, arguments.use_lstm)
     with FlopCounterMode(display=False) as counter:
-        output = model(_inputs(1, 1), model.initial_state(1))
+        inputs = made_up.model_inputs(agent, FRAMES, 1)
+        output = agent.model(inputs, agent.model.initial_state(1))
         if is_learning:
             (output.policy_logits.sum() + output.baseline.sum()).backward()
     return float(counter.get_total_flops())
@@ -163,42 +162,6 @@ def _products(threads: int) -> float:
         torch.mm(a, b)
         seconds.append(time.perf_counter() - before)
     return 2 * 2048**3 / min(seconds) / 1e9
-
-
-def _inputs(steps: int, batch: int) -> ModelInputs:
-    shape = (steps, batch)
-    return ModelInputs(
-        _frames(*shape),
-        torch.zeros(shape),
-        torch.zeros(shape, dtype=torch.bool),
-        torch.zeros(shape, dtype=torch.int64),
-    )
-
-
-def _frames(*shape: int) -> Tensor:
-    return torch.randint(256, (*shape, *FRAMES.shape), dtype=torch.uint8)
-
-
-def _rollout(model: ActorCritic, unroll_length: int, batch_size: int) -> Rollout:
-    """A batch without truncations, in which an episode ends every 500 steps."""
-    shape = (unroll_length + 1, batch_size)
-    nothing = torch.zeros(shape)
-    done = torch.rand(shape) < 0.002
-    return Rollout(
-        observation=_frames(*shape),
-        reward=nothing,
-        done=done,
-        episode_step=nothing.int(),
-        episode_return=nothing,
-        action=nothing.long(),
-        policy_logits=torch.zeros(*shape, ACTIONS.n),
-        baseline=nothing,
-        initial_agent_state=model.initial_state(batch_size),
-        truncated=torch.zeros(shape, dtype=torch.bool),
-        episode_end=done,
-        policy_version=nothing.long(),
-        final_observation=_frames(0),
-    )
 
 
 if __name__ == "__main__":

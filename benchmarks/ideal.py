@@ -16,9 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from figures import in_turn, print_table, write_json
+from figures import print_table, write_json
 
 from torchbeast import envs
+from torchbeast.bench.turns import in_turn
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.frame_stack import stacked_space

@@ -10,11 +10,11 @@ docs/results/README.md.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
 import re
 import statistics
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,7 +28,8 @@ ROWS = 150
 
 def main() -> None:
     """Keeps the runs of one preset."""
-    runs, preset = Path(sys.argv[1]).expanduser(), sys.argv[2]
+    arguments = _arguments()
+    runs, preset = arguments.runs.expanduser(), arguments.preset
     found = {
         program: sorted(folder for folder in runs.glob(f"{preset}-{program}-[0-9]"))
         for program in ("monobeast", "polybeast")
@@ -42,6 +43,13 @@ def main() -> None:
             print(table_line(preset, program, folders))
     every = [str(folder) for folders in found.values() for folder in folders]
     plot.main([*every, "--output", str(target / "curve.png")])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, help="the folder that presets.sh filled")
+    parser.add_argument("preset")
+    return parser.parse_args()
 
 
 def write_thinned(folder: Path, target: Path) -> None:

@@ -10,41 +10,41 @@ python benchmarks/transport.py [--env Mock] [--envs_per_stream 1 16] [--seconds 
 from __future__ import annotations
 
 import argparse
-import json
-import platform
-import statistics
-import threading
-import time
-from collections.abc import Sequence
+import functools
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-import torch
+from figures import print_table, write_json
 
-import libtorchbeast
-from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.bench.sample import Measure
+from torchbeast.bench.transport import transport
+from torchbeast.bench.turns import in_turn
+from torchbeast.core.distributions import distribution_for
 from torchbeast.runtime.env_plan import ServerPlan
-from torchbeast.runtime.env_servers import EnvServers
+from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.flags import available_cores
+from torchbeast.runtime.session import raise_failure
 from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.sources.poly import PolySourceConfig
 
 UNROLL_LENGTH = 20
 NUM_STREAMS = 2  # of each server
 
 
 def main() -> None:
-    arguments = _arguments()
-    figures = {
-        num_envs: [_steps_per_second(arguments, num_envs) for _ in range(arguments.repeats)]
-        for num_envs in arguments.envs_per_stream
-    }
-    print("| environments a stream | streams | steps/s, median | all runs |")
-    print("| --- | --- | --- | --- |")
-    for num_envs, rates in figures.items():
-        runs = ", ".join(f"{rate:,.0f}" for rate in rates)
-        streams = NUM_STREAMS * arguments.num_servers
-        print(f"| {num_envs} | {streams} | {statistics.median(rates):,.0f} | {runs} |")
-    if arguments.json:
-        arguments.json.write_text(json.dumps(_record(arguments, figures), indent=2) + "\n")
+    arguments, supervisor = _arguments(), Supervisor()
+    with ExitStack() as opened:
+        runs = {}
+        for num_envs in arguments.envs_per_stream:
+            stage = _stage(arguments, num_envs, supervisor, opened)
+            runs[_name(arguments, num_envs)] = functools.partial(stage, arguments.seconds)
+        samples = in_turn(runs, arguments.repeats)
+    raise_failure(supervisor.failure)
+    figures = {name: [each.steps_per_second for each in found] for name, found in samples.items()}
+    costs = {name: [each.cpu_us for each in found] for name, found in samples.items()}
+    print_table(figures, "steps/s")
+    print_table(costs, "CPU us a step")
+    write_json(arguments.json, arguments, steps_per_second=figures, cpu_us_a_step=costs)
 
 
 def _arguments() -> argparse.Namespace:
@@ -58,57 +58,21 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _record(arguments: argparse.Namespace, figures: dict[int, list[float]]) -> dict[str, object]:
-    return {
-        "machine": f"{platform.processor() or platform.machine()}, {available_cores()} cores",
-        "torch": torch.__version__,
-        "settings": {key: str(value) for key, value in vars(arguments).items()},
-        "steps_per_second": figures,
-    }
+def _name(arguments: argparse.Namespace, envs_per_stream: int) -> str:
+    return (
+        f"{envs_per_stream} environments in each of {NUM_STREAMS * arguments.num_servers} streams"
+    )
 
 
-def _steps_per_second(arguments: argparse.Namespace, envs_per_stream: int) -> float:
-    plans = [ServerPlan(NUM_STREAMS, envs_per_stream)] * arguments.num_servers
-    folder, supervisor = new_run_folder(), Supervisor()
-    addresses = server_addresses(folder_basename(folder), len(plans))
-    servers = EnvServers(supervisor, arguments.env, plans, addresses, folder)
-    try:
-        servers.wait_ready()
-        return _measure(addresses * NUM_STREAMS, arguments.seconds)
-    finally:
-        servers.close()
-
-
-def _measure(stream_addresses: Sequence[str], seconds: float) -> float:
-    queue = libtorchbeast.BatchingQueue(batch_dim=1, maximum_batch_size=1, maximum_queue_size=8)
-    batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
-    pool = libtorchbeast.ActorPool(UNROLL_LENGTH, queue, batcher, list(stream_addresses), ())
-    threads = [
-        threading.Thread(target=target, args=args)
-        for target, args in ((pool.run, ()), (_answer_zeros, (batcher,)), (_drop, (queue,)))
-    ]
-    for thread in threads:
-        thread.start()
-    time.sleep(seconds / 5)
-    before, began = pool.count(), time.perf_counter()
-    time.sleep(seconds)
-    rate = (pool.count() - before) / (time.perf_counter() - began)
-    batcher.close()
-    queue.close()
-    for thread in threads:
-        thread.join()
-    return rate
-
-
-def _answer_zeros(batcher: libtorchbeast.DynamicBatcher) -> None:
-    for batch in batcher:
-        (_, reward, *_), _ = batch.get_inputs()
-        batch.set_outputs(((torch.zeros(reward.shape, dtype=torch.int64),), ()))
-
-
-def _drop(queue: libtorchbeast.BatchingQueue) -> None:
-    for _ in queue:
-        pass
+def _stage(
+    arguments: argparse.Namespace, num_envs: int, supervisor: Supervisor, opened: ExitStack
+) -> Measure:
+    """Each rollout of a stream is a batch."""
+    plans = [ServerPlan(NUM_STREAMS, num_envs)] * arguments.num_servers
+    config = PolySourceConfig(batch_size=num_envs, unroll_length=UNROLL_LENGTH)
+    with closing(make_environment(arguments.env, 1)) as env:
+        zero_action = distribution_for(env.action_space).zero_action
+    return opened.enter_context(transport(arguments.env, plans, config, zero_action, supervisor))
 
 
 if __name__ == "__main__":

@@ -17,28 +17,11 @@ import numpy as np
 import pytest
 
 from torchbeast.core.envs import spaces
+from torchbeast.core.envs.random_actions import random_action
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 
 NUM_ENVS = 2
-
-
-def random_action(space: spaces.ActionSpace, num_envs: int, rng: np.random.Generator) -> Any:
-    """One valid action for each environment: leaves [num_envs, ...]."""
-    return map_leaves(lambda leaf: _random_leaf(leaf, num_envs, rng), space)
-
-
-def _random_leaf(leaf: Any, num_envs: int, rng: np.random.Generator) -> np.ndarray:
-    match leaf:
-        case spaces.Discrete(n, start):
-            return rng.integers(start, start + n, num_envs)
-        case spaces.MultiDiscrete(nvec):
-            return rng.integers(0, nvec, (num_envs, len(nvec)))
-        case spaces.MultiBinary(shape):
-            return rng.integers(0, 2, (num_envs, *shape))
-        case spaces.Box(_, _, shape, dtype):
-            return rng.normal(size=(num_envs, *shape)).astype(dtype)
-    raise AssertionError(f"not an action space: {leaf}")
 
 
 def play(env: VecEnv, num_steps: int, seed: int = 0) -> Iterator[VecStep]:

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 
 import libtorchbeast
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.policy import act
+from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
@@ -30,6 +29,7 @@ from torchbeast.runtime.env_plan import rollout_columns
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
 from torchbeast.sources.discovery import Fleet
+from torchbeast.sources.inference import answer
 
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
@@ -68,7 +68,7 @@ class PolySource:
         self._device = device
         self._num_inference_threads = config.num_inference_threads
         columns = rollout_columns(config.batch_size, fleet.envs_per_stream)
-        self._queue = _learner_queue(config, columns)
+        self._queue = learner_queue(config, columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
             config.unroll_length,
@@ -128,25 +128,15 @@ class PolySource:
         for batch in self._batcher:
             with lane:
                 version = self._weights.refresh(replica, version)
-                outputs = self._answer(replica, batch.get_inputs(), lane)
+                outputs = answer(replica, self._distribution, lane, batch.get_inputs())
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
                 return
 
-    def _answer(self, replica: ActorCritic, inputs: Any, lane: DeviceLane) -> Any:
-        """`((action, policy_logits, baseline), (core_state, action))` for one batch, on the CPU."""
-        (observation, reward, done, _, _), (core_state, last_action) = inputs
-        seen = (observation, reward, done, last_action), core_state
-        model_inputs, state = map_leaves(lane.send, seen)
-        agent, new_state = act(replica, self._distribution, ModelInputs(*model_inputs), state)
-        answer = map_leaves(lane.fetch, (*agent, new_state))
-        lane.wait()
-        action, policy_logits, baseline, new_state = answer
-        return (action, policy_logits, baseline), (new_state, action)
 
-
-def _learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:
+def learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:
+    """Items of so many columns, given out as whole batches."""
     items = config.batch_size // columns
     rollouts = config.max_queue_size or 2 * config.batch_size
     return libtorchbeast.BatchingQueue(

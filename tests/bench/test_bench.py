@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program as a user calls it, with measurements of a tenth of a second."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from torchbeast.bench import program
+from torchbeast.bench.__main__ import main
+from torchbeast.bench.limits import STAGES, WHOLE
+from torchbeast.runtime.supervisor import Supervisor
+
+SMALL = [
+    *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),
+    *("--torch_threads", "1", "--unroll_length", "5", "--batch_size", "2"),
+    *("--seconds", "0.1", "--repeats", "1"),
+]
+PYTHON_ONLY = ("environment", "inference", "learner")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(runtime_folder: Path) -> Iterator[None]:
+    """Neither processes nor sockets nor another number of threads."""
+    threads, before = torch.get_num_threads(), psutil.Process().children(recursive=True)
+    yield
+    torch.set_num_threads(threads)
+    started = [p for p in psutil.Process().children(recursive=True) if p not in before]
+    _, alive = psutil.wait_procs(started, timeout=15)
+    assert alive == []
+    assert list(runtime_folder.iterdir()) == []
+
+
+@pytest.fixture
+def without_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "libtorchbeast", None)
+
+
+def test_every_stage_is_in_the_table_and_in_the_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("libtorchbeast._C")
+    pytest.importorskip("matplotlib")
+    files = ["--json", str(tmp_path / "b.json"), "--png", str(tmp_path / "b.png")]
+    assert main([*SMALL, *files]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in (*STAGES, WHOLE, "predicted", "limits"))
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert set(record["stages"]) == {*STAGES, WHOLE}
+    for stage in record["stages"].values():
+        assert stage["steps_per_second"] > 0
+        assert stage["every_steps_per_second"] == [stage["steps_per_second"]]
+    assert record["settings"]["env"] == "Catch"
+    assert record["sentence"] in said.replace("\n", " ")
+    assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.usefixtures("without_compiled")
+def test_without_the_compiled_part_its_stages_are_left_out_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SMALL, "--json", str(tmp_path / "b.json")]) == 0
+    said = capsys.readouterr().out
+    assert "Left out, because the compiled part (libtorchbeast) is not installed" in said
+    record = json.loads((tmp_path / "b.json").read_text())
+    assert tuple(record["stages"]) == PYTHON_ONLY
+    assert record["predicted_steps_per_second"] is None
+
+
+@pytest.mark.usefixtures("without_compiled")
+def test_an_environment_that_fails_is_told_with_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = [str(Path(__file__).parent), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    assert main([*SMALL, "--env", "bench_envs:Raises"]) == 1
+    said = capsys.readouterr().err
+    assert "bench: environment process 0: " in said
+    assert "the joystick is gone" in said and "torchbeast/bench" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--seconds", "0"], "--seconds must be greater than 0"),
+        (["--repeats", "0"], "--repeats must be at least 1"),
+        (["--xpid", "a"], "--xpid"),
+        (["--png", "b.jpg"], "must end in .png"),
+        (["--png", "/no/such/b.png"], "no such folder"),
+        (["--json", "/no/such/b.json"], "a folder that exists"),
+        (["--env", "NoSuchEnvironment-v0"], "NoSuchEnvironment"),
+        (["--model", "nosuch"], "nosuch"),
+    ],
+)
+def test_wrong_usage_is_one_sentence(
+    words: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "--png" in words:
+        pytest.importorskip("matplotlib")
+    assert main([*SMALL, *words]) == 2
+    said = capsys.readouterr().err
+    assert sentence in said and said.count("\n") == 1
+
+
+def test_a_machine_that_others_use_is_told() -> None:
+    assert program.others(load=0.4, cores=2) == ""
+    assert "load 3.0 on 2 cores" in program.others(load=3.0, cores=2)
+
+
+@pytest.mark.parametrize("stage", ["environment", "transport", WHOLE])
+def test_ctrl_c_ends_a_long_measurement(
+    stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if stage in PYTHON_ONLY:  # cheaper to set up
+        monkeypatch.setitem(sys.modules, "libtorchbeast", None)
+    else:
+        pytest.importorskip("libtorchbeast._C")
+    calls, wait = itertools.count(), Supervisor.wait
+
+    def interrupting(supervisor: Supervisor, timeout: float) -> bool:
+        if next(calls) == 1:  # the first is before the measurement
+            os.kill(os.getpid(), signal.SIGINT)
+        return wait(supervisor, timeout)
+
+    def only_this_stage(runs: Mapping[str, Callable[[], Any]], repeats: int) -> Any:
+        monkeypatch.setattr(Supervisor, "wait", interrupting)
+        return runs[stage]()
+
+    monkeypatch.setattr(program, "in_turn", only_this_stage)
+    assert main([*SMALL, "--seconds", "1000"]) == 0
+    assert next(calls) > 1
+    said = capsys.readouterr()
+    assert "Stopped by SIGINT.\n" in said.out and said.err == ""

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every program in benchmarks/ still finds what it imports, and answers --help."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+SHARED = ("figures",)
+NEED_COMPILED = ("transport",)
+PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in SHARED)
+
+
+def test_there_are_benchmarks() -> None:
+    assert {"compute", "ideal", "programs", "transport"} <= set(PROGRAMS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_benchmark_answers_help(
+    program: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if program in NEED_COMPILED:
+        pytest.importorskip("libtorchbeast._C")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", [f"{program}.py", "--help"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(FOLDER / f"{program}.py"), run_name="__main__")
+    assert end.value.code == 0
+    assert f"usage: {program}.py" in capsys.readouterr().out

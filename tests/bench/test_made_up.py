@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Made-up data has the form of real data, whatever the spaces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchbeast.bench import made_up
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArraySpec,
+    Box,
+    Discrete,
+    MultiDiscrete,
+    ObservationSpace,
+)
+from torchbeast.core.nest_py import flatten
+from torchbeast.runtime.agent import make_agent
+from torchbeast.runtime.device_lane import DeviceLane
+from torchbeast.sources.inference import answer
+
+SPACES: list[tuple[ObservationSpace, ActionSpace]] = [
+    (ArraySpec((3,), "float32"), Discrete(4, start=2)),
+    ({"a": ArraySpec((2, 2), "uint8"), "b": ArraySpec((), "bool")}, MultiDiscrete((2, 3))),
+    ((ArraySpec((1,), "int64"), ArraySpec((2,), "float64")), Box(-1.0, 1.0, (2,))),
+]
+
+every_space = pytest.mark.parametrize(("observations", "actions"), SPACES)
+
+
+@every_space
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_a_rollout_fits(
+    observations: ObservationSpace, actions: ActionSpace, use_lstm: bool
+) -> None:
+    agent = make_agent("mlp", observations, actions, 1, use_lstm)
+    rollout = made_up.rollout(agent, observations, unroll_length=4, batch_size=3)
+    rollout.check()
+    assert (rollout.unroll_length, rollout.batch_size) == (4, 3)
+    specs = flatten(observations)
+    for leaf, spec in zip(flatten(rollout.observation), specs, strict=True):
+        assert leaf.dtype == getattr(torch, spec.dtype) and leaf.shape[2:] == spec.shape
+    log_probs = agent.distribution.log_prob(rollout.policy_logits, rollout.action)
+    assert log_probs.isfinite().all()
+
+
+@every_space
+def test_a_question_can_be_answered(observations: ObservationSpace, actions: ActionSpace) -> None:
+    agent = make_agent("mlp", observations, actions, 1, use_lstm=True)
+    asked = made_up.question(agent, observations, num_envs=5)
+    (action, logits, baseline), (state, last_action) = answer(
+        agent.model, agent.distribution, DeviceLane(torch.device("cpu")), asked
+    )
+    assert logits.shape[:2] == baseline.shape == (1, 5)
+    assert all(leaf.shape[:2] == (1, 5) for leaf in flatten(action) + flatten(last_action))
+    assert all(leaf.shape[1] == 5 for leaf in flatten(state))

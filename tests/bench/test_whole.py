@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole is the program with the flags that were given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchbeast.bench import whole
+from torchbeast.bench.flags import BenchFlags
+from torchbeast.runtime.command_line import flatten, parse
+from torchbeast.runtime.flags import PolyBeastFlags
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["--preset", "cartpole-lstm", "--num_servers", "1"],
+        ["--entropy_cost", "0", "--megabytes_at_once", "0", "--disable_cuda", "--momentum", "0.5"],
+    ],
+)
+def test_the_program_is_started_with_the_same_flags(words: list[str]) -> None:
+    given = parse(BenchFlags, "bench", [*words, "--seconds", "1"])
+    started = parse(PolyBeastFlags, "polybeast", whole.arguments(given))
+    before, after = flatten(given), flatten(started)
+    assert set(after) == set(before) - {"seconds", "repeats", "json", "png"}
+    del after["preset"]  # its settings are among the others
+    assert after == {name: before[name] for name in after}
+
+
+def test_a_row_counts_once_it_is_whole(tmp_path: Path) -> None:
+    log = tmp_path / "logs.csv"
+    assert whole._newest(log).tick == -1
+    for text, tick, step in (
+        ("# _tick,_time,step,x\n", -1, 0),
+        ("0,5.5,40,1\n", 0, 40),
+        ("1,6.5,80", 0, 40),
+        (",1\n", 1, 80),
+    ):
+        log.open("a").write(text)
+        newest = whole._newest(log)
+        assert (newest.tick, newest.step) == (tick, step)

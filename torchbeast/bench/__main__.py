@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this machine can do with TorchBeast, and what limits it.
+
+python -m torchbeast.bench --env PongNoFrameskip-v4 --num_actors 32 --png bench.png
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from torchbeast.bench.flags import BenchFlags
+from torchbeast.runtime.command_line import parse
+from torchbeast.runtime.errors import exit_code_of
+
+PROGRAM = "bench"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(BenchFlags, PROGRAM, argv)))
+
+
+def run(flags: BenchFlags) -> int:
+    """Measures; what that imports is not needed for --help."""
+    from torchbeast.bench import program
+
+    return program.run(flags)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

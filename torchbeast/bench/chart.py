@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The figures as bars: steps/s of each stage, and what a step costs in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torchbeast.bench.limits import STAGES, Figure, predict
+from torchbeast.runtime.errors import UsageError
+
+
+def check(output: Path) -> None:
+    """UsageError when no chart can be written there; before anything is measured."""
+    _figure_class()
+    if not output.suffix == ".png":
+        raise UsageError(f"--png {output} must end in .png")
+    if not output.absolute().parent.is_dir():
+        raise UsageError(f"--png {output} cannot be written: there is no such folder")
+
+
+def draw(figures: Mapping[str, Figure], cores: int, title: str, output: Path) -> None:
+    """Writes the PNG."""
+    figure = _figure_class()(figsize=(11, 4), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    rates, costs = figure.subplots(1, 2, width_ratios=(3, 2))
+    _draw_rates(rates, figures, predict(figures, cores))
+    _draw_costs(costs, figures)
+    try:
+        figure.savefig(output, dpi=150)
+    except OSError as error:
+        raise UsageError(f"--png {output} cannot be written: {error}") from None
+
+
+def _figure_class() -> Any:
+    try:
+        from matplotlib.figure import Figure as MatplotlibFigure
+    except ImportError:
+        raise UsageError("--png needs matplotlib: pip install matplotlib") from None
+    return MatplotlibFigure
+
+
+def _draw_rates(axes: Any, figures: Mapping[str, Figure], predicted: float) -> None:
+    values = [figure.steps_per_second for figure in figures.values()]
+    colors = ["C0" if name in STAGES else "gray" for name in figures]
+    bars = axes.barh(list(figures), values, color=colors)
+    axes.bar_label(bars, [f"{value:,.0f}" for value in values], padding=3)
+    axes.set_xscale("log")
+    axes.set_xlim(_power_of_ten_below(min(values)), 3 * max(values))
+    axes.invert_yaxis()
+    axes.set_xlabel("steps/s, each alone")
+    if not math.isnan(predicted):
+        axes.axvline(predicted, linestyle="--", color="gray")
+        axes.set_title(f"dashed: predicted {predicted:,.0f}", fontsize="small", loc="right")
+
+
+def _power_of_ten_below(value: float) -> float:
+    """Below by at least a half, so that the shortest bar is one."""
+    return float(10 ** math.floor(math.log10(value / 2)))
+
+
+def _draw_costs(axes: Any, figures: Mapping[str, Figure]) -> None:
+    """The stages above each other, beside the whole."""
+    below = 0.0
+    for name in STAGES:
+        if name in figures and not math.isnan(figures[name].cpu_us):
+            axes.bar("all stages", figures[name].cpu_us, bottom=below, label=name)
+            below += figures[name].cpu_us
+    for name, figure in figures.items():
+        if name not in STAGES and not name.startswith("transport"):
+            axes.bar(name, figure.cpu_us, color="gray")
+    axes.set_ylabel("CPU us a step")
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))

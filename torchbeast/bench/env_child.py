@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main of a process that steps environments; started by environment.py, never by a user.
+
+Each line of stdin asks for a measurement, which is reported. It ends when stdin is closed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from torchbeast.bench.sample import in_threads
+from torchbeast.core.envs.random_actions import random_action
+from torchbeast.runtime.child_main import failure, take_stdin, take_stdout
+from torchbeast.runtime.environment import make_environment
+from torchbeast.runtime.supervisor import Supervisor
+
+_WARM_UP_S = 0.1
+_ACTIONS = 1000  # different ones
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Steps `arguments["env_id"]`; the exit code."""
+    report, stdin = take_stdout(), take_stdin()
+    supervisor = Supervisor()
+    commands: queue.SimpleQueue[float | None] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(stdin, commands, supervisor), daemon=True).start()
+    try:
+        streams = [_stream(arguments, index) for index in range(arguments["num_streams"])]
+        in_threads(streams, _WARM_UP_S, supervisor)
+        report({"ready": True})
+        while (seconds := commands.get()) is not None:
+            report(in_threads(streams, seconds, supervisor)._asdict())
+    except Exception as error:
+        report(failure(error))
+        return 1
+    return 0
+
+
+def _read(
+    stdin: BinaryIO, commands: queue.SimpleQueue[float | None], supervisor: Supervisor
+) -> None:
+    """Seconds to measure; at the end None, which also cuts a measurement short."""
+    for line in stdin:
+        commands.put(json.loads(line)["seconds"])
+    supervisor.stop("stdin is closed")
+    commands.put(None)
+
+
+def _stream(arguments: dict[str, Any], index: int) -> Callable[[], int]:
+    """Steps one group of environments once."""
+    env = make_environment(arguments["env_id"], arguments["envs_per_stream"])
+    seed = arguments["seed"] * arguments["num_streams"] + index
+    rng = np.random.default_rng(seed)
+    env.reset(seed)
+    actions = [random_action(env.action_space, env.num_envs, rng) for _ in range(_ACTIONS)]
+    coming = itertools.cycle(actions)
+
+    def step() -> int:
+        env.step(next(coming))
+        return env.num_envs
+
+    return step
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

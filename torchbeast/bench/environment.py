@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments alone: stepped with random actions in as many processes and streams as PolyBeast
+steps them in.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torchbeast.bench.sample import Measure, Sample, check_goes_on
+from torchbeast.runtime.child_process import ChildProcess, Report, end_all
+from torchbeast.runtime.env_plan import ServerPlan
+from torchbeast.runtime.supervisor import Supervisor
+
+_POLL_S = 0.02
+
+
+@contextmanager
+def environments(
+    env_id: str, plans: Sequence[ServerPlan], supervisor: Supervisor
+) -> Iterator[Measure]:
+    """One process for each plan, as with environment servers."""
+    reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
+    processes = [_process(i, env_id, plan, reports, supervisor) for i, plan in enumerate(plans)]
+
+    def measure(seconds: float) -> Sample:
+        for process in processes:
+            process.send({"seconds": seconds})
+        return _together(_collect(reports, len(processes), supervisor))
+
+    try:
+        _collect(reports, len(processes), supervisor)  # all are ready
+        check_goes_on(supervisor)
+        yield measure
+    finally:
+        end_all(processes)
+
+
+def _process(
+    index: int,
+    env_id: str,
+    plan: ServerPlan,
+    reports: queue.SimpleQueue[Report],
+    supervisor: Supervisor,
+) -> ChildProcess:
+    name = f"environment process {index}"
+    arguments: dict[str, Any] = {
+        "env_id": env_id,
+        "num_streams": plan.num_streams,
+        "envs_per_stream": plan.envs_per_stream,
+        "seed": index,
+    }
+    return ChildProcess(
+        name,
+        "torchbeast.bench.env_child",
+        arguments,
+        on_report=reports.put,
+        on_end=lambda error: supervisor.fail(name, error),
+    )
+
+
+def _collect(
+    reports: queue.SimpleQueue[Report], count: int, supervisor: Supervisor
+) -> list[Report]:
+    """A report of each process; fewer when the supervisor ended."""
+    found: list[Report] = []
+    while len(found) < count and not supervisor.wait(0):
+        try:
+            found.append(reports.get(timeout=_POLL_S))
+        except queue.Empty:
+            continue
+    return found
+
+
+def _together(reports: Sequence[Report]) -> Sample:
+    """Rates and costs of all processes, which ran at the same time."""
+    rate = sum(report["steps"] / report["seconds"] for report in reports)
+    seconds = max((report["seconds"] for report in reports), default=1.0)
+    cost = sum(report["cpu_seconds"] / report["seconds"] for report in reports)
+    return Sample(rate * seconds, seconds, cost * seconds)

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learner alone: a made-up batch is moved to the device, learnt from, and the weights are
+published, by as many threads as in the program.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+
+import torch
+
+from torchbeast.bench.sample import Measure, in_threads
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime.device_lane import DeviceLane
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.runtime.weights import PublishedWeights
+
+
+def learner(
+    algo: Impala,
+    rollout: Rollout,
+    device: torch.device,
+    num_threads: int,
+    supervisor: Supervisor,
+) -> Measure:
+    """Steps learnt."""
+    weights, lock = PublishedWeights(algo.model), threading.Lock()
+
+    def thread() -> Callable[[], int]:
+        lane = DeviceLane(device)
+
+        def update() -> int:
+            with lane:
+                batch = rollout.map(lane.send)
+            with lock:
+                algo.update(batch.map(lane.hand_over))
+                weights.publish(algo.model, algo.version)
+            return rollout.num_steps
+
+        return update
+
+    updates = [thread() for _ in range(num_threads)]
+    updates[0]()  # the first is slower
+    return functools.partial(in_threads, updates, supervisor=supervisor)

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The program: measures all stages in turn and reports them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from torchbeast.bench import chart, record
+from torchbeast.bench.flags import BenchFlags
+from torchbeast.bench.limits import Figure, Verdict, figure, judge, predict
+from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
+from torchbeast.bench.stages import Stages
+from torchbeast.bench.table import table
+from torchbeast.bench.turns import in_turn
+from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.compute import choose
+from torchbeast.runtime.environment import what_it_raised
+from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.runtime.flags import available_cores
+from torchbeast.runtime.session import raise_failure
+from torchbeast.runtime.supervisor import Supervisor
+
+Samples = dict[str, list[Sample]]
+
+_BUSY = 0.5  # of the cores, before anything is measured
+
+_LEFT_OUT = (
+    "Left out, because the compiled part (libtorchbeast) is not installed: transport and the "
+    "whole. MonoBeast does without it."
+)
+
+
+def run(flags: BenchFlags) -> int:
+    """Measures and reports; the exit code."""
+    check_outputs(flags)
+    supervisor = Supervisor()
+    with supervisor.signals():
+        try:
+            report(flags, measure(flags, supervisor))
+        except Ended:
+            raise_failure(supervisor.failure)
+            print(f"Stopped by {supervisor.reason}.", flush=True)
+    return EXIT_DONE
+
+
+def check_outputs(flags: BenchFlags) -> None:
+    """UsageError where the results could not be written in the end."""
+    if flags.measuring.json is not None:
+        record.check(flags.measuring.json)
+    if flags.measuring.png is not None:
+        chart.check(flags.measuring.png)
+
+
+def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
+    """The samples of every stage, in turn."""
+    compute, is_compiled = choose(flags), _is_compiled()
+    print(compute, flush=True)
+    if not is_compiled:
+        print(_LEFT_OUT, flush=True)
+    if busy := others(os.getloadavg()[0], available_cores()):
+        print(busy, flush=True)
+    with Stages(flags, compute, supervisor).ready(is_compiled) as stages:
+        runs = {
+            name: functools.partial(_one, name, stage, flags.measuring.seconds, supervisor)
+            for name, stage in stages.items()
+        }
+        return in_turn(runs, flags.measuring.repeats)
+
+
+def others(load: float, cores: int) -> str:
+    """A sentence where other programs use the machine, else nothing. `load`: before the start."""
+    if load < _BUSY * cores:
+        return ""
+    return (
+        f"Other programs use this machine (load {load:.1f} on {cores} cores): it can do more "
+        "steps/s than you will see, and the processor time of a step says more."
+    )
+
+
+def _one(name: str, stage: Measure, seconds: float, supervisor: Supervisor) -> Sample:
+    check_goes_on(supervisor)
+    try:
+        sample = stage(seconds)
+    except (RunError, UsageError):
+        raise
+    except Exception as error:
+        raise RunError(f"the stage {name} failed: {what_it_raised(error)}") from error
+    check_goes_on(supervisor)
+    return sample
+
+
+def _is_compiled() -> bool:
+    try:
+        import libtorchbeast  # noqa: F401
+    except ImportError as error:
+        if error.name not in ("libtorchbeast", "libtorchbeast._C", "nest"):
+            raise
+        return False
+    return True
+
+
+def report(flags: BenchFlags, samples: Samples) -> None:
+    """The table and the verdict; the files where they are asked for."""
+    figures = {name: figure(of_stage) for name, of_stage in samples.items()}
+    cores, title = available_cores(), _title(flags)
+    verdict = judge(figures, cores)
+    Console().print(table(figures, cores, title))
+    print(verdict.sentence, flush=True)
+    if flags.measuring.json is not None:
+        _write_json(flags, samples, figures, verdict)
+        print(f"Every figure is in {flags.measuring.json}")
+    if flags.measuring.png is not None:
+        chart.draw(figures, cores, f"{title}\n{verdict.sentence}", flags.measuring.png)
+        print(f"The chart is in {flags.measuring.png}")
+
+
+def _title(flags: BenchFlags) -> str:
+    lstm = " with an LSTM" if flags.model.use_lstm else ""
+    return (
+        f"{flags.environment.env_id}, --model {flags.model.model}{lstm}, "
+        f"{flags.fleet.num_actors} environments, rollouts of {flags.learning.unroll_length} steps, "
+        f"{flags.learning.batch_size} in an update; {record.machine()}"
+    )
+
+
+def _write_json(
+    flags: BenchFlags, samples: Samples, figures: Mapping[str, Figure], verdict: Verdict
+) -> None:
+    assert flags.measuring.json is not None
+    record.write_json(
+        flags.measuring.json,
+        flatten(flags),
+        stages={
+            name: {
+                **found._asdict(),
+                "every_steps_per_second": [sample.steps_per_second for sample in samples[name]],
+                "every_cpu_us": [sample.cpu_us for sample in samples[name]],
+            }
+            for name, found in figures.items()
+        },
+        cores=available_cores(),
+        predicted_steps_per_second=predict(figures, available_cores()),
+        **verdict._asdict(),
+    )

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All stages of one setting, made ready to be measured in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+
+import torch
+
+from torchbeast.bench import made_up, still
+from torchbeast.bench.environment import environments
+from torchbeast.bench.inference import inference
+from torchbeast.bench.learner import learner
+from torchbeast.bench.limits import ENVIRONMENT, INFERENCE, LEARNER, TRANSPORT, WHOLE
+from torchbeast.bench.sample import Measure
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.spaces import ObservationSpace
+from torchbeast.runtime.agent import Agent, make_agent
+from torchbeast.runtime.compute import Compute
+from torchbeast.runtime.env_plan import ServerPlan, spread
+from torchbeast.runtime.environment import make_environment
+from torchbeast.runtime.flags import PolyBeastFlags
+from torchbeast.runtime.learner_run import impala_config, threads_for
+from torchbeast.runtime.supervisor import Supervisor
+
+SINGLE = "transport, 1 environment a stream"
+
+
+class Stages:
+    """Makes the stages of these flags."""
+
+    def __init__(self, flags: PolyBeastFlags, compute: Compute, supervisor: Supervisor) -> None:
+        self._flags = flags
+        self._compute = compute
+        self._supervisor = supervisor
+        self._env_id = flags.environment.env_id
+        self._plans = spread(flags.fleet.num_actors, flags.fleet.servers())
+        self._agent, self._space = _agent(flags, compute)
+
+    @contextmanager
+    def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
+        """Each stage by its name; without the compiled part, those that do not need it."""
+        with ExitStack() as opened:
+            found: dict[str, Measure] = {ENVIRONMENT: opened.enter_context(self._environments())}
+            if is_compiled:
+                found |= self._transport(opened)
+            found |= {INFERENCE: self._inference(), LEARNER: self._learner()}
+            if is_compiled:
+                found[WHOLE] = self._whole()
+            yield found
+
+    def _environments(self) -> AbstractContextManager[Measure]:
+        return environments(self._env_id, self._plans, self._supervisor)
+
+    def _transport(self, opened: ExitStack) -> dict[str, Measure]:
+        """As in the program; and with one environment a stream, where the program has more."""
+        from torchbeast.bench.transport import transport
+        from torchbeast.sources.poly import PolySourceConfig
+
+        config = PolySourceConfig(
+            batch_size=self._flags.learning.batch_size,
+            unroll_length=self._flags.learning.unroll_length,
+            max_queue_size=self._flags.pipeline.max_learner_queue_size,
+        )
+        plans = {TRANSPORT: self._plans, SINGLE: _with_one(self._plans)}
+        if plans[SINGLE] == self._plans:
+            del plans[SINGLE]
+        zero = self._agent.distribution.zero_action
+        with still.like(self._env_id) as served:
+            return {
+                name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
+                for name, plan in plans.items()
+            }
+
+    def _inference(self) -> Measure:
+        learning, device = self._flags.learning, self._compute.device
+        return inference(
+            self._agent,
+            self._space,
+            device,
+            self._plans[0].envs_per_stream,
+            threads_for(self._flags.pipeline.num_inference_threads, device),
+            learning.unroll_length * learning.batch_size,
+            self._supervisor,
+        )
+
+    def _learner(self) -> Measure:
+        learning, device = self._flags.learning, self._compute.device
+        config = dataclasses.replace(
+            impala_config(self._flags), bytes_at_once=self._compute.bytes_at_once
+        )
+        algo = Impala(self._agent.model, self._agent.distribution, config)
+        rollout = made_up.rollout(
+            self._agent, self._space, learning.unroll_length, learning.batch_size
+        )
+        threads = threads_for(self._flags.machine.num_learner_threads, device)
+        return learner(algo, rollout, device, threads, self._supervisor)
+
+    def _whole(self) -> Measure:
+        from torchbeast.bench.whole import whole
+
+        return whole(self._flags, self._supervisor)
+
+
+def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
+    """The run's agent, where it is used, and what it sees."""
+    torch.set_num_threads(compute.threads)
+    with closing(make_environment(flags.environment.env_id, 1)) as env:
+        spaces = env.observation_space, env.action_space, env.frame_stack
+    agent = make_agent(flags.model.model, *spaces, flags.model.use_lstm)
+    agent.model.to(compute.device)
+    agent.model.compute_dtype = compute.dtype
+    return agent, stacked_space(spaces[0], spaces[2])
+
+
+def _with_one(plans: list[ServerPlan]) -> list[ServerPlan]:
+    return [ServerPlan(plan.num_streams, 1) for plan in plans]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transport alone: from environment servers to a learner that drops every batch.
+
+The real servers, sockets, pool, batcher and queue; a policy that answers zeros. With environments
+that cost nothing (still.py, Mock) what is left is the cost of moving steps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import libtorchbeast
+from torchbeast.bench.processor_time import cpu_seconds
+from torchbeast.bench.sample import Measure, Sample, check_goes_on
+from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.runtime.env_plan import ServerPlan, rollout_columns
+from torchbeast.runtime.env_servers import EnvServers
+from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.sources.poly import PolySourceConfig, learner_queue
+
+ZeroAction = Callable[[tuple[int, int]], Any]
+"""Valid actions [1, B, ...] of that shape."""
+
+_CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
+_WARM_UP_S = 0.5
+_POLL_S = 0.01
+
+
+@contextmanager
+def transport(
+    env_id: str,
+    plans: Sequence[ServerPlan],
+    config: PolySourceConfig,
+    zero_action: ZeroAction,
+    supervisor: Supervisor,
+) -> Iterator[Measure]:
+    """The servers live as long as the context."""
+    folder = new_run_folder()
+    addresses = server_addresses(folder_basename(folder), len(plans))
+    servers = EnvServers(supervisor, env_id, plans, addresses, folder)
+
+    def measure(seconds: float) -> Sample:
+        flow = _Flow(plans, addresses, config, zero_action, supervisor)
+        try:
+            return flow.measure(seconds, servers.pids)
+        finally:
+            flow.close()
+
+    try:
+        servers.wait_ready()
+        check_goes_on(supervisor)
+        yield measure
+    finally:
+        servers.close()
+
+
+class _Flow:
+    """Streams that move, from `__init__` to `close`."""
+
+    def __init__(
+        self,
+        plans: Sequence[ServerPlan],
+        addresses: Sequence[str],
+        config: PolySourceConfig,
+        zero_action: ZeroAction,
+        supervisor: Supervisor,
+    ) -> None:
+        streams = [a for a, p in zip(addresses, plans, strict=True) for _ in range(p.num_streams)]
+        columns = rollout_columns(config.batch_size, [plan.envs_per_stream for plan in plans])
+        self._zero_action = zero_action
+        self._supervisor = supervisor
+        self._queue = learner_queue(config, columns)
+        self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
+        self._pool = libtorchbeast.ActorPool(
+            config.unroll_length, self._queue, self._batcher, streams, (), rollout_columns=columns
+        )
+        self._threads: list[threading.Thread] = [
+            supervisor.start_thread(f"transport: {name}", body)
+            for name, body in (
+                ("environments", self._pool.run),
+                ("inference", self._answer),
+                ("learner", self._drop),
+            )
+        ]
+
+    def measure(self, seconds: float, server_pids: Sequence[int]) -> Sample:
+        """Between two moments, after a warm-up."""
+        while self._pool.count() == 0 and not self._supervisor.wait(_POLL_S):
+            continue
+        self._supervisor.wait(min(_WARM_UP_S, seconds))
+        before = self._reading(server_pids)
+        self._supervisor.wait(seconds)
+        after = self._reading(server_pids)
+        return Sample(*(now - then for now, then in zip(after, before, strict=True)))
+
+    def close(self) -> None:
+        """Ends the streams."""
+        for closed in (self._batcher, self._queue):
+            if not closed.is_closed():
+                closed.close()
+        for thread in self._threads:
+            thread.join()
+
+    def _reading(self, server_pids: Sequence[int]) -> Sample:
+        cpu = time.process_time() + cpu_seconds(server_pids)
+        return Sample(self._pool.count(), time.perf_counter(), cpu)
+
+    def _answer(self) -> None:
+        for batch in self._batcher:
+            (_, reward, *_), _ = batch.get_inputs()
+            try:
+                batch.set_outputs(((self._zero_action(tuple(reward.shape)),), ()))
+            except _CLOSED:
+                return
+
+    def _drop(self) -> None:
+        for _ in self._queue:
+            pass

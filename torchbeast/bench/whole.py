@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole: PolyBeast in a process of its own, measured between two updates by its own log.
+
+It is started anew for every measurement and ended after it; the first updates are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from torchbeast.bench.processor_time import cpu_seconds, family
+from torchbeast.bench.sample import Measure, Sample
+from torchbeast.runtime.child_process import ChildProcess, end_all
+from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.flags import PolyBeastFlags, RunFlags
+from torchbeast.runtime.supervisor import Supervisor
+
+_WARM_UP = 3  # updates
+_POLL_S = 0.02
+_TAIL = 16_384  # bytes that hold the newest row
+_FOREVER = 10**12  # steps
+
+
+def whole(flags: PolyBeastFlags, supervisor: Supervisor) -> Measure:
+    """Steps learnt; `flags.run` and --total_steps do not count."""
+    return functools.partial(_measure, flags, supervisor)
+
+
+def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> Sample:
+    with tempfile.TemporaryDirectory(prefix="torchbeast-", ignore_cleanup_errors=True) as folder:
+        run = RunFlags(savedir=folder, xpid="bench", disable_checkpoint=True)
+        learning = dataclasses.replace(flags.learning, total_steps=_FOREVER)
+        program = ChildProcess(
+            "PolyBeast",
+            "torchbeast.bench.whole_child",
+            {"argv": arguments(dataclasses.replace(flags, run=run, learning=learning))},
+            on_report=lambda report: None,
+            on_end=lambda error: supervisor.fail("PolyBeast", error),
+        )
+        try:
+            watch = _Watch(program.pid, run.folder / "logs.csv", supervisor)
+            before = watch.update(_WARM_UP - 1, time.monotonic())
+            after = watch.update(before.tick + 1, time.monotonic() + seconds)
+            return _between(before, after)
+        finally:
+            end_all([program])
+
+
+def arguments(flags: PolyBeastFlags) -> list[str]:
+    """The command line that these flags are parsed from."""
+    known = {field.name: getattr(flags, field.name) for field in dataclasses.fields(PolyBeastFlags)}
+    words = flatten(PolyBeastFlags(**known)).items()
+    return [
+        f"--{name}" if value is True else f"--{name}={value}"
+        for name, value in words
+        if value is not None and value is not False
+    ]
+
+
+class _Update(NamedTuple):
+    """The program after an update."""
+
+    tick: int  # updates before it
+    time: float
+    step: int
+    cpu_seconds: float = 0.0  # of the program and its servers
+
+
+_NONE = _Update(-1, 0.0, 0)
+
+
+class _Watch:
+    """Reads a running program's log."""
+
+    def __init__(self, pid: int, log: Path, supervisor: Supervisor) -> None:
+        self._pid = pid
+        self._log = log
+        self._supervisor = supervisor
+
+    def update(self, tick: int, earliest: float) -> _Update:
+        """The first update from `tick` on that ends after `earliest` (of time.monotonic); whatever
+        there is when the supervisor ended.
+        """
+        seen = _newest(self._log).tick
+        while True:
+            newest = _newest(self._log)
+            is_new = newest.tick > seen and newest.tick >= tick
+            if (is_new and time.monotonic() >= earliest) or self._supervisor.wait(_POLL_S):
+                return newest._replace(cpu_seconds=cpu_seconds(family(self._pid)))
+            if time.monotonic() < earliest:
+                seen = newest.tick
+
+
+def _newest(log: Path) -> _Update:
+    """The last whole row; its first columns are `_tick,_time,step`."""
+    try:
+        with open(log, "rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:  # not there yet
+        return _NONE
+    if not lines or lines[-1].startswith(b"#"):
+        return _NONE
+    tick, seconds, step = lines[-1].split(b",")[:3]
+    return _Update(int(tick), float(seconds), int(step))
+
+
+def _between(before: _Update, after: _Update) -> Sample:
+    return Sample(
+        after.step - before.step, after.time - before.time, after.cpu_seconds - before.cpu_seconds
+    )

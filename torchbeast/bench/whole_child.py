@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main of a PolyBeast that is measured; started by whole.py, never by a user.
+
+It is the program itself with one difference: it ends when stdin is closed, as by the death of
+whoever measures it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from typing import Any, BinaryIO
+
+from torchbeast import polybeast
+from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.runtime.command_line import parse
+from torchbeast.runtime.flags import PolyBeastFlags
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Trains with the command line `arguments["argv"]`; the exit code."""
+    report, stdin = take_stdout(), take_stdin()
+    threading.Thread(target=_end_with, args=(stdin,), daemon=True).start()
+    try:
+        return polybeast.run(parse(PolyBeastFlags, polybeast.PROGRAM, arguments["argv"]))
+    except Exception as error:
+        _report(error, report)
+        return 1
+
+
+def _report(error: Exception, report: Report) -> None:
+    """The sentence alone: the run's folder is gone when it is read."""
+    said = failure(error)
+    report({**said, "error": said["error"].partition("\nMore is in ")[0]})
+
+
+def _end_with(stdin: BinaryIO) -> None:
+    while stdin.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
