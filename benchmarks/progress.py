@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program for some time and tells how fast it learnt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+Reading = tuple[float, float]  # seconds since whenever, steps learnt until then
+GRACE = 20.0  # seconds that a program may take to end
+
+
+class ProgramFailed(Exception):
+    """A program ended, or did not get going; the message shows the end of its output."""
+
+
+def learnt_per_second(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    readings: Callable[[], list[Reading]],
+    *,
+    warm_up: float,
+    seconds: float,
+    patience: float,
+) -> float:
+    """Steps/s over `seconds`, which begin `warm_up` seconds after the program first learnt.
+
+    patience: seconds that it may take until it first learns.
+    """
+    with _running(command, environment, log) as program:
+        began = time.monotonic()
+        while not _covers(readings(), warm_up + seconds):
+            if program.poll() is not None:
+                raise ProgramFailed(f"ended with {program.returncode}:\n{tail(log)}")
+            if time.monotonic() - began > patience + warm_up + seconds:
+                raise ProgramFailed(f"learnt too little to be measured:\n{tail(log)}")
+            time.sleep(0.2)
+        return rate(readings(), warm_up)
+
+
+def rate(readings: Sequence[Reading], warm_up: float) -> float:
+    """Steps/s from the first reading after the warm-up to the last."""
+    learnt = _learnt(readings)
+    timed = [reading for reading in learnt if reading[0] >= learnt[0][0] + warm_up]
+    (first, steps_then), (last, steps) = timed[0], timed[-1]
+    return (steps - steps_then) / (last - first)
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _covers(readings: Sequence[Reading], seconds: float) -> bool:
+    learnt = _learnt(readings)
+    return bool(learnt) and learnt[-1][0] - learnt[0][0] >= seconds
+
+
+def _learnt(readings: Sequence[Reading]) -> list[Reading]:
+    return [reading for reading in readings if reading[1] > 0]
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """In a process group of its own, which ends with the block."""
+    with log.open("wb") as output:
+        program = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield program
+    finally:
+        _end(program)
+
+
+def _end(program: subprocess.Popen[bytes]) -> None:
+    program.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(GRACE)
+    with contextlib.suppress(ProcessLookupError):  # children that it left behind, or all of it
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast beside Sample Factory's APPO on Pong: same network, same settings of the game, in turn.
+
+Sample Factory 2.1.1 needs older NumPy and Gymnasium than TorchBeast, so it gets a virtual
+environment of its own, made at the first call and used again afterwards. Both learn each sample
+once, from as many games at once and as many steps in an update. What is compared is the agent
+steps learnt from in a second: four frames each.
+
+python benchmarks/sample_factory.py [--nets small three] [--seconds 60] [--repeats 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from figures import Figures, in_turn, print_table, write_json
+from progress import ProgramFailed, Reading, learnt_per_second
+
+from torchbeast.runtime.flags import available_cores
+from torchbeast.runtime.log_files import read_logs
+
+HERE = Path(__file__).resolve().parent
+# NumPy 2 would be asked for by newer versions of OpenCV.
+REQUIREMENTS = (
+    "sample-factory==2.1.1",
+    "numpy<2",
+    "gymnasium<1",
+    "ale-py==0.10.2",
+    "opencv-python<4.12",
+    "setuptools<81",
+)
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+UNROLL_LENGTH = 20
+FRAMES_PER_STEP = 4
+# "[2026-01-01 10:00:00,123][04242] Fps is (10 sec: 5.0, ...). Total num frames: 81920. ..."
+REPORT = re.compile(r"\[(\d{4}-\S+ [\d:]+,\d+)\].*Total num frames: (\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Net:
+    """One network, as each program calls it."""
+
+    torchbeast: str  # --model
+    architecture: str  # --encoder_conv_architecture
+    linear: int  # units of the layer behind the convolutions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """How one of both is run and watched."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    output_flags: Callable[[Path], list[str]]  # that put its files into a folder
+    readings: Callable[[Path], list[Reading]]  # from the files in that folder
+
+
+NETS = {
+    "small": Net(torchbeast="small_net:SmallConvNet", architecture="convnet_impala", linear=256),
+    "three": Net(torchbeast="shallow", architecture="convnet_atari", linear=512),
+}
+
+
+def main() -> None:
+    # Without it a killed benchmark leaves the program that it measures behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
+    arguments = _arguments()
+    python = _sample_factory_python(arguments.venv, arguments.torch)
+    figures: dict[str, Figures] = {}
+    for name in arguments.nets:
+        runs = {
+            f"Sample Factory, {name}": functools.partial(
+                _measured, _sample_factory(python, arguments, NETS[name]), arguments
+            ),
+            f"PolyBeast, {name}": functools.partial(
+                _measured, _polybeast(arguments, NETS[name]), arguments
+            ),
+        }
+        figures[name] = in_turn(runs, arguments.repeats)
+        print_table(figures[name], "agent steps/s")
+        write_json(arguments.json, arguments, steps_per_second=figures)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
+    parser.add_argument("--num_envs", type=int, default=64, help="also the rollouts of an update")
+    parser.add_argument("--cores", type=int, default=available_cores())
+    parser.add_argument("--warm_up", type=float, default=15.0, help="seconds, not timed")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of one run")
+    parser.add_argument("--patience", type=float, default=300.0, help="seconds until it learns")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--venv", type=Path, default=CACHE / "torchbeast" / "sample_factory")
+    parser.add_argument("--torch", default="torch==2.13.0", help="what pip is to install there")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    return parser.parse_args()
+
+
+def _measured(program: Program, arguments: argparse.Namespace) -> float:
+    """Agent steps/s of one run, whose files are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="torchbeast-compared-") as name:
+        folder = Path(name)
+        try:
+            return learnt_per_second(
+                [*program.command, *program.output_flags(folder)],
+                program.environment,
+                folder / "output.txt",
+                functools.partial(program.readings, folder),
+                warm_up=arguments.warm_up,
+                seconds=arguments.seconds,
+                patience=arguments.patience,
+            )
+        except ProgramFailed as error:
+            sys.exit(f"{program.name} {error}")
+
+
+def _polybeast(arguments: argparse.Namespace, net: Net) -> Program:
+    flags = {
+        "env": "PongNoFrameskip-v4",
+        "model": net.torchbeast,
+        "num_actors": arguments.num_envs,
+        "batch_size": arguments.num_envs,
+        "unroll_length": UNROLL_LENGTH,
+        "total_steps": 10**9,
+        "xpid": "run",
+    }
+    return Program(
+        name="PolyBeast",
+        command=[sys.executable, "-m", "torchbeast.polybeast", "--disable_checkpoint"]
+        + [f"--{key}={value}" for key, value in flags.items()],
+        environment={"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])},
+        output_flags=lambda folder: [f"--savedir={folder}"],
+        readings=_polybeast_readings,
+    )
+
+
+def _polybeast_readings(folder: Path) -> list[Reading]:
+    if not (folder / "run" / "logs.csv").exists():
+        return []
+    return [(row["_time"], row["step"]) for row in read_logs(folder / "run") if "step" in row]
+
+
+def _sample_factory(python: Path, arguments: argparse.Namespace, net: Net) -> Program:
+    """Its fastest settings that were found: double-buffered workers, one per core."""
+    flags = {
+        "algo": "APPO",
+        "env": "atari_pong",
+        "device": "cpu",
+        "num_workers": arguments.cores,
+        "num_envs_per_worker": arguments.num_envs // arguments.cores,
+        "worker_num_splits": 2,
+        "rollout": UNROLL_LENGTH,
+        "recurrence": 1,
+        "batch_size": arguments.num_envs * UNROLL_LENGTH,
+        "num_batches_per_epoch": 1,
+        "num_epochs": 1,
+        "async_rl": True,
+        "serial_mode": False,
+        "encoder_conv_architecture": net.architecture,
+        "encoder_conv_mlp_layers": net.linear,
+        "normalize_input": False,
+        "normalize_returns": False,
+        "train_for_env_steps": 10**9,
+        "experiment": "run",
+    }
+    return Program(
+        name="Sample Factory",
+        command=[str(python), str(HERE / "sample_factory_atari.py")]
+        + [f"--{key}={value}" for key, value in flags.items()],
+        environment={"PYTHONPATH": ""},
+        output_flags=lambda folder: [f"--train_dir={folder}"],
+        readings=_sample_factory_readings,
+    )
+
+
+def _sample_factory_readings(folder: Path) -> list[Reading]:
+    """Its frames are those of the samples learnt from, times the frame skip."""
+    output = (folder / "output.txt").read_text(errors="replace")
+    return [
+        (_seconds(when), int(frames) / FRAMES_PER_STEP) for when, frames in REPORT.findall(output)
+    ]
+
+
+def _seconds(when: str) -> float:
+    return datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp()
+
+
+def _sample_factory_python(folder: Path, torch: str) -> Path:
+    """The Python of its virtual environment, which is complete once `installed` says so."""
+    folder = folder.expanduser().absolute()
+    python, installed = folder / "bin" / "python", folder / "installed"
+    wanted = "\n".join((torch, *REQUIREMENTS)) + "\n"
+    if not installed.exists() or installed.read_text() != wanted:
+        print(f"Installing Sample Factory in {folder}", file=sys.stderr)
+        if not python.exists():
+            venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "-q", "install", torch, *REQUIREMENTS], check=True)
+        installed.write_text(wanted)
+    return python
+
+
+if __name__ == "__main__":
+    main()
