@@ -36,34 +36,33 @@ def learnt_per_second(
     """
     with _running(command, environment, log) as program:
         began = time.monotonic()
-        while not _covers(readings(), warm_up + seconds):
+        while not _covers(timed := after_warm_up(readings(), warm_up), seconds):
             if program.poll() is not None:
                 raise ProgramFailed(f"ended with {program.returncode}:\n{tail(log)}")
             if time.monotonic() - began > patience + warm_up + seconds:
                 raise ProgramFailed(f"learnt too little to be measured:\n{tail(log)}")
             time.sleep(0.2)
-        return rate(readings(), warm_up)
+        return rate(timed)
 
 
-def rate(readings: Sequence[Reading], warm_up: float) -> float:
-    """Steps/s from the first reading after the warm-up to the last."""
-    learnt = _learnt(readings)
-    timed = [reading for reading in learnt if reading[0] >= learnt[0][0] + warm_up]
+def rate(timed: Sequence[Reading]) -> float:
+    """Steps/s from the first to the last."""
     (first, steps_then), (last, steps) = timed[0], timed[-1]
     return (steps - steps_then) / (last - first)
+
+
+def after_warm_up(readings: Sequence[Reading], warm_up: float) -> list[Reading]:
+    """Those from `warm_up` seconds after something was learnt."""
+    learnt = [reading for reading in readings if reading[1] > 0]
+    return [reading for reading in learnt if reading[0] >= learnt[0][0] + warm_up]
 
 
 def tail(log: Path, lines: int = 30) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _covers(readings: Sequence[Reading], seconds: float) -> bool:
-    learnt = _learnt(readings)
-    return bool(learnt) and learnt[-1][0] - learnt[0][0] >= seconds
-
-
-def _learnt(readings: Sequence[Reading]) -> list[Reading]:
-    return [reading for reading in readings if reading[1] > 0]
+def _covers(timed: Sequence[Reading], seconds: float) -> bool:
+    return bool(timed) and timed[-1][0] - timed[0][0] >= seconds
 
 
 @contextmanager
