@@ -178,9 +178,10 @@ def _sample_factory(python: Path, arguments: argparse.Namespace, net: Net) -> Pr
     }
     return Program(
         name="Sample Factory",
-        command=[str(python), str(HERE / "sample_factory_atari.py")]
+        # -I: this file's folder is not searched, since this file is called like their package.
+        command=[str(python), "-I", str(HERE / "sample_factory_atari.py")]
         + [f"--{key}={value}" for key, value in flags.items()],
-        environment={"PYTHONPATH": ""},
+        environment={},
         output_flags=lambda folder: [f"--train_dir={folder}"],
         readings=_sample_factory_readings,
     )
