@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -32,9 +32,9 @@ STAGES = ("environment", "inference", "learning")
 
 
 def main() -> None:
-    arguments = _arguments()
+    arguments = parse()
     torch.set_num_threads(arguments.threads)
-    loops = {_name(arguments, size): _loop(arguments, size) for size in _sizes(arguments)}
+    loops = {_name(arguments, size): loop_of(arguments, size) for size in _sizes(arguments)}
     for loop in loops.values():
         next(loop)  # the first update is slower
     runs = {name: functools.partial(_updates, loop, arguments) for name, loop in loops.items()}
@@ -48,7 +48,8 @@ def main() -> None:
     write_json(arguments.json, arguments, steps_per_second=figures, seconds_of_an_update=shares)
 
 
-def _arguments() -> argparse.Namespace:
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The settings of a loop, from a command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="PongNoFrameskip-v4")
     parser.add_argument("--model", default="deep")
@@ -61,7 +62,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--updates", type=int, default=2, help="in one run")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def _sizes(arguments: argparse.Namespace) -> list[tuple[str, float]]:
@@ -81,7 +82,7 @@ def _updates(loop: Iterator[dict[str, float]], arguments: argparse.Namespace) ->
     return steps / (time.perf_counter() - began)
 
 
-def _loop(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[dict[str, float]]:
+def loop_of(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[dict[str, float]]:
     """The loop itself; yields the seconds of each update's stages."""
     precision, megabytes = size
     env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)

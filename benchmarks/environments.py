@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ceiling: agent steps/s of Atari alone, with random actions and nothing that learns.
+
+ALE's vector environment bare, TorchBeast's over it and, with --envpool_python, EnvPool; each with
+one thread and with all cores, in turn. EnvPool has a Python of its own, so that it need not agree
+with TorchBeast on versions: python -m venv /tmp/envpool && /tmp/envpool/bin/pip install envpool
+
+python benchmarks/environments.py [--envpool_python /tmp/envpool/bin/python] [--repeats 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+from figures import print_table, write_json
+from stepping import Step, steps_per_second
+
+from torchbeast import envs
+from torchbeast.bench.turns import in_turn
+from torchbeast.envs.atari import rom_name
+from torchbeast.runtime.flags import available_cores
+
+SERVER = Path(__file__).with_name("envpool_server.py")
+
+
+def main() -> None:
+    arguments = _arguments()
+    with ExitStack() as servers:
+        runs = {
+            f"{name}, threads: {threads}": run
+            for threads in sorted({1, arguments.threads})
+            for name, run in _runs(arguments, threads, servers).items()
+        }
+        figures = in_turn(runs, arguments.repeats)
+    print_table(figures, "agent steps/s")
+    write_json(arguments.json, arguments, steps_per_second=figures)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="PongNoFrameskip-v4")
+    parser.add_argument("--num_envs", type=int, default=32)
+    parser.add_argument("--threads", type=int, default=available_cores(), help="beside one")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of one run")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--envpool_python", help="a Python that has EnvPool")
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    return parser.parse_args()
+
+
+def _runs(
+    arguments: argparse.Namespace, threads: int, servers: ExitStack
+) -> dict[str, Callable[[], float]]:
+    """Environments that exist already: what making them costs is not timed."""
+    ours = envs.make(arguments.env, arguments.num_envs, num_threads=threads)
+    ours.reset(0)
+    steps: dict[str, Step] = {"ALE": _bare_ale(arguments, threads), "TorchBeast": ours.step}
+    shape = arguments.num_envs, ours.action_space.n, arguments.seconds
+    runs: dict[str, Callable[[], float]] = {
+        name: functools.partial(steps_per_second, step, *shape) for name, step in steps.items()
+    }
+    if arguments.envpool_python:
+        server = servers.enter_context(_envpool_server(arguments, threads))
+        runs["EnvPool"] = functools.partial(_ask, server, arguments.seconds)
+    return runs
+
+
+def _bare_ale(arguments: argparse.Namespace, threads: int) -> Step:
+    """Stacks of four, which TorchBeast leaves to the learner; all else as TorchBeast has it."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    env = AtariVectorEnv(
+        rom_name(arguments.env),
+        arguments.num_envs,
+        num_threads=threads,
+        autoreset_mode="SameStep",
+        life_loss_info=True,
+        reward_clipping=False,
+    )
+    env.reset(seed=np.arange(arguments.num_envs))
+    return env.step
+
+
+@contextmanager
+def _envpool_server(arguments: argparse.Namespace, threads: int) -> Iterator[subprocess.Popen[str]]:
+    game = rom_name(arguments.env).title().replace("_", "")
+    command = [arguments.envpool_python, str(SERVER), f"{game}-v5"]
+    command += [str(arguments.num_envs), str(threads)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        if _line(server) != "ready":
+            sys.exit(f"EnvPool did not start, see above: {' '.join(command)}")
+        yield server
+        assert server.stdin is not None
+        server.stdin.close()  # it ends at the end of its input
+
+
+def _ask(server: subprocess.Popen[str], seconds: float) -> float:
+    assert server.stdin is not None
+    print(seconds, file=server.stdin, flush=True)
+    answer = _line(server)
+    if not answer:
+        sys.exit("EnvPool ended, see above")
+    return float(answer)
+
+
+def _line(server: subprocess.Popen[str]) -> str:
+    """ "" where the server has ended."""
+    assert server.stdout is not None
+    return server.stdout.readline().strip()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program for some time and tells how fast it learnt."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbeast.runtime.log_files import read_logs
+
+HERE = Path(__file__).resolve().parent
+Reading = tuple[float, float]  # seconds since whenever, steps learnt until then
+GRACE = 20.0  # seconds that a program may take to end
+
+
+class ProgramFailed(Exception):
+    """A program ended, or did not get going; the message shows the end of its output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """How one of both is run and watched."""
+
+    name: str
+    command: list[str]
+    environment: dict[str, str]
+    output_flags: Callable[[Path], list[str]]  # that put its files into a folder
+    readings: Callable[[Path], list[Reading]]  # from the files in that folder
+
+
+def measured(program: Program, arguments: argparse.Namespace) -> float:
+    """Agent steps/s of one run, whose files are gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="torchbeast-compared-") as name:
+        folder = Path(name)
+        try:
+            return learnt_per_second(
+                [*program.command, *program.output_flags(folder)],
+                program.environment,
+                folder / "output.txt",
+                functools.partial(program.readings, folder),
+                warm_up=arguments.warm_up,
+                seconds=arguments.seconds,
+                patience=arguments.patience,
+            )
+        except ProgramFailed as error:
+            sys.exit(f"{program.name} {error}")
+
+
+def torchbeast(program: str, model: str, flags: Mapping[str, object]) -> Program:
+    """PolyBeast or MonoBeast on Pong."""
+    every = {"env": "PongNoFrameskip-v4", "model": model, **flags, "total_steps": 10**9}
+    return Program(
+        name=program,
+        command=[sys.executable, "-m", f"torchbeast.{program}", "--disable_checkpoint"]
+        + [f"--{key}={value}" for key, value in every.items()],
+        environment={"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])},
+        output_flags=lambda folder: [f"--savedir={folder}", "--xpid=run"],
+        readings=_torchbeast_readings,
+    )
+
+
+def _torchbeast_readings(folder: Path) -> list[Reading]:
+    if not (folder / "run" / "logs.csv").exists():
+        return []
+    return [(row["_time"], row["step"]) for row in read_logs(folder / "run") if "step" in row]
+
+
+def learnt_per_second(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    log: Path,
+    readings: Callable[[], list[Reading]],
+    *,
+    warm_up: float,
+    seconds: float,
+    patience: float,
+) -> float:
+    """Steps/s over `seconds`, which begin `warm_up` seconds after the program first learnt.
+
+    patience: seconds that it may take until it first learns.
+    """
+    with _running(command, environment, log) as program:
+        began = time.monotonic()
+        while not _covers(timed := after_warm_up(readings(), warm_up), seconds):
+            if program.poll() is not None:
+                raise ProgramFailed(f"ended with {program.returncode}:\n{tail(log)}")
+            if time.monotonic() - began > patience + warm_up + seconds:
+                raise ProgramFailed(f"learnt too little to be measured:\n{tail(log)}")
+            time.sleep(0.2)
+        return rate(timed)
+
+
+def rate(timed: Sequence[Reading]) -> float:
+    """Steps/s from the first to the last."""
+    (first, steps_then), (last, steps) = timed[0], timed[-1]
+    return (steps - steps_then) / (last - first)
+
+
+def after_warm_up(readings: Sequence[Reading], warm_up: float) -> list[Reading]:
+    """Those from `warm_up` seconds after something was learnt."""
+    learnt = [reading for reading in readings if reading[1] > 0]
+    return [reading for reading in learnt if reading[0] >= learnt[0][0] + warm_up]
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def _covers(timed: Sequence[Reading], seconds: float) -> bool:
+    return bool(timed) and timed[-1][0] - timed[0][0] >= seconds
+
+
+@contextmanager
+def _running(
+    command: Sequence[str], environment: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """In a process group of its own, which ends with the block."""
+    with log.open("wb") as output:
+        program = subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        yield program
+    finally:
+        _end(program)
+
+
+def _end(program: subprocess.Popen[bytes]) -> None:
+    program.send_signal(signal.SIGINT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        program.wait(GRACE)
+    with contextlib.suppress(ProcessLookupError):  # children that it left behind, or all of it
+        os.killpg(program.pid, signal.SIGKILL)
+    program.wait()

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small network for 84x84 images, as Sample Factory has it: --model small_net:SmallConvNet."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchbeast.core.actors.networks import TorsoActorCritic
+from torchbeast.core.actors.recurrent import make_lstm
+from torchbeast.core.actors.torsos import Torso, as_images, image_shape
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.nest_py import flatten
+
+
+class TwoConvolutions(Torso):
+    """16 of 8x8 by 4, 32 of 4x4 by 2."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        channels, height, width = image_shape(shape)
+        self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
+        self.conv2 = nn.Conv2d(16, 32, kernel_size=4, stride=2)
+        self.num_features = 32 * _size_after(height) * _size_after(width)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = F.relu_(self.conv1(as_images(frames)))
+        return F.relu_(self.conv2(x)).flatten(1)
+
+
+class SmallConvNet(TorsoActorCritic):
+    """Two convolutions and a layer of 256; optional LSTM of 256, one layer."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [_torso(leaf) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
+        self._add_heads(make_lstm(self._core_input_size, 256) if use_lstm else None)
+
+
+def _torso(leaf: ArraySpec) -> Torso:
+    return TwoConvolutions(leaf.shape)
+
+
+def _size_after(size: int) -> int:
+    """Of an image's side, after both strides."""
+    return ((size - 8) // 4 + 1 - 4) // 2 + 1
