@@ -24,6 +24,8 @@ from progress import measured, torchbeast
 from torchbeast.bench.turns import in_turn
 from torchbeast.runtime.flags import available_cores
 
+MODELS = ("shallow", "deep", "small_net:SmallConvNet")
+SETTINGS = ("num_actors", "unroll_length", "batch_size")
 PROGRAMS = ("polybeast", "monobeast")
 
 
@@ -44,7 +46,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--models", nargs="+", default=["shallow", "deep", "small_net:SmallConvNet"]
+        "--models", nargs="+", default=MODELS
     )
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--num_actors", type=int, default=32)
