@@ -45,9 +45,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--models", nargs="+", default=MODELS
-    )
+    parser.add_argument("--models", nargs="+", default=MODELS)
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--num_actors", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)

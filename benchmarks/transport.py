@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transport alone: steps/s from environment servers to a learner that does nothing with them.
 
-Mock environments, which cost next to nothing, in processes of their own; the real sockets, pool,
-batcher and queue; a policy that answers zeros. What is left is the cost of moving steps.
+Environments that cost next to nothing, in processes of their own; the real sockets, pool, batcher
+and queue; a policy that answers zeros. What is left is the cost of moving steps. Beside it, in
+turn, gRPC alone with messages of the same size (bare_grpc.cc), which no transport over gRPC can be
+faster than. It is built by
 
-python benchmarks/transport.py [--env Mock] [--envs_per_stream 1 16] [--seconds 5] [--repeats 3]
+    cmake -S . -B build/bare -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_BENCHMARKS=ON
+    cmake --build build/bare --target bare_grpc
+
+python benchmarks/transport.py [--flows one sixteen few many] [--bare build/bare/bare_grpc]
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-from contextlib import ExitStack, closing
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from figures import print_table, write_json
 
+from torchbeast.bench import still
 from torchbeast.bench.sample import Measure
 from torchbeast.bench.transport import transport
 from torchbeast.bench.turns import in_turn
@@ -28,20 +38,48 @@ from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.sources.poly import PolySourceConfig
 
 UNROLL_LENGTH = 20
-NUM_STREAMS = 2  # of each server
+FRAME_BYTES = 84 * 84
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Streams that all carry the same."""
+
+    name: str
+    envs_per_stream: int
+    num_streams: int  # of all servers together
+    newest_only: (
+        bool  # frames travel once, and stacks are rebuilt; else whole stacks of four travel
+    )
+
+    @property
+    def message_bytes(self) -> int:
+        """Of the observations."""
+        return self.envs_per_stream * FRAME_BYTES * (1 if self.newest_only else 4)
+
+
+FLOWS = {
+    "one": Flow("1 environment a stream, whole stacks", 1, 4, newest_only=False),
+    "sixteen": Flow("16 environments a stream, newest frames", 16, 4, newest_only=True),
+    "few": Flow("16 streams of 1 environment, whole stacks", 1, 16, newest_only=False),
+    "many": Flow("256 streams of 1 environment, whole stacks", 1, 256, newest_only=False),
+}
 
 
 def main() -> None:
     arguments, supervisor = _arguments(), Supervisor()
+    costs: dict[str, list[float]] = {}
     with ExitStack() as opened:
         runs = {}
-        for num_envs in arguments.envs_per_stream:
-            stage = _stage(arguments, num_envs, supervisor, opened)
-            runs[_name(arguments, num_envs)] = functools.partial(stage, arguments.seconds)
-        samples = in_turn(runs, arguments.repeats)
+        for flow in (FLOWS[name] for name in arguments.flows):
+            measure = opened.enter_context(_transport(flow, arguments.num_servers, supervisor))
+            costs[flow.name] = []
+            runs[flow.name] = functools.partial(_rate, measure, arguments, costs[flow.name])
+            if arguments.bare is not None:
+                bare = opened.enter_context(_bare(flow, arguments.bare, arguments.num_servers))
+                runs[f"gRPC alone, {flow.name}"] = functools.partial(bare, arguments.seconds)
+        figures = in_turn(runs, arguments.repeats)
     raise_failure(supervisor.failure)
-    figures = {name: [each.steps_per_second for each in found] for name, found in samples.items()}
-    costs = {name: [each.cpu_us for each in found] for name, found in samples.items()}
     print_table(figures, "steps/s")
     print_table(costs, "CPU us a step")
     write_json(arguments.json, arguments, steps_per_second=figures, cpu_us_a_step=costs)
@@ -49,8 +87,8 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="Mock")
-    parser.add_argument("--envs_per_stream", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--flows", nargs="+", choices=list(FLOWS), default=list(FLOWS))
+    parser.add_argument("--bare", type=Path, help="the program bare_grpc; without: not measured")
     parser.add_argument("--num_servers", type=int, default=available_cores())
     parser.add_argument("--seconds", type=float, default=5.0, help="measured, after a warm-up")
     parser.add_argument("--repeats", type=int, default=3)
@@ -58,21 +96,46 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _name(arguments: argparse.Namespace, envs_per_stream: int) -> str:
-    return (
-        f"{envs_per_stream} environments in each of {NUM_STREAMS * arguments.num_servers} streams"
-    )
+def _rate(measure: Measure, arguments: argparse.Namespace, costs: list[float]) -> float:
+    sample = measure(arguments.seconds)
+    costs.append(sample.cpu_us)
+    return sample.steps_per_second
 
 
-def _stage(
-    arguments: argparse.Namespace, num_envs: int, supervisor: Supervisor, opened: ExitStack
-) -> Measure:
+@contextmanager
+def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator[Measure]:
     """Each rollout of a stream is a batch."""
-    plans = [ServerPlan(NUM_STREAMS, num_envs)] * arguments.num_servers
-    config = PolySourceConfig(batch_size=num_envs, unroll_length=UNROLL_LENGTH)
-    with closing(make_environment(arguments.env, 1)) as env:
-        zero_action = distribution_for(env.action_space).zero_action
-    return opened.enter_context(transport(arguments.env, plans, config, zero_action, supervisor))
+    plans = [ServerPlan(flow.num_streams // num_servers, flow.envs_per_stream)] * num_servers
+    config = PolySourceConfig(batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH)
+    served = still.like("PongNoFrameskip-v4") if flow.newest_only else nullcontext("Mock")
+    with served as env_id:
+        with closing(make_environment(env_id, 1)) as env:
+            zero_action = distribution_for(env.action_space).zero_action
+        with transport(env_id, plans, config, zero_action, supervisor) as measure:
+            yield measure
+
+
+@contextmanager
+def _bare(flow: Flow, program: Path, num_servers: int) -> Iterator[Callable[[float], float]]:
+    """Steps/s of gRPC alone; its servers live as long as the context."""
+    with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
+        addresses = [f"unix:{folder}/{i}" for i in range(num_servers)]
+        servers = [
+            subprocess.Popen([program, "serve", address, str(flow.message_bytes)])
+            for address in addresses
+        ]
+
+        def measure(seconds: float) -> float:
+            command = [program, "measure", str(seconds), str(flow.num_streams), *addresses]
+            found = subprocess.run(command, capture_output=True, text=True, check=True)
+            return float(found.stdout) * flow.envs_per_stream
+
+        try:
+            yield measure
+        finally:
+            for server in servers:
+                server.kill()
+                server.wait()
 
 
 if __name__ == "__main__":
