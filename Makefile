@@ -37,7 +37,7 @@ test-cpp: $(VENV)/test-packages
 	ctest --test-dir build/tests --output-on-failure
 
 test-python: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
 
 lint: $(VENV)/installed-for-tests
