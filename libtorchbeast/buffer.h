@@ -34,7 +34,7 @@ class BufferPool {
     return pool;
   }
 
-  // num_bytes of uninitialised memory; large ones aligned to a cache line. Throws std::bad_alloc.
+  // num_bytes of uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
   std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
     if (num_bytes < kMinPooledBytes) return small(num_bytes);
     std::byte* data = take_idle(num_bytes);
@@ -48,11 +48,13 @@ class BufferPool {
   }
 
  private:
-  // Bytes and the count of their owners in one piece, aligned for every element.
+  // Bytes and the count of their owners in one piece.
   static std::shared_ptr<std::byte> small(std::size_t num_bytes) {
-    using Piece = std::max_align_t;
-    const auto pieces = std::make_shared_for_overwrite<Piece[]>(num_bytes / sizeof(Piece) + 1);
-    return {pieces, reinterpret_cast<std::byte*>(pieces.get())};
+    std::size_t space = num_bytes + kAlignment;
+    const auto bytes = std::make_shared_for_overwrite<std::byte[]>(space);
+    void* aligned = bytes.get();
+    std::align(kAlignment, num_bytes, aligned, space);
+    return {bytes, static_cast<std::byte*>(aligned)};
   }
 
   static std::byte* fresh(std::size_t num_bytes) {

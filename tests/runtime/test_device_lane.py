@@ -14,7 +14,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif("not torch.cuda.
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_sent_computed_and_fetched_is_whole_after_the_wait(device: str) -> None:
     lane = DeviceLane(torch.device(device))
-    numbers = torch.arange(1_000_000, dtype=torch.float32)
+    numbers = torch.arange(1_000_000, dtype=torch.float64)
     for factor in range(1, 20):  # memory is used again, and must not be too early
         with lane:
             sent = lane.send(numbers * factor)
@@ -27,7 +27,7 @@ def test_what_is_sent_computed_and_fetched_is_whole_after_the_wait(device: str) 
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_handed_over_is_whole_for_the_one_who_uses_it(device: str) -> None:
     lane = DeviceLane(torch.device(device))
-    numbers = torch.arange(1_000_000, dtype=torch.float32)
+    numbers = torch.arange(1_000_000, dtype=torch.float64)
     totals = []
     for factor in range(1, 20):
         with lane:
