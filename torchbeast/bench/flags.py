@@ -38,7 +38,7 @@ class MeasuringFlags:
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(PolyBeastFlags):
     """Measures each stage of PolyBeast alone and the whole, in turn, and says what limits it. Give
-    it the settings of your run; it takes about a minute."""
+    it the settings of your run; it takes a minute or two."""
 
     run: tyro.conf.Suppress[tyro.conf.Fixed[RunFlags]] = field(default_factory=RunFlags)
     measuring: MeasuringFlags = field(default_factory=MeasuringFlags)
