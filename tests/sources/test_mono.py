@@ -109,6 +109,7 @@ def test_an_actor_that_dies_before_it_has_worked_fails_the_run() -> None:
     with running_mono(Setup(env_id="source_envs:Crashes")) as running:
         assert take(running, 0) == list(running.source.batches())
         wait_for(lambda: running.supervisor.ended, LATE)
+    assert running.source.status()["replaced_actors"] == 0
     failure = running.supervisor.failure
     assert failure is not None and isinstance(failure.error, ProcessDied)
     assert failure.origin == "actor 0"
