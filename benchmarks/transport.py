@@ -32,7 +32,6 @@ from torchbeast.bench.turns import in_turn
 from torchbeast.core.distributions import distribution_for
 from torchbeast.runtime.env_plan import ServerPlan
 from torchbeast.runtime.environment import make_environment
-from torchbeast.runtime.flags import available_cores
 from torchbeast.runtime.session import raise_failure
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.sources.poly import PolySourceConfig
@@ -89,7 +88,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flows", nargs="+", choices=list(FLOWS), default=list(FLOWS))
     parser.add_argument("--bare", type=Path, help="the program bare_grpc; without: not measured")
-    parser.add_argument("--num_servers", type=int, default=available_cores())
+    parser.add_argument("--num_servers", type=int, choices=(1, 2, 4), default=2)
     parser.add_argument("--seconds", type=float, default=5.0, help="measured, after a warm-up")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, help="also write the figures here")

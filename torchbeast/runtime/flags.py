@@ -213,7 +213,7 @@ class MachineFlags:
     has less overhead; what is learnt is the same. Default: 2.7 on the CPU, all on a GPU."""
     compile: bool = False
     """Compile the network for learning with torch.compile: a minute and more at the start, and a
-    C++ compiler. It gained nothing on the CPUs it was measured on."""
+    C++ compiler. It gained nothing on the CPU it was measured on."""
     disable_cuda: bool = False
     """Use the CPU although there is a GPU."""
     write_profiler_trace: bool = False
