@@ -18,7 +18,7 @@ from torchbeast.runtime.command_line import parse
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
 from torchbeast.runtime.flags import MonoBeastFlags
-from torchbeast.runtime.learner_run import Learner, LearnerRun, threads_for
+from torchbeast.runtime.learner_run import Learner, LearnerRun, learner_threads
 from torchbeast.runtime.session import Session, session
 from torchbeast.runtime.testing import test
 from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
@@ -63,7 +63,7 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
 
 
 def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
-    learner_threads = threads_for(flags.machine.num_learner_threads, learner.device)
+    num_threads = learner_threads(flags.machine.num_learner_threads, learner.device)
     return MonoSourceConfig(
         env_id=flags.environment.env_id,
         model=flags.model.model,
@@ -75,7 +75,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         batch_size=flags.learning.batch_size,
         unroll_length=flags.learning.unroll_length,
         fixed_lag=flags.actors.fixed_lag,
-        num_batches=1 + learner_threads,
+        num_batches=1 + num_threads,
         seed=learner.seed,
     )
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
 from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.env_plan import spread
+from torchbeast.runtime.env_plan import beside_the_learner
 from torchbeast.runtime.env_servers import EnvServers
 from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
 from torchbeast.runtime.flags import PolyBeastFlags
@@ -50,7 +50,7 @@ def run(flags: PolyBeastFlags) -> int:
 @contextmanager
 def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterator[EnvServers]:
     """The run's own servers, in a folder of its own unless --pipes_basename says where."""
-    plans = spread(flags.fleet.num_actors, flags.fleet.servers())
+    plans = beside_the_learner(flags)
     basename, folder = flags.fleet.pipes_basename, None
     if basename is None:
         folder = new_run_folder()

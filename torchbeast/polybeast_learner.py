@@ -17,7 +17,7 @@ from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import parse
 from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.runtime.flags import PolyBeastLearnerFlags, ServedLearnerGroups
-from torchbeast.runtime.learner_run import Learner, LearnerRun, threads_for
+from torchbeast.runtime.learner_run import Learner, LearnerRun, inference_threads
 from torchbeast.runtime.session import Session, session
 from torchbeast.runtime.testing import test
 from torchbeast.runtime.weights import PublishedWeights
@@ -84,10 +84,11 @@ def _source_config(
 ) -> PolySourceConfig:
     from torchbeast.sources.poly import PolySourceConfig
 
+    threads = inference_threads(flags.pipeline.num_inference_threads, learner.device)
     return PolySourceConfig(
         batch_size=flags.learning.batch_size,
         unroll_length=flags.learning.unroll_length,
-        num_inference_threads=threads_for(flags.pipeline.num_inference_threads, learner.device),
+        num_inference_threads=threads,
         max_queue_size=flags.pipeline.max_learner_queue_size,
         seed=learner.seed,
     )

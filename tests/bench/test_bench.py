@@ -19,6 +19,7 @@ import torch
 from torchbeast.bench import program
 from torchbeast.bench.__main__ import main
 from torchbeast.bench.limits import STAGES, WHOLE
+from torchbeast.bench.stages import SINGLE
 from torchbeast.runtime.supervisor import Supervisor
 
 SMALL = [
@@ -56,7 +57,7 @@ def test_every_stage_is_in_the_table_and_in_the_files(
     said = capsys.readouterr().out
     assert all(name in said for name in (*STAGES, WHOLE, "predicted", "limits")), said
     record = json.loads((tmp_path / "b.json").read_text())
-    assert set(record["stages"]) == {*STAGES, WHOLE}
+    assert set(record["stages"]) == {*STAGES, SINGLE, WHOLE}
     for stage in record["stages"].values():
         assert stage["steps_per_second"] > 0
         assert stage["every_steps_per_second"] == [stage["steps_per_second"]]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from torchbeast.runtime.env_plan import ServerPlan, rollout_columns, spread
+from torchbeast.runtime.env_plan import ServerPlan, beside_the_learner, rollout_columns, spread
+from torchbeast.runtime.flags import FleetFlags, MachineFlags, PolyBeastFlags
 
 CASES = {
     (4, 2): [ServerPlan(2, 1), ServerPlan(2, 1)],
@@ -22,11 +23,34 @@ def test_known_plans(case: tuple[int, int]) -> None:
     assert spread(*case) == CASES[case]
 
 
-def test_all_environments_are_served_and_no_server_is_idle() -> None:
+def test_with_one_stream_a_server_has_all_its_environments_in_it() -> None:
+    assert spread(33, 2, num_streams=1) == [ServerPlan(1, 17), ServerPlan(1, 16)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "disabled", "expected"),
+    [
+        (True, False, ServerPlan(2, 8)),
+        (True, True, ServerPlan(1, 16)),
+        (False, False, ServerPlan(1, 16)),
+    ],
+)
+def test_servers_beside_a_learner_on_the_cpu_have_one_stream(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, disabled: bool, expected: ServerPlan
+) -> None:
+    monkeypatch.setattr("torchbeast.runtime.env_plan.seems_to_have_a_gpu", lambda: gpu)
+    flags = PolyBeastFlags(
+        fleet=FleetFlags(num_actors=32, num_servers=2), machine=MachineFlags(disable_cuda=disabled)
+    )
+    assert beside_the_learner(flags) == [expected] * 2
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_all_environments_are_served_and_no_server_is_idle(num_streams: int) -> None:
     cases = [(actors, servers) for actors in range(1, 40) for servers in range(1, actors + 1)]
     assert cases
     for actors, servers in cases:
-        plans = spread(actors, servers)
+        plans = spread(actors, servers, num_streams)
         assert len(plans) == servers
         assert sum(plan.num_envs for plan in plans) == actors
         counts = [plan.num_envs for plan in plans]

@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
-import torch
-
 from torchbeast.bench import made_up, still
 from torchbeast.bench.environment import environments
 from torchbeast.bench.inference import inference
@@ -19,11 +17,11 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.compute import Compute
-from torchbeast.runtime.env_plan import ServerPlan, spread
+from torchbeast.runtime.compute import Compute, share_cores
+from torchbeast.runtime.env_plan import ServerPlan, beside_the_learner
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.flags import PolyBeastFlags
-from torchbeast.runtime.learner_run import impala_config, threads_for
+from torchbeast.runtime.learner_run import impala_config, inference_threads, learner_threads
 from torchbeast.runtime.supervisor import Supervisor
 
 SINGLE = "transport, 1 environment a stream"
@@ -37,8 +35,9 @@ class Stages:
         self._compute = compute
         self._supervisor = supervisor
         self._env_id = flags.environment.env_id
-        self._plans = spread(flags.fleet.num_actors, flags.fleet.servers())
+        self._plans = beside_the_learner(flags)
         self._agent, self._space = _agent(flags, compute)
+        self._piece_threads = share_cores(compute, flags, self._agent.model)
 
     @contextmanager
     def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
@@ -82,7 +81,7 @@ class Stages:
             self._space,
             device,
             self._plans[0].envs_per_stream,
-            threads_for(self._flags.pipeline.num_inference_threads, device),
+            inference_threads(self._flags.pipeline.num_inference_threads, device),
             learning.unroll_length * learning.batch_size,
             self._supervisor,
         )
@@ -90,13 +89,15 @@ class Stages:
     def _learner(self) -> Measure:
         learning, device = self._flags.learning, self._compute.device
         config = dataclasses.replace(
-            impala_config(self._flags), bytes_at_once=self._compute.bytes_at_once
+            impala_config(self._flags),
+            bytes_at_once=self._compute.bytes_at_once,
+            num_threads=self._piece_threads,
         )
         algo = Impala(self._agent.model, self._agent.distribution, config)
         rollout = made_up.rollout(
             self._agent, self._space, learning.unroll_length, learning.batch_size
         )
-        threads = threads_for(self._flags.machine.num_learner_threads, device)
+        threads = learner_threads(self._flags.machine.num_learner_threads, device)
         return learner(algo, rollout, device, threads, self._supervisor)
 
     def _whole(self) -> Measure:
@@ -107,7 +108,6 @@ class Stages:
 
 def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
     """The run's agent, where it is used, and what it sees."""
-    torch.set_num_threads(compute.threads)
     with closing(make_environment(flags.environment.env_id, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
     agent = make_agent(flags.model.model, *spaces, flags.model.use_lstm)

@@ -6,7 +6,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
+from torchbeast.core.algos.pieces import least_columns
 from torchbeast.core.precision import dtype_for, has_bfloat16
 from torchbeast.runtime.flags import LearnerGroups
 
@@ -21,14 +23,14 @@ class Compute:
 
     device: torch.device
     dtype: torch.dtype  # of features
-    threads: int  # of one torch operation on the CPU
+    threads: int  # of the learner on the CPU: cores that it may occupy
     bytes_at_once: int | None  # of observations in one backward; None: all
 
     def __str__(self) -> str:
         """One line for the start of a run."""
         where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"Computing {where} in {self._numbers()}, {self._pieces()}; torch has {threads}."
+        return f"Computing {where} in {self._numbers()}, {self._pieces()}, with {threads}."
 
     def _numbers(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
@@ -51,6 +53,19 @@ def choose(flags: LearnerGroups) -> Compute:
         threads=flags.torch_threads(),
         bytes_at_once=_bytes_at_once(flags.machine.megabytes_at_once, device),
     )
+
+
+def share_cores(compute: Compute, flags: LearnerGroups, model: nn.Module) -> int:
+    """How many threads learn pieces of a batch, each of whose operations then has one thread.
+
+    1 where there is one piece, or a compiler that is used by one thread at a time: then the threads
+    are inside of the operations. Call it before other threads use torch: they begin with what was
+    set last.
+    """
+    can_split = flags.learning.batch_size >= 2 * least_columns(model)
+    in_pieces = compute.bytes_at_once is not None and can_split and not flags.machine.compile
+    torch.set_num_threads(1 if in_pieces else compute.threads)
+    return compute.threads if in_pieces else 1
 
 
 def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:

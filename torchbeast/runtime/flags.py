@@ -203,8 +203,9 @@ class MachineFlags:
     """Threads that prepare and learn batches, one update at a time.
     Default: 2 with a GPU (one copies while one learns), else 1."""
     torch_threads: int | None = None
-    """Threads of one torch operation on the CPU. Default: the cores this process may use; with
-    --fixed_lag 1, because another number adds up in another order."""
+    """Threads that an update computes with on the CPU, each on pieces of the batch, or all inside
+    of one operation where there is one piece. Default: the cores this process may use; with
+    --fixed_lag 1, because more add up in no certain order."""
     precision: Precision = "auto"
     """What features are computed in; everything else is float32. auto: bfloat16 where the hardware
     multiplies it (AMX, AVX512-BF16, tensor cores), else float32; with --fixed_lag float32."""
@@ -232,7 +233,7 @@ class PipelineFlags:
 
     num_inference_threads: int | None = None
     """Threads that choose actions, each with its own copy of the network.
-    Default: 2 with a GPU, else 1."""
+    Default: 2 with a GPU, else one for every four cores, at least one."""
     max_learner_queue_size: int | None = None
     """Rollouts that may wait for the learner; more: older data. Default: two batches."""
 

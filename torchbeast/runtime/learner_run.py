@@ -27,7 +27,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.compute import choose
+from torchbeast.runtime.compute import choose, share_cores
 from torchbeast.runtime.diagnosis import (
     UNKNOWN,
     Diagnosis,
@@ -39,7 +39,7 @@ from torchbeast.runtime.diagnosis import (
 )
 from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import RunError, UsageError
-from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags
+from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags, available_cores
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
@@ -78,9 +78,16 @@ class Learner(Generic[Weights]):
     seed: int  # of the environments; another one after each resumption
 
 
-def threads_for(count: int | None, device: torch.device) -> int:
-    """How many threads, when the flags leave it open: two hide a GPU's transfers."""
+def learner_threads(count: int | None, device: torch.device) -> int:
+    """How many, when the flags leave it open: two hide a GPU's transfers."""
     return count or (2 if device.type == "cuda" else 1)
+
+
+def inference_threads(count: int | None, device: torch.device) -> int:
+    """How many, when the flags leave it open. On the CPU a step takes about four times as long
+    to play and to learn as to act, and more threads make smaller batches.
+    """
+    return count or (2 if device.type == "cuda" else max(1, available_cores() // 4))
 
 
 class LearnerRun:
@@ -105,14 +112,15 @@ class LearnerRun:
         """Learns until the end, whatever ends it, and says what came of it."""
         compute = choose(self._flags)
         print(compute, flush=True)
-        torch.set_num_threads(compute.threads)
         agent, device = make_agent(), compute.device
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
         if self._flags.machine.compile:
             agent.model.compile()  # copies of it, which act, stay as they are
         config = dataclasses.replace(
-            impala_config(self._flags), bytes_at_once=compute.bytes_at_once
+            impala_config(self._flags),
+            bytes_at_once=compute.bytes_at_once,
+            num_threads=share_cores(compute, self._flags, agent.model),
         )
         algo = Impala(agent.model, agent.distribution, config)
         progress = self._resume(algo)
@@ -132,7 +140,7 @@ class LearnerRun:
                 log_files=log_files,
                 supervisor=self._session.supervisor,
             )
-            threads = threads_for(self._flags.machine.num_learner_threads, device)
+            threads = learner_threads(self._flags.machine.num_learner_threads, device)
             advise = self._adviser(agent, device)
             self._learn(self._training(parts, progress), source, threads, advise)
 

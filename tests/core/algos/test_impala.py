@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import (
     NonFiniteError,
     clip_gradients,
     gradient_norm,
-    least_columns,
 )
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.unroll import unroll
@@ -246,57 +245,6 @@ def test_an_update_is_one_rmsprop_step_with_clipped_gradients(make_rollout: Make
     optimizer.step()
     assert algorithm.update(rollout)["grad_norm"] == pytest.approx(norm.item())
     torch.testing.assert_close(algorithm.model.state_dict(), model.state_dict())
-
-
-class Recording(Impala):
-    """Remembers how many columns each backward had."""
-
-    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
-        self.seen = [*getattr(self, "seen", []), rollout.batch_size]
-        return super().losses(rollout)
-
-
-@pytest.mark.parametrize("use_lstm", [False, True])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
-@pytest.mark.parametrize(("columns", "seen"), [(0, [1] * 5), (2, [1, 2, 2])])
-def test_an_update_some_columns_at_a_time_is_the_update_of_all(
-    make_rollout: Make, use_lstm: bool, reduction: str, columns: int, seen: list[int]
-) -> None:
-    """To the accuracy of float32: sums are added up in another order."""
-    model = MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), use_lstm)
-    config = ImpalaConfig(loss_reduction=reduction, total_steps=10_000)
-    distribution = distribution_for(Discrete(ACTIONS))
-    whole = Impala(copy.deepcopy(model), distribution, config)
-    size = columns * (T + 1) * 4 * 4  # observations of four floats
-    parts = Recording(model, distribution, dataclasses.replace(config, bytes_at_once=size))
-    state = map_leaves(torch.randn_like, model.initial_state(5))
-    rollout = make_rollout(T, 5, **ENDS["both"], state=state)
-    stats, expected = parts.update(rollout), whole.update(rollout)
-    assert parts.seen == seen
-    assert stats == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    for name, parameter in whole.model.named_parameters():
-        torch.testing.assert_close(
-            model.get_parameter(name).grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name
-        )
-    torch.testing.assert_close(model.state_dict(), whole.model.state_dict(), rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("net", "expected"), [(MLPNet, 1), (DeepNet, 2), (AtariNet, 9)])
-def test_a_large_recurrent_layer_is_not_fed_few_columns_at_a_time(net: Any, expected: int) -> None:
-    """Their LSTMs have 0.6, 2.1 and 17 MB."""
-    frames = ArraySpec((4, 84, 84), "uint8")
-    assert least_columns(net(frames, Discrete(6), True)) == expected
-    assert least_columns(net(frames, Discrete(6), False)) == 1
-
-
-def test_pieces_are_as_wide_as_a_recurrent_layer_needs(
-    make_rollout: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torchbeast.core.algos.base.least_columns", lambda model: 3)
-    config = ImpalaConfig(total_steps=10_000, bytes_at_once=1)
-    algorithm = Recording(TinyNet(), distribution_for(Discrete(ACTIONS)), config)
-    algorithm.update(make_rollout(T, 6))
-    assert algorithm.seen == [3, 3]
 
 
 @pytest.mark.parametrize("maximum", [0.5, 1e9, math.inf])

@@ -1,10 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one optimiser step (backward, clip, step, schedule) and all that a checkpoint must hold.
 
-The backward goes over some columns at a time. Losses add up over columns, so the gradients of the
-parts add up to those of the whole, and nothing is computed twice; what one part needs stays in the
-processor's cache.
-
 An algorithm defines `losses`; everything else is here. An algorithm is used by one thread at a
 time.
 """
@@ -13,20 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.algos.pieces import Pieces
 from torchbeast.core.losses import Reduction
-from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
-
-# About what a row's activations take. Measured with an LSTM of 17 MB: pieces of 4 columns take 1.4
-# times as long as all 32, pieces of 8 the same.
-_RECURRENT_BYTES_A_COLUMN = 2_000_000
 
 
 class NonFiniteError(ArithmeticError):
@@ -83,9 +75,10 @@ class Algorithm(ABC):
         grad_norm_clipping: float,
         loss_reduction: Reduction = "sum",
         bytes_at_once: int | None = None,
+        num_threads: int = 1,
     ) -> None:
-        """loss_reduction: how `losses` joins steps. bytes_at_once: of the observations of one
-        backward, which has `least_columns` at least; None: all. Changes nothing but speed.
+        """loss_reduction: how `losses` joins steps. bytes_at_once, num_threads: of the pieces that
+        a batch is learnt in; they change nothing but speed.
         """
         self.model = model
         self.optimizer = optimizer
@@ -93,7 +86,7 @@ class Algorithm(ABC):
         self.version = 0
         self._grad_norm_clipping = grad_norm_clipping
         self._loss_reduction = loss_reduction
-        self._bytes_at_once = bytes_at_once
+        self._pieces = Pieces(model, bytes_at_once, num_threads)
 
     @abstractmethod
     def losses(self, rollout: Rollout) -> dict[str, Tensor]:
@@ -108,30 +101,23 @@ class Algorithm(ABC):
         NonFiniteError, before any weight is touched, when a loss or a gradient is NaN or infinite.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        losses = self._backward(rollout)
+        losses = self._pieces.backward(rollout, self._share_of(rollout))
         norm = gradient_norm(self.model.parameters())
         stats = _fetch({**losses, "grad_norm": norm, **self._lags(rollout)})
         self._check_finite(stats, list(losses))
         return stats | {"learning_rate": self._apply(stats["grad_norm"], rollout.num_steps)}
 
-    def _backward(self, rollout: Rollout) -> dict[str, Tensor]:
-        """Adds the gradients of all columns to the parameters; the losses, with their total."""
-        sums: dict[str, Tensor] = {}
-        for columns in rollout.split(self._columns_at_once(rollout)):
-            parts = self.losses(columns)
-            if self._loss_reduction == "mean":
-                share = columns.batch_size / rollout.batch_size
-                parts = {name: share * loss for name, loss in parts.items()}
-            parts["total_loss"] = torch.stack(list(parts.values())).sum()
-            parts["total_loss"].backward()  # type: ignore[no-untyped-call]
-            sums = {name: loss.detach() + sums.get(name, 0.0) for name, loss in parts.items()}
-        return sums
+    def _share_of(self, batch: Rollout) -> Callable[[Rollout], dict[str, Tensor]]:
+        """The losses of a piece, as parts of those of the batch."""
 
-    def _columns_at_once(self, rollout: Rollout) -> int:
-        if self._bytes_at_once is None:
-            return rollout.batch_size
-        column: int = sum(leaf[:, 0].nbytes for leaf in flatten(rollout.observation))
-        return max(least_columns(self.model), self._bytes_at_once // max(1, column))
+        def losses(piece: Rollout) -> dict[str, Tensor]:
+            parts = self.losses(piece)
+            if self._loss_reduction == "sum":
+                return parts
+            share = piece.batch_size / batch.batch_size
+            return {name: share * loss for name, loss in parts.items()}
+
+        return losses
 
     def _apply(self, norm: float, num_steps: int) -> float:
         """Clips, steps and counts; returns the learning rate this was done with."""
@@ -182,17 +168,6 @@ class Algorithm(ABC):
         self.optimizer.load_state_dict(state["optimizer_state_dict"])
         self.version, self.schedule.steps = int(counts["version"]), int(counts["steps"])
         self.schedule.advance(0)
-
-
-def least_columns(model: nn.Module) -> int:
-    """Columns of the narrowest piece worth learning from.
-
-    A recurrent layer reads its weights anew in every row; that has to pay for many columns where it
-    is large.
-    """
-    layers = [m for m in model.modules() if isinstance(m, nn.RNNBase | nn.RNNCellBase)]
-    weights: int = sum(p.nbytes for layer in layers for p in layer.parameters())
-    return 1 + weights // _RECURRENT_BYTES_A_COLUMN
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:

@@ -44,6 +44,7 @@ class ImpalaConfig:
     total_steps: int = 100_000  # steps over which the learning rate goes to 0
     loss_reduction: losses.Reduction = "sum"  # over time and batch
     bytes_at_once: int | None = None  # of observations in one backward; None: all. Speed only
+    num_threads: int = 1  # that do backward passes at the same time. Speed only
 
     def __post_init__(self) -> None:
         _check_choice("reward_clipping", self.reward_clipping, get_args(losses.RewardClipping))
@@ -75,6 +76,7 @@ class Impala(Algorithm):
             grad_norm_clipping=config.grad_norm_clipping,
             loss_reduction=config.loss_reduction,
             bytes_at_once=config.bytes_at_once,
+            num_threads=config.num_threads,
         )
         self._distribution = distribution
         self._config = config
