@@ -179,6 +179,10 @@ class OptimiserFlags:
 
     learning_rate: float = 0.00048
     """At the start; falls linearly to 0 at --total_steps."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate also grows from 0. RMSprop's first updates are up to ten
+    times as large as later ones, which a small --epsilon does not prevent: they can silence a
+    network for good."""
     alpha: float = 0.99
     """Smoothing of the squared gradient."""
     momentum: float = 0.0
@@ -192,7 +196,7 @@ class OptimiserFlags:
         for name in ("learning_rate", "epsilon", "grad_norm_clipping"):
             value = getattr(self, name)
             _require(value > 0, f"--{name} must be greater than 0, but is {value}")
-        _at_least(0, alpha=self.alpha, momentum=self.momentum)
+        _at_least(0, alpha=self.alpha, momentum=self.momentum, warmup_steps=self.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

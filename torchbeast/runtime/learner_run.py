@@ -327,6 +327,7 @@ def impala_config(flags: LearnerGroups) -> ImpalaConfig:
         epsilon=optimiser.epsilon,
         grad_norm_clipping=optimiser.grad_norm_clipping,
         total_steps=learning.total_steps,
+        warmup_steps=optimiser.warmup_steps,
     )
 
 

@@ -301,6 +301,15 @@ def test_the_learning_rate_goes_linearly_to_0_over_total_steps(make_rollout: Mak
     assert rates == pytest.approx([0.1, 0.075, 0.05, 0.025, 0.0, 0.0])
 
 
+def test_the_learning_rate_grows_from_0_over_warmup_steps(make_rollout: Make) -> None:
+    updates, size = 8, T * B
+    algorithm = impala(total_steps=updates * size, warmup_steps=4 * size, learning_rate=0.8)
+    rates = [algorithm.update(make_rollout(T, B))["learning_rate"] for _ in range(updates)]
+    falling = [0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    grown = [0.0, 0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0]
+    assert rates == pytest.approx([a * b for a, b in zip(falling, grown, strict=True)])
+
+
 def test_nothing_is_learnt_past_total_steps(make_rollout: Make) -> None:
     algorithm = impala(total_steps=T * B)
     algorithm.update(make_rollout(T, B))
@@ -424,6 +433,7 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
     [
         ({"discounting": 1.5}, r"discounting must be in \[0, 1\], got 1.5"),
         ({"total_steps": 0}, "total_steps must be above 0, got 0"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
         ({"grad_norm_clipping": -1.0}, "grad_norm_clipping must be above 0, got -1.0"),
         ({"reward_clipping": "soft"}, "reward_clipping must be one of abs_one, none, got 'soft'"),

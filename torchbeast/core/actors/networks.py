@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
 from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
@@ -117,7 +118,7 @@ class DeepNet(TorsoActorCritic):
 
 
 class AtariNet(TorsoActorCritic):
-    """Three convolutions; optional LSTM as wide as its input, two layers."""
+    """Three convolutions; optional LSTM as wide as its input, two layers. Starts orthogonal."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -126,6 +127,9 @@ class AtariNet(TorsoActorCritic):
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
+        orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
+        orthogonal_([self.policy], POLICY_GAIN)
+        orthogonal_([self.baseline], BASELINE_GAIN)
 
 
 class SmallNet(TorsoActorCritic):

@@ -44,20 +44,26 @@ class Optimizer(Protocol):
 
 
 class LinearDecay:
-    """A learning rate that goes linearly to 0 over total_steps, and stays there."""
+    """A learning rate that goes linearly to 0 over total_steps, and stays there.
 
-    def __init__(self, optimizer: Optimizer, total_steps: int) -> None:
+    Over the first warmup_steps it also grows linearly from 0.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 0) -> None:
         self._optimizer = optimizer
         self._total_steps = total_steps
+        self._warmup_steps = warmup_steps
         self._initial = [float(group["lr"]) for group in optimizer.param_groups]
         self.steps = 0
+        self.advance(0)
 
     def advance(self, steps: int) -> None:
         """Counts agent steps learnt and sets the optimiser's learning rates for the next update."""
         self.steps += steps
         remaining = max(0.0, 1.0 - self.steps / self._total_steps)
+        warmth = min(1.0, self.steps / self._warmup_steps) if self._warmup_steps else 1.0
         for group, initial in zip(self._optimizer.param_groups, self._initial, strict=True):
-            group["lr"] = initial * remaining
+            group["lr"] = initial * remaining * warmth
 
 
 class Algorithm(ABC):
@@ -73,6 +79,7 @@ class Algorithm(ABC):
         *,
         total_steps: int,
         grad_norm_clipping: float,
+        warmup_steps: int = 0,
         loss_reduction: Reduction = "sum",
         bytes_at_once: int | None = None,
         num_threads: int = 1,
@@ -82,7 +89,7 @@ class Algorithm(ABC):
         """
         self.model = model
         self.optimizer = optimizer
-        self.schedule = LinearDecay(optimizer, total_steps)
+        self.schedule = LinearDecay(optimizer, total_steps, warmup_steps)
         self.version = 0
         self._grad_norm_clipping = grad_norm_clipping
         self._loss_reduction = loss_reduction

@@ -42,6 +42,7 @@ class ImpalaConfig:
     epsilon: float = 0.01  # RMSprop's epsilon
     grad_norm_clipping: float = 40.0  # largest norm of the gradient
     total_steps: int = 100_000  # steps over which the learning rate goes to 0
+    warmup_steps: int = 0  # steps over which it also grows from 0, at the start
     loss_reduction: losses.Reduction = "sum"  # over time and batch
     bytes_at_once: int | None = None  # of observations in one backward; None: all. Speed only
     num_threads: int = 1  # that do backward passes at the same time. Speed only
@@ -51,6 +52,8 @@ class ImpalaConfig:
         _check_choice("loss_reduction", self.loss_reduction, get_args(losses.Reduction))
         if not 0 <= self.discounting <= 1:
             raise ValueError(f"discounting must be in [0, 1], got {self.discounting}")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}")
         for name in ("learning_rate", "grad_norm_clipping", "reward_scale", "total_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
@@ -73,6 +76,7 @@ class Impala(Algorithm):
             model,
             optimizer,
             total_steps=config.total_steps,
+            warmup_steps=config.warmup_steps,
             grad_norm_clipping=config.grad_norm_clipping,
             loss_reduction=config.loss_reduction,
             bytes_at_once=config.bytes_at_once,
