@@ -179,7 +179,8 @@ class LearnerRun:
     def _watch(self, training: Training, source: Source, advise: Adviser) -> None:
         """The main thread's part: show, save now and then, notice that nothing moves."""
         supervisor, interval = self._session.supervisor, self._flags.run.checkpoint_interval
-        watchdog, window, saved_at = Watchdog(time.monotonic()), Window(), time.monotonic()
+        watchdog = Watchdog(time.monotonic(), self._flags.learning.batch_size)
+        window, saved_at = Window(), time.monotonic()
         with Display(f"{self._recorded['env']}, {self._flags.run.xpid}") as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = source.status(), time.monotonic()

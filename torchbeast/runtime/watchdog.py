@@ -2,8 +2,8 @@
 """Says where a run is stuck when nothing is learnt any more, and who hangs even when others go on.
 
 A status is what a source says of its queues. Going from the learner backwards, the first queue
-with something in it is the one that is not emptied; when all are empty, nothing comes in, and the
-source may know who is to blame.
+that holds what is to be taken from it is the one that is not emptied: a whole batch of rollouts, or
+anything. When there is none nothing comes in, and the source may know who is to blame.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
 class Watchdog:
     """One sentence a minute, while there is something to say. Used by one thread."""
 
-    def __init__(self, now: float, stall_seconds: float = STALL_S) -> None:
+    def __init__(self, now: float, batch_size: int, stall_seconds: float = STALL_S) -> None:
+        """`batch_size`: rollouts that the learner takes at once."""
+        self._batch_size = batch_size
         self._stall_seconds = stall_seconds
         self._updates = -1
         self._since = now
@@ -44,27 +46,28 @@ class Watchdog:
         if not is_stalled:
             return hanging
         figures = ", ".join(f"{name} {value}" for name, value in status.items())
-        suspect = _suspect(status, _lost(status) - self._lost, hanging)
+        suspect = self._suspect(status, _lost(status) - self._lost, hanging)
         return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
+
+    def _suspect(self, status: Mapping[str, int], lost: int, hanging: str) -> str:
+        """`lost`: streams or actors since the last update."""
+        collectors, count = alive(status)
+        rollouts = status.get("learner_queue_size", 0)
+        if count == 0:
+            return _NONE_ALIVE[collectors]
+        if rollouts >= self._batch_size:
+            return "rollouts wait in the learner queue, and the learner does not take them"
+        few = f"{rollouts} of {self._batch_size} rollouts of a batch are there"
+        if status.get("rollout_queue_size", 0) > 0:
+            return f"{few}: others wait, and the learner gives no batch back"
+        if status.get("inference_queue_size", 0) > 0:
+            return f"{few}: observations wait, and the policy does not answer them"
+        return f"{few}: {hanging or _what_is_slow(status, lost)}"
 
 
 def _lost(status: Mapping[str, int]) -> int:
     """How many streams broke, or actors died, so far."""
     return status.get(_LOST[alive(status)[0]], 0)
-
-
-def _suspect(status: Mapping[str, int], lost: int, hanging: str) -> str:
-    """`lost`: streams or actors since the last update."""
-    collectors, count = alive(status)
-    if count == 0:
-        return _NONE_ALIVE[collectors]
-    if status.get("learner_queue_size", 0) > 0:
-        return "rollouts wait in the learner queue, and the learner does not take them"
-    if status.get("rollout_queue_size", 0) > 0:
-        return "the learner queue is empty: rollouts wait, and the learner gives no batch back"
-    if status.get("inference_queue_size", 0) > 0:
-        return "the learner queue is empty: observations wait, and the policy does not answer them"
-    return f"the queues are empty: {hanging or _what_is_slow(status, lost)}"
 
 
 def _what_is_slow(status: Mapping[str, int], lost: int) -> str:
