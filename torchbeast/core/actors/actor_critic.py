@@ -37,7 +37,7 @@ class ActorCritic(nn.Module):
     """A policy and a value function over one observation space and one action space.
 
     forward neither samples nor keeps anything between calls: given the same weights and inputs it
-    returns the same.
+    returns the same, also while another thread is in it.
     A row whose done is true starts an episode: the state from before is forgotten first, per
     column. Columns do not see each other: the learner may give some at a time.
 
