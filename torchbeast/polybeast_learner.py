@@ -72,7 +72,7 @@ def train(
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
         config = _source_config(flags, learner)
-        model, distribution = learner.agent
+        model, distribution = learner.agent.model, learner.agent.distribution
         return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
 
     env_id = fleet.env_id or "unknown"

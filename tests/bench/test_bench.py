@@ -25,7 +25,7 @@ from torchbeast.runtime.supervisor import Supervisor
 SMALL = [
     *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),
     *("--torch_threads", "1", "--unroll_length", "5", "--batch_size", "2"),
-    *("--seconds", "0.1", "--repeats", "1"),
+    *("--seconds", "0.1", "--repeats", "1", "--disable_cuda"),
 ]
 PYTHON_ONLY = ("environment", "inference", "learner")
 

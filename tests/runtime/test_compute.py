@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from torchbeast.core.actors.networks import AtariNet
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.runtime import compute
+from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.compute import choose, share_cores
 from torchbeast.runtime.flags import ActorFlags, LearningFlags, MachineFlags, MonoBeastFlags
+from torchbeast.runtime.learner_run import inference_threads
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -79,27 +80,71 @@ def torch_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-FRAMES = ArraySpec((4, 84, 84), "uint8")
+def agent(shape: tuple[int, ...], model: str, use_lstm: bool = False) -> Agent:
+    return make_agent(model, ArraySpec(shape, "uint8"), Discrete(6), 1, use_lstm)
+
+
+def shared(batch_size: int, agent: Agent, fixed_lag: int | None = None, **machine: Any) -> Any:
+    """Threads over pieces, and inside of their operations; rollouts of 20 steps, 6 cores."""
+    flags = MonoBeastFlags(
+        machine=MachineFlags(torch_threads=6, **machine),
+        learning=LearningFlags(batch_size=batch_size, unroll_length=20),
+        actors=ActorFlags(fixed_lag=fixed_lag, num_actors=1, num_processes=1),
+    )
+    return share_cores(choose(flags), flags, agent), torch.get_num_threads()
 
 
 @pytest.mark.usefixtures("torch_threads")
 @pytest.mark.parametrize(
-    ("settings", "batch_size", "use_lstm", "expected"),
+    ("batch_size", "model", "use_lstm", "expected"),
     [
-        ({}, 8, False, (3, 1)),
-        ({"compile": True}, 8, False, (1, 3)),
-        ({"megabytes_at_once": 0}, 8, False, (1, 3)),
-        ({}, 1, False, (1, 3)),
-        ({}, 17, True, (1, 3)),  # its pieces have nine columns at least
-        ({}, 18, True, (3, 1)),
+        (32, "shallow", False, (6, 1)),
+        (4, "shallow", False, (2, 3)),  # pieces of 42 rows, at least
+        (1, "shallow", False, (1, 6)),
+        (17, "shallow", True, (2, 3)),  # its pieces have nine columns at least
     ],
 )
-def test_threads_are_over_pieces_or_inside_of_operations_never_both(
-    settings: dict[str, Any], batch_size: int, use_lstm: bool, expected: tuple[int, int]
+def test_threads_are_over_pieces_and_those_left_inside_of_operations(
+    monkeypatch: pytest.MonkeyPatch,
+    batch_size: int,
+    model: str,
+    use_lstm: bool,
+    expected: tuple[int, int],
 ) -> None:
-    flags = MonoBeastFlags(
-        machine=MachineFlags(torch_threads=3, disable_cuda=True, **settings),
-        learning=LearningFlags(batch_size=batch_size),
-    )
-    model = AtariNet(FRAMES, Discrete(6), use_lstm)
-    assert (share_cores(choose(flags), flags, model), torch.get_num_threads()) == expected
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert shared(batch_size, agent((4, 84, 84), model, use_lstm)) == expected
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    "settings", [{"compile": True}, {"megabytes_at_once": 0}, {"fixed_lag": 1}], ids=str
+)
+def test_what_must_stay_whole_has_its_threads_inside_of_operations(settings: Any) -> None:
+    assert shared(32, agent((4, 84, 84), "shallow"), disable_cuda=True, **settings) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_small_observations_are_one_piece() -> None:
+    assert shared(32, agent((4,), "mlp"), disable_cuda=True) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads", "a_gpu")
+def test_a_gpu_learns_from_one_thread_at_a_time() -> None:
+    assert shared(32, agent((4, 84, 84), "shallow"), megabytes_at_once=2.7) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    ("count", "device", "inside", "expected"),
+    [(3, CPU, 1, 3), (None, GPU, 1, 2), (None, CPU, 1, 4), (None, CPU, 4, 1), (None, CPU, 16, 1)],
+)
+def test_a_quarter_of_the_cores_chooses_actions(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int | None,
+    device: torch.device,
+    inside: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr("torchbeast.runtime.learner_run.available_cores", lambda: 16)
+    torch.set_num_threads(inside)
+    assert inference_threads(count, device) == expected

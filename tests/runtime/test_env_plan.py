@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments are spread evenly, in pairs where that gives two streams a server."""
+"""Environments are spread evenly, in groups of as many as a server has streams."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
+import torch
+
 from torchbeast.bench import made_up, still
 from torchbeast.bench.environment import environments
 from torchbeast.bench.inference import inference
@@ -37,7 +39,7 @@ class Stages:
         self._env_id = flags.environment.env_id
         self._plans = beside_the_learner(flags)
         self._agent, self._space = _agent(flags, compute)
-        self._piece_threads = share_cores(compute, flags, self._agent.model)
+        self._piece_threads = share_cores(compute, flags, self._agent)
 
     @contextmanager
     def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
@@ -108,6 +110,7 @@ class Stages:
 
 def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
     """The run's agent, where it is used, and what it sees."""
+    torch.set_num_threads(compute.threads)
     with closing(make_environment(flags.environment.env_id, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
     agent = make_agent(flags.model.model, *spaces, flags.model.use_lstm)

@@ -37,8 +37,13 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[None]:
-    """Convolutions and matrix products in it have this dtype, whatever that of their inputs."""
-    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    """Convolutions and matrix products in it have this dtype, whatever that of their inputs.
+
+    Without autocast's cache of weights, which all threads share: one that records no graph would
+    leave a weight there that takes no gradient in another.
+    """
+    is_needed = dtype != torch.float32
+    return torch.autocast(device.type, dtype, enabled=is_needed, cache_enabled=False)
 
 
 def _cpu_flags() -> set[str]:

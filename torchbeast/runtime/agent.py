@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
+
+import numpy as np
 
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, is_image
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten
 from torchbeast.runtime.errors import UsageError
 
@@ -20,6 +23,7 @@ class Agent(NamedTuple):
 
     model: ActorCritic
     distribution: ActionDistribution
+    observation_bytes: int = 0  # of one environment, stacks included
 
 
 def make_agent(
@@ -40,7 +44,11 @@ def make_agent(
         model = make_model(name, seen, action_space, use_lstm)
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
-    return Agent(model, distribution)
+    return Agent(model, distribution, sum(_num_bytes(spec) for spec in flatten(seen)))
+
+
+def _num_bytes(spec: ArraySpec) -> int:
+    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
 def default_model(observation_space: ObservationSpace) -> str:

@@ -6,10 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from torchbeast.core.algos.pieces import least_columns
+from torchbeast.core.algos.pieces import columns_of_a_piece
 from torchbeast.core.precision import dtype_for, has_bfloat16
+from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.flags import LearnerGroups
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
@@ -55,17 +55,20 @@ def choose(flags: LearnerGroups) -> Compute:
     )
 
 
-def share_cores(compute: Compute, flags: LearnerGroups, model: nn.Module) -> int:
-    """How many threads learn pieces of a batch, each of whose operations then has one thread.
+def share_cores(compute: Compute, flags: LearnerGroups, agent: Agent) -> int:
+    """How many threads learn pieces of a batch; the cores that are left are for each's operations.
 
-    1 where there is one piece, or a compiler that is used by one thread at a time: then the threads
-    are inside of the operations. Call it before other threads use torch: they begin with what was
-    set last.
+    1 on a GPU, where there is one piece, where sums must not depend on who is first, and with a
+    compiler, which is used by one thread at a time. Call it before other threads use torch: they
+    begin with what was set last.
     """
-    can_split = flags.learning.batch_size >= 2 * least_columns(model)
-    in_pieces = compute.bytes_at_once is not None and can_split and not flags.machine.compile
-    torch.set_num_threads(1 if in_pieces else compute.threads)
-    return compute.threads if in_pieces else 1
+    size = flags.learning.batch_size, (flags.learning.unroll_length + 1) * agent.observation_bytes
+    columns = columns_of_a_piece(agent.model, size, compute.bytes_at_once, compute.threads)
+    pieces = -(-flags.learning.batch_size // columns)
+    is_whole = compute.device.type != "cpu" or flags.machine.compile or flags.adds_in_order()
+    over_pieces = 1 if is_whole else min(compute.threads, pieces)
+    torch.set_num_threads(max(1, compute.threads // over_pieces))
+    return over_pieces
 
 
 def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:

@@ -178,11 +178,11 @@ class OptimiserFlags:
     """RMSprop, PyTorch's (epsilon is added outside the root)."""
 
     learning_rate: float = 0.00048
-    """At the start; falls linearly to 0 at --total_steps."""
+    """It falls linearly from this to 0 at --total_steps."""
     warmup_steps: int = 0
-    """Steps over which the learning rate also grows from 0. RMSprop's first updates are up to ten
-    times as large as later ones, which a small --epsilon does not prevent: they can silence a
-    network for good."""
+    """Steps over which the learning rate grows from 0 at first. RMSprop's average starts at 0: with
+    a small --epsilon the first updates are up to ten times as large as later ones, and can
+    silence a network for good."""
     alpha: float = 0.99
     """Smoothing of the squared gradient."""
     momentum: float = 0.0
@@ -207,9 +207,9 @@ class MachineFlags:
     """Threads that prepare and learn batches, one update at a time.
     Default: 2 with a GPU (one copies while one learns), else 1."""
     torch_threads: int | None = None
-    """Threads that an update computes with on the CPU, each on pieces of the batch, or all inside
-    of one operation where there is one piece. Default: the cores this process may use; with
-    --fixed_lag 1, because more add up in no certain order."""
+    """Threads that an update computes with on the CPU: each learns pieces of the batch, which are
+    added up in no certain order. Default: the cores this process may use; with --fixed_lag 1,
+    and more are inside of operations, because another number adds up in another order."""
     precision: Precision = "auto"
     """What features are computed in; everything else is float32. auto: bfloat16 where the hardware
     multiplies it (AMX, AVX512-BF16, tensor cores), else float32; with --fixed_lag float32."""
@@ -222,8 +222,8 @@ class MachineFlags:
     disable_cuda: bool = False
     """Use the CPU although there is a GPU."""
     write_profiler_trace: bool = False
-    """Write trace.json (chrome://tracing) of some updates to the run's folder.
-    Slows those updates."""
+    """Write trace.json (chrome://tracing) of some updates to the run's folder, as one thread sees
+    them. Slows those updates."""
 
     def __post_init__(self) -> None:
         _at_least(1, num_learner_threads=self.num_learner_threads)
@@ -237,7 +237,8 @@ class PipelineFlags:
 
     num_inference_threads: int | None = None
     """Threads that choose actions, each with its own copy of the network.
-    Default: 2 with a GPU, else one for every four cores, at least one."""
+    Default: 2 with a GPU, else one for every four cores, at least one; one where the operations
+    of one use all cores (see --torch_threads)."""
     max_learner_queue_size: int | None = None
     """Rollouts that may wait for the learner; more: older data. Default: two batches."""
 
@@ -324,8 +325,12 @@ class LearnerGroups:
     machine: MachineFlags = field(default_factory=MachineFlags)
 
     def torch_threads(self) -> int:
-        """How many threads one torch operation of the learner has on the CPU."""
+        """With how many threads the learner computes on the CPU."""
         return self.machine.torch_threads or available_cores()
+
+    def adds_in_order(self) -> bool:
+        """Whether sums may not depend on which thread is first."""
+        return False
 
     def precision(self) -> Precision:
         """What features are computed in."""
@@ -434,6 +439,10 @@ class MonoBeastFlags(LearnerGroups):
         """With a fixed lag the same on every machine."""
         fixed = self.actors.fixed_lag is not None and self.machine.torch_threads is None
         return 1 if fixed else super().torch_threads()
+
+    def adds_in_order(self) -> bool:
+        """With a fixed lag a run can be repeated."""
+        return self.actors.fixed_lag is not None
 
     def precision(self) -> Precision:
         """With a fixed lag the same on every machine."""

@@ -84,10 +84,13 @@ def learner_threads(count: int | None, device: torch.device) -> int:
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
-    """How many, when the flags leave it open. On the CPU a step takes about four times as long
-    to play and to learn as to act, and more threads make smaller batches.
+    """How many, when the flags leave it open. On the CPU to act is about a quarter of a step, and
+    more threads than it takes make smaller batches; each has the threads of an operation.
     """
-    return count or (2 if device.type == "cuda" else max(1, available_cores() // 4))
+    if count is not None:
+        return count
+    on_cpu = max(1, available_cores() // (4 * torch.get_num_threads()))
+    return 2 if device.type == "cuda" else on_cpu
 
 
 class LearnerRun:
@@ -112,6 +115,7 @@ class LearnerRun:
         """Learns until the end, whatever ends it, and says what came of it."""
         compute = choose(self._flags)
         print(compute, flush=True)
+        torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
         agent, device = make_agent(), compute.device
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
@@ -120,7 +124,7 @@ class LearnerRun:
         config = dataclasses.replace(
             impala_config(self._flags),
             bytes_at_once=compute.bytes_at_once,
-            num_threads=share_cores(compute, self._flags, agent.model),
+            num_threads=share_cores(compute, self._flags, agent),
         )
         algo = Impala(agent.model, agent.distribution, config)
         progress = self._resume(algo)

@@ -68,6 +68,7 @@ class PolySource:
         self._device = device
         self._num_inference_threads = config.num_inference_threads
         columns = rollout_columns(config.batch_size, fleet.envs_per_stream)
+        self._columns = columns
         self._queue = learner_queue(config, columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
@@ -103,7 +104,7 @@ class PolySource:
         streams alive.
         """
         return {
-            "learner_queue_size": self._queue.size(),
+            "learner_queue_size": self._queue.size() * self._columns,
             "inference_queue_size": self._batcher.size(),
             "live_streams": self._pool.live_streams(),
             "lost_streams": self._pool.lost_streams(),

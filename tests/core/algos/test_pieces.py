@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from torchbeast.core.actors.actor_critic import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.pieces import Pieces, least_columns
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.precision import computing_in
 from torchbeast.core.storages.rollout import Rollout
 
 T, ACTIONS = 5, 3
@@ -100,13 +103,16 @@ def test_several_threads_learn_at_the_same_time_and_the_caller_is_one(make_rollo
 
 
 class FailsBesides(Meeting):
-    """The thread that did not ask fails, or the one that did."""
+    """The thread that did not ask fails, or the one that did; once."""
 
     asking_fails = False
+    has_failed = False
 
     def losses(self, rollout: Rollout) -> dict[str, Tensor]:
         parts = super().losses(rollout)
-        if (threading.current_thread() is threading.main_thread()) == self.asking_fails:
+        is_asking = threading.current_thread() is threading.main_thread()
+        if is_asking == self.asking_fails and not self.has_failed:
+            self.has_failed = True
             raise RuntimeError("a piece went wrong")
         return parts
 
@@ -122,9 +128,47 @@ def test_an_error_of_any_thread_is_raised_and_the_next_update_works(
     with pytest.raises(RuntimeError, match="a piece went wrong"):
         parts.update(make_rollout(T, 6))
     torch.testing.assert_close(parts.model.state_dict(), before, rtol=0, atol=0)
-    whole, rollout = algorithm(Impala, copy.deepcopy(parts.model)), make_rollout(T, 6)
-    after = algorithm(Impala, parts.model, bytes_at_once=3 * COLUMN, num_threads=2)
-    assert_learns_the_same(after, whole, rollout)
+    whole = algorithm(Impala, copy.deepcopy(parts.model))
+    assert_learns_the_same(parts, whole, make_rollout(T, 6))
+
+
+class ComputesInBfloat16(MLPNet):
+    """Its linear layers do, as features of images do."""
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        with computing_in(torch.bfloat16, inputs.reward.device):
+            return super().forward(inputs, core_state)
+
+
+def test_threads_in_bfloat16_lose_no_gradient_to_those_that_record_none(
+    make_rollout: Make,
+) -> None:
+    """Values of truncated episodes are computed without a graph, while others record theirs."""
+    model = ComputesInBfloat16(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
+    whole = algorithm(Impala, copy.deepcopy(model))
+    parts = algorithm(Impala, model, bytes_at_once=COLUMN, num_threads=3)
+    rollout = make_rollout(
+        T, 24, truncated=[(row, column) for row in (2, 4) for column in range(24)]
+    )
+    expected = whole.update(rollout)["grad_norm"]
+    assert parts.update(rollout)["grad_norm"] == pytest.approx(expected, rel=0.02)
+    for name, parameter in whole.model.named_parameters():
+        found = model.get_parameter(name)
+        assert found.grad is not None and parameter.grad is not None
+        assert (found.grad - parameter.grad).norm() <= 0.05 * parameter.grad.norm(), name
+
+
+def test_helpers_end_when_they_are_not_used_any_more(make_rollout: Make) -> None:
+    before = set(threading.enumerate())
+    parts = algorithm(Impala, mlp(), bytes_at_once=COLUMN, num_threads=3)
+    parts.update(make_rollout(T, 6))
+    helpers = set(threading.enumerate()) - before
+    assert len(helpers) == 2 and all(thread.daemon for thread in helpers)
+    del parts
+    gc.collect()
+    for thread in helpers:
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ class Algorithm(ABC):
         num_threads: int = 1,
     ) -> None:
         """loss_reduction: how `losses` joins steps. bytes_at_once, num_threads: of the pieces that
-        a batch is learnt in; they change nothing but speed.
+        a batch is learnt in; they change speed and last digits only.
         """
         self.model = model
         self.optimizer = optimizer

@@ -44,8 +44,8 @@ class ImpalaConfig:
     total_steps: int = 100_000  # steps over which the learning rate goes to 0
     warmup_steps: int = 0  # steps over which it also grows from 0, at the start
     loss_reduction: losses.Reduction = "sum"  # over time and batch
-    bytes_at_once: int | None = None  # of observations in one backward; None: all. Speed only
-    num_threads: int = 1  # that do backward passes at the same time. Speed only
+    bytes_at_once: int | None = None  # of observations in one backward; None: all
+    num_threads: int = 1  # that learn pieces at the same time. Both: speed and last digits only
 
     def __post_init__(self) -> None:
         _check_choice("reward_clipping", self.reward_clipping, get_args(losses.RewardClipping))

@@ -11,8 +11,11 @@ processes want the same cores.
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +31,7 @@ _WORTH_A_THREAD = 42 * 4 * 84 * 84
 
 Losses = dict[str, Tensor]
 LossesOf = Callable[[Rollout], Losses]
+_Work = tuple[Callable[[], list[Losses]], Future[list[Losses]]]
 
 
 class Pieces:
@@ -42,17 +46,15 @@ class Pieces:
         self._model = model
         self._bytes_at_once = bytes_at_once
         self._num_threads = num_threads
-        self._helpers = ThreadPoolExecutor(num_threads - 1, "pieces") if num_threads > 1 else None
+        self._helpers = _Helpers(num_threads - 1)
 
     def split(self, batch: Rollout) -> list[Rollout]:
         """Pieces that fit the cache, or smaller ones where that occupies more threads."""
-        if self._bytes_at_once is None:
-            return [batch]
         column: int = sum(leaf[:, 0].nbytes for leaf in flatten(batch.observation))
-        fitting = self._bytes_at_once // max(1, column)
-        a_share = -(-batch.batch_size // self._num_threads)
-        wanted = min(fitting, max(a_share, _WORTH_A_THREAD // max(1, column)))
-        return batch.split(max(least_columns(self._model), wanted))
+        size = batch.batch_size, column
+        return batch.split(
+            columns_of_a_piece(self._model, size, self._bytes_at_once, self._num_threads)
+        )
 
     def backward(self, batch: Rollout, losses: LossesOf) -> Losses:
         """Adds the gradients of all pieces to the parameters.
@@ -62,20 +64,27 @@ class Pieces:
         """
         pieces = self.split(batch)
         left = iter(pieces)  # gives each piece to one thread
-        helpers = self._help(len(pieces) - 1, left, losses)
+        count = min(self._num_threads, len(pieces)) - 1
+        helped = [self._helpers.begin(lambda: _backward(left, losses)) for _ in range(count)]
         try:
             learnt = _backward(left, losses)
         finally:
-            wait(helpers)
-        return _sums([*learnt, *(parts for helper in helpers for parts in helper.result())])
+            wait(helped)
+        return _sums([*learnt, *(parts for share in helped for parts in share.result())])
 
-    def _help(
-        self, at_most: int, pieces: Iterator[Rollout], losses: LossesOf
-    ) -> list[Future[list[Losses]]]:
-        if self._helpers is None:
-            return []
-        count = min(self._num_threads - 1, at_most)
-        return [self._helpers.submit(_backward, pieces, losses) for _ in range(count)]
+
+def columns_of_a_piece(
+    model: nn.Module, size: tuple[int, int], bytes_at_once: int | None, num_threads: int
+) -> int:
+    """The most columns in a piece of a batch; `size`: its columns, and bytes of observations in
+    each.
+    """
+    columns, column_bytes = size[0], max(1, size[1])
+    if bytes_at_once is None:
+        return columns
+    a_share = -(-columns // num_threads)
+    wanted = min(bytes_at_once // column_bytes, max(a_share, _WORTH_A_THREAD // column_bytes))
+    return max(least_columns(model), wanted)
 
 
 def least_columns(model: nn.Module) -> int:
@@ -103,3 +112,38 @@ def _backward(pieces: Iterator[Rollout], losses: LossesOf) -> list[Losses]:
 def _sums(learnt: list[Losses]) -> Losses:
     """By name, over the pieces."""
     return {name: torch.stack([parts[name] for parts in learnt]).sum() for name in learnt[0]}
+
+
+class _Helpers:
+    """Threads that wait for work until this object is dropped. Daemons: one that never comes back
+    does not keep the process.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        for i in range(count):
+            thread = threading.Thread(target=_help, args=(self._work,), daemon=True)
+            thread.name = f"pieces-{i}"
+            thread.start()
+        weakref.finalize(self, _end, self._work, count)
+
+    def begin(self, share: Callable[[], list[Losses]]) -> Future[list[Losses]]:
+        """Its result comes from whichever thread is free first."""
+        learnt: Future[list[Losses]] = Future()
+        self._work.put((share, learnt))
+        return learnt
+
+
+def _help(work: SimpleQueue[_Work | None]) -> None:
+    while (item := work.get()) is not None:
+        share, learnt = item
+        try:
+            learnt.set_result(share())
+        except BaseException as error:  # raised again in the thread that asked
+            learnt.set_exception(error)
+        del item, share, learnt  # nothing of a batch is kept while this waits
+
+
+def _end(work: SimpleQueue[_Work | None], count: int) -> None:
+    for _ in range(count):
+        work.put(None)
