@@ -67,7 +67,7 @@ def main() -> None:
     runs, flops = {}, {}
     for case in itertools.starmap(Case, cases):
         name = case.name(unit)
-        runs[name] = functools.partial(_timed, make(case, arguments), case, clock)
+        runs[name] = functools.partial(_timed, make(case, arguments), case, clock, is_learning)
         flops[name] = _flops(case, arguments, is_learning)
         runs[name]()  # the first is slower
     products = {threads: _products(threads) for threads in arguments.threads}
@@ -99,9 +99,11 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _timed(run: Callable[[], int], case: Case, clock: Callable[[], float]) -> float:
+def _timed(
+    run: Callable[[], int], case: Case, clock: Callable[[], float], is_learning: bool
+) -> float:
     """Microseconds a row."""
-    torch.set_num_threads(case.threads)
+    torch.set_num_threads(1 if is_learning and case.size else case.threads)  # over pieces
     torsos.as_images = LAYOUTS[case.layout]
     before = clock()
     rows = run()
@@ -116,7 +118,9 @@ def _agent(case: Case, use_lstm: bool) -> Agent:
 
 def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """An update; a row is a step learnt."""
-    config = ImpalaConfig(total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None)
+    config = ImpalaConfig(
+        total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None, num_threads=case.threads
+    )
     agent = _agent(case, arguments.use_lstm)
     algo = Impala(agent.model, agent.distribution, config)
     rollout = made_up.rollout(agent, FRAMES, arguments.unroll_length, arguments.batch_size)

@@ -94,7 +94,11 @@ def loop_of(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[
         arguments.use_lstm,
     )
     agent.model.compute_dtype = dtype_for(precision, torch.device("cpu"))
-    config = ImpalaConfig(total_steps=10**9, bytes_at_once=int(megabytes * 1e6) or None)
+    config = ImpalaConfig(
+        total_steps=10**9,
+        bytes_at_once=int(megabytes * 1e6) or None,
+        num_threads=arguments.threads,
+    )
     algo = Impala(agent.model, agent.distribution, config)
     seen = stacked_space(env.observation_space, env.frame_stack)
     shape = agent, seen, arguments.unroll_length, arguments.num_envs
@@ -105,7 +109,9 @@ def loop_of(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[
         before = time.perf_counter()
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)
+        torch.set_num_threads(1 if megabytes else arguments.threads)  # threads are over pieces
         algo.update(batch.rollout())
+        torch.set_num_threads(arguments.threads)
         yield seconds | {"learning": time.perf_counter() - before}
 
 

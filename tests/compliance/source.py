@@ -266,6 +266,12 @@ class SourceCompliance:
             assert late[stage] > early[stage] > 0, stage
         assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
 
+    def test_a_batch_that_nobody_takes_is_told_in_rollouts(self) -> None:
+        setup = Setup(env_id="source_envs:Counting", num_envs=4, batch_size=4)
+        with self.running(setup) as running:
+            wait_for(lambda: running.source.status()["learner_queue_size"] >= 4, LATE)
+        assert running.supervisor.failure is None
+
     # --- seeds
 
     def test_the_seed_decides_how_the_environments_begin(self) -> None:
