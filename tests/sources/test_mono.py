@@ -175,7 +175,9 @@ def learn(
     setup = dataclasses.replace(CATCH, num_groups=num_processes, batch_size=batch_size)
     learnt = Learnt([], [], [])
     with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
-        algo = Impala(*running.agent, ImpalaConfig(entropy_cost=0.01))
+        algo = Impala(
+            running.agent.model, running.agent.distribution, ImpalaConfig(entropy_cost=0.01)
+        )
         algo.version = setup.version
         for rollout in itertools.islice(running.source.batches(), num_updates):
             learnt.batches.append(digest(rollout))

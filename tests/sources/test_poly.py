@@ -41,7 +41,9 @@ class TestPolySource(SourceCompliance):
                 num_inference_threads=setup.num_groups,
                 seed=setup.seed,
             )
-            source = PolySource(fleet, *agent, weights, torch.device("cpu"), config)
+            source = PolySource(
+                fleet, agent.model, agent.distribution, weights, torch.device("cpu"), config
+            )
             supervisor = Supervisor()
             source.start(supervisor)
             try:
