@@ -84,8 +84,8 @@ def learner_threads(count: int | None, device: torch.device) -> int:
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
-    """How many, when the flags leave it open. On the CPU to act is about a quarter of a step, and
-    more threads than it takes make smaller batches; each has the threads of an operation.
+    """How many, when the flags leave it open. On the CPU to act is at most a quarter of a step,
+    and more threads than it takes make smaller batches; each has the threads of an operation.
     """
     if count is not None:
         return count
