@@ -119,7 +119,9 @@ def test_weights_come_in_the_original_order(net: Any, first: str, last: str) -> 
 
 
 def shallow_by_hand(w: dict[str, Tensor], inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-    x = inputs.observation.flatten(0, 1).float() / 255.0
+    x = inputs.observation.flatten(0, 1).float()
+    variances, means = torch.var_mean(x, (1, 2, 3), correction=0, keepdim=True)
+    x = (x - means) / (variances + 1.0).sqrt()
     for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
         x = F.relu(F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], stride))
     x = F.relu(F.linear(x.flatten(1), w["fc.weight"], w["fc.bias"])).view(T, B, -1)
@@ -257,6 +259,22 @@ def test_bytes_are_divided_by_255_and_floats_are_not(net: Any) -> None:
     torch.testing.assert_close(model(inputs, ()), model(as_floats, ()))
     undivided = inputs._replace(observation=inputs.observation.float())
     assert not torch.allclose(model(inputs, ()).baseline, model(undivided, ()).baseline)
+
+
+def test_the_shallow_net_sees_the_same_in_a_dim_image_and_a_bright_one() -> None:
+    model, inputs = AtariNet(ATARI, Discrete(ACTIONS), False), random_inputs(ATARI)
+    dim = inputs._replace(observation=inputs.observation // 2)
+    bright = inputs._replace(observation=dim.observation + 100)
+    torch.testing.assert_close(model(bright, ()), model(dim, ()))
+
+
+@pytest.mark.parametrize("level", [0, 87, 255])
+def test_a_plain_field_pulls_at_no_filter_of_the_shallow_net(level: int) -> None:
+    model = AtariNet(ATARI, Discrete(ACTIONS), False)
+    inputs = random_inputs(ATARI)
+    plain = inputs._replace(observation=torch.full_like(inputs.observation, level))
+    model(plain, ()).baseline.sum().backward()
+    assert not model.conv1.weight.grad.any()
 
 
 @pytest.mark.parametrize("net", [DeepNet, AtariNet])

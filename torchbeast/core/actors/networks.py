@@ -118,7 +118,9 @@ class DeepNet(TorsoActorCritic):
 
 
 class AtariNet(TorsoActorCritic):
-    """Three convolutions; optional LSTM as wide as its input, two layers. Starts orthogonal."""
+    """Three convolutions of standardised images; optional LSTM as wide as its input, two layers.
+    Starts orthogonal.
+    """
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torsos: from one leaf of an observation, frames [N, *shape], to features [N, num_features].
 
-uint8 is divided by 255, every other dtype taken as it is, in float32. Leaves of two dimensions are
-images of one channel, leaves of three images whose channels come first, or last where that
-dimension is smaller than both others.
+uint8 is divided by 255, every other dtype taken as it is, in float32; ShallowTorso standardises its
+images instead. Leaves of two dimensions are images of one channel, leaves of three images whose
+channels come first, or last where that dimension is smaller than both others.
 
 In memory the channels of an image come last, whatever the shape says: convolutions of few channels
 learn twice as fast so. Weights and features are ordered as ever.
@@ -47,7 +47,7 @@ class VectorTorso(Torso):
 
 
 class ShallowTorso(Torso):
-    """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1."""
+    """Three convolutions of standardised images: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class ShallowTorso(Torso):
         self.num_features = _count_features(self, shape)
 
     def forward(self, frames: Tensor) -> Tensor:
-        x = as_images(frames)
+        x = as_standard_images(frames)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.relu_(conv(x))
         return x.flatten(1)
@@ -107,8 +107,19 @@ def as_float(frames: Tensor) -> Tensor:
 
 def as_images(frames: Tensor) -> Tensor:
     """[N, *shape] as float32 [N, channels, height, width], channels last in memory."""
-    # Bytes are moved before they are floats: a quarter of the memory.
-    return as_float(channels_first(frames).contiguous(memory_format=torch.channels_last))
+    return as_float(_channels_last(frames))
+
+
+def as_standard_images(frames: Tensor) -> Tensor:
+    """as_images, but each image has mean 0 and variance 1 over all its values; plain ones are 0.
+
+    A field that never changes pulls all of a filter's weights the same way, in every update. That
+    adds up until the filter is silent for good, unless the field is 0.
+    """
+    values = _channels_last(frames).float().permute(0, 2, 3, 1)  # as they lie in memory
+    level_of_gray = 1.0 if frames.dtype == torch.uint8 else 1 / 255
+    standard = F.layer_norm(values, values.shape[1:], eps=level_of_gray**2)
+    return standard.permute(0, 3, 1, 2)
 
 
 def is_image(shape: tuple[int, ...], smallest: int = 1) -> bool:
@@ -129,6 +140,13 @@ def channels_first(frames: Tensor) -> Tensor:
     if frames.dim() == 3:
         return frames.unsqueeze(1)
     return frames.permute(0, 3, 1, 2) if _channels_are_last(frames.shape[1:]) else frames
+
+
+def _channels_last(frames: Tensor) -> Tensor:
+    """[N, *shape] as [N, channels, height, width]. Moved before bytes are floats: a quarter of the
+    memory.
+    """
+    return channels_first(frames).contiguous(memory_format=torch.channels_last)
 
 
 def _channels_are_last(shape: tuple[int, ...]) -> bool:
