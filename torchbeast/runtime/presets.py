@@ -124,7 +124,7 @@ PRESETS: dict[str, Preset] = {
             "learning_rate": 0.0003,
             "warmup_steps": 10_000,
             "epsilon": 0.00001,
-            "entropy_cost": 0.003,
+            "entropy_cost": 0.001,
             "total_steps": 1_500_000,
         },
     ),
