@@ -57,7 +57,7 @@ class Net:
 
 NETS = {
     "small": Net(torchbeast="small_net:SmallConvNet", architecture="convnet_impala", linear=256),
-    "three": Net(torchbeast="shallow", architecture="convnet_atari", linear=512),
+    "three": Net(torchbeast="small_net:ThreeConvNet", architecture="convnet_atari", linear=512),
 }
 
 

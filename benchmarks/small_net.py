@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small network for 84x84 images, as Sample Factory has it: --model small_net:SmallConvNet."""
+"""Networks for 84x84 images as Sample Factory has them: --model small_net:SmallConvNet, or
+small_net:ThreeConvNet.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from torch.nn import functional as F
 
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.recurrent import make_lstm
-from torchbeast.core.actors.torsos import Torso, as_images, image_shape
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.actors.torsos import ShallowTorso, Torso, as_images, image_shape
+from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import flatten
 
 
@@ -28,19 +30,34 @@ class TwoConvolutions(Torso):
         return F.relu_(self.conv2(x)).flatten(1)
 
 
+class ThreeConvolutions(ShallowTorso):
+    """Those of the shallow network, on images that are divided by 255 and no more."""
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = F.relu_(self.conv1(as_images(frames)))
+        return F.relu_(self.conv3(F.relu_(self.conv2(x)))).flatten(1)
+
+
 class SmallConvNet(TorsoActorCritic):
     """Two convolutions and a layer of 256; optional LSTM of 256, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [_torso(leaf) for leaf in flatten(observation_space)]
+        torsos = [TwoConvolutions(leaf.shape) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
         self._add_heads(make_lstm(self._core_input_size, 256) if use_lstm else None)
 
 
-def _torso(leaf: ArraySpec) -> Torso:
-    return TwoConvolutions(leaf.shape)
+class ThreeConvNet(TorsoActorCritic):
+    """Three convolutions and a layer of 512; optional LSTM of 512, one layer."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [ThreeConvolutions(leaf.shape) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=512, sees_last_action=False)
+        self._add_heads(make_lstm(self._core_input_size, 512) if use_lstm else None)
 
 
 def _size_after(size: int) -> int:
