@@ -119,13 +119,12 @@ PRESETS: dict[str, Preset] = {
         {
             **_ATARI,
             "model": "shallow",
-            "num_actors": 16,
-            "batch_size": 4,
-            "learning_rate": 0.0003,
-            "warmup_steps": 10_000,
+            "batch_size": 8,
+            "learning_rate": 0.0004,
+            "warmup_steps": 20_000,
             "epsilon": 0.00001,
-            "entropy_cost": 0.001,
-            "total_steps": 1_500_000,
+            "entropy_cost": 0.003,
+            "total_steps": 2_000_000,
         },
     ),
     "atari-paper": Preset(
