@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from torchbeast.core.actors.block_conv import BlockConv2d
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.recurrent import make_lstm
 from torchbeast.core.actors.torsos import ShallowTorso, Torso, as_images, image_shape
@@ -22,7 +23,7 @@ class TwoConvolutions(Torso):
         super().__init__()
         channels, height, width = image_shape(shape)
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=8, stride=4)
-        self.conv2 = nn.Conv2d(16, 32, kernel_size=4, stride=2)
+        self.conv2 = BlockConv2d(16, 32, kernel_size=4, stride=2)
         self.num_features = 32 * _size_after(height) * _size_after(width)
 
     def forward(self, frames: Tensor) -> Tensor:
