@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""AtariNet without a thought for speed, to compare learning curves: --model plain_net:PlainAtariNet.
+
+Images lie channels first, and convolutions are nn.Conv2d. With --megabytes_at_once 0,
+--torch_threads 1 and --precision float32 whole batches are learnt at once by one thread.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
+from torchbeast.core.actors.networks import TorsoActorCritic
+from torchbeast.core.actors.torsos import Torso
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec
+
+
+class PlainTorso(Torso):
+    """Three convolutions of images that are standardised: mean 0, variance 1."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 32, kernel_size=8, stride=4)
+        self.conv2 = nn.Conv2d(32, 64, kernel_size=4, stride=2)
+        self.conv3 = nn.Conv2d(64, 64, kernel_size=3, stride=1)
+        self.num_features = 64 * 7 * 7
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = frames.float()
+        variance, mean = torch.var_mean(x, (1, 2, 3), correction=0, keepdim=True)
+        x = (x - mean) / torch.sqrt(variance + 1.0)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.relu(conv(x))
+        return x.flatten(1)
+
+
+class PlainAtariNet(TorsoActorCritic):
+    """Feed-forward, for frames [channels, 84, 84]. Starts as AtariNet does: from a seed the same
+    weights.
+    """
+
+    def __init__(
+        self, observation_space: ArraySpec, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        if use_lstm:
+            raise ValueError("PlainAtariNet has no LSTM: leave out --use_lstm")
+        torso = PlainTorso(observation_space.shape[0])
+        super().__init__([torso], action_space, fc_size=512, sees_last_action=True)
+        self._add_heads(None)
+        orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
+        orthogonal_([self.policy], POLICY_GAIN)
+        orthogonal_([self.baseline], BASELINE_GAIN)
