@@ -33,6 +33,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import dtype_for
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.flags import available_cores
+from torchbeast.runtime.malloc import keep_freed_memory
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
 LAYOUTS = {
@@ -57,6 +58,7 @@ class Case(NamedTuple):
 
 def main() -> None:
     arguments = _arguments()
+    keep_freed_memory()
     is_learning = arguments.what == "learn"
     sizes, unit = (arguments.megabytes, "MB") if is_learning else (arguments.rows, "rows")
     cases = itertools.product(

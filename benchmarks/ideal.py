@@ -26,6 +26,7 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import dtype_for
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.flags import available_cores
+from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.sources.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 STAGES = ("environment", "inference", "learning")
@@ -85,6 +86,7 @@ def _updates(loop: Iterator[dict[str, float]], arguments: argparse.Namespace) ->
 def loop_of(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[dict[str, float]]:
     """The loop itself; yields the seconds of each update's stages."""
     precision, megabytes = size
+    keep_freed_memory()
     env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)
     agent = make_agent(
         arguments.model,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AtariNet without a thought for speed, to compare learning curves: --model plain_net:PlainAtariNet.
+"""AtariNet without a thought for speed, to compare learning curves: images lie channels first, and
+convolutions are nn.Conv2d.
 
-Images lie channels first, and convolutions are nn.Conv2d. With --megabytes_at_once 0,
---torch_threads 1 and --precision float32 whole batches are learnt at once by one thread.
+--model plain_net:PlainAtariNet. With --megabytes_at_once 0, --torch_threads 1 and --precision
+float32 one thread learns whole batches at once.
 """
 
 from __future__ import annotations

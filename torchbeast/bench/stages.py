@@ -24,6 +24,7 @@ from torchbeast.runtime.env_plan import ServerPlan, beside_the_learner
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.flags import PolyBeastFlags
 from torchbeast.runtime.learner_run import impala_config, inference_threads, learner_threads
+from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.supervisor import Supervisor
 
 SINGLE = "transport, 1 environment a stream"
@@ -33,6 +34,7 @@ class Stages:
     """Makes the stages of these flags."""
 
     def __init__(self, flags: PolyBeastFlags, compute: Compute, supervisor: Supervisor) -> None:
+        keep_freed_memory()
         self._flags = flags
         self._compute = compute
         self._supervisor = supervisor

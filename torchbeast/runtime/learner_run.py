@@ -41,6 +41,7 @@ from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import RunError, UsageError
 from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags, available_cores
 from torchbeast.runtime.log_files import LogFiles
+from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.supervisor import Supervisor
@@ -115,6 +116,7 @@ class LearnerRun:
         """Learns until the end, whatever ends it, and says what came of it."""
         compute = choose(self._flags)
         print(compute, flush=True)
+        keep_freed_memory()
         torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
         agent, device = make_agent(), compute.device
         agent.model.to(device)

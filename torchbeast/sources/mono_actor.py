@@ -33,6 +33,7 @@ from torchbeast.core.precision import dtype_for
 from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
 from torchbeast.runtime.environment import make_environment
+from torchbeast.runtime.malloc import keep_freed_memory
 from torchbeast.runtime.seeds import seed_of
 from torchbeast.sources.activity import Activity, SharedActivities
 from torchbeast.sources.rollout_buffers import RolloutArrays, SharedRollouts, SlotWriter
@@ -85,6 +86,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
+    keep_freed_memory()
     torch.set_num_threads(1)  # as many processes as cores
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
