@@ -30,8 +30,11 @@ def both(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
 
 
 def inputs() -> ModelInputs:
+    frames = torch.randint(256, (2, 3, *FRAMES.shape), dtype=torch.uint8)
+    frames[0, 0] = 100  # plain: nothing is divided by 0
+    frames[1, 1] = 100 + frames[1, 1] % 2  # of little contrast
     return ModelInputs(
-        observation=torch.randint(256, (2, 3, *FRAMES.shape), dtype=torch.uint8),
+        observation=frames,
         reward=torch.randn(2, 3),
         done=torch.zeros(2, 3, dtype=torch.bool),
         last_action=torch.randint(6, (2, 3)),

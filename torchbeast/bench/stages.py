@@ -34,7 +34,8 @@ class Stages:
     """Makes the stages of these flags."""
 
     def __init__(self, flags: PolyBeastFlags, compute: Compute, supervisor: Supervisor) -> None:
-        keep_freed_memory()
+        if compute.device.type == "cpu":
+            keep_freed_memory()
         self._flags = flags
         self._compute = compute
         self._supervisor = supervisor

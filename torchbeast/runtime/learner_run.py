@@ -116,7 +116,8 @@ class LearnerRun:
         """Learns until the end, whatever ends it, and says what came of it."""
         compute = choose(self._flags)
         print(compute, flush=True)
-        keep_freed_memory()
+        if compute.device.type == "cpu":
+            keep_freed_memory()
         torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
         agent, device = make_agent(), compute.device
         agent.model.to(device)
