@@ -42,6 +42,8 @@ test-python: $(VENV)/installed-for-tests
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cc')
 	$(BIN)/mypy
 
 # A wheel that carries gRPC inside, in dist/. It installs where no gRPC is.
@@ -50,6 +52,7 @@ wheel: $(VENV)/system-packages
 
 format: $(VENV)/installed-for-tests
 	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(git ls-files '*.h' '*.cc')
 
 sanitize: $(VENV)/test-packages
