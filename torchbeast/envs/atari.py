@@ -71,9 +71,9 @@ class AtariEnv:
 
     def reset(self, seed: int) -> ArrayNest:
         seeds = np.array(environment_seeds(seed, self.num_envs), np.int32)
-        observation, info = self._env.reset(seed=seeds)
+        frames: np.ndarray
+        frames, info = self._env.reset(seed=seeds)
         self._game_start = _game_start(info)
-        frames: np.ndarray = observation
         return frames
 
     def step(self, action: ArrayNest) -> VecStep:
