@@ -15,4 +15,4 @@ RUN make test
 FROM build AS train
 # --init is not needed: the program ends its own children and heeds SIGTERM.
 ENTRYPOINT ["/torchbeast/.venv/bin/python", "-m", "torchbeast.polybeast"]
-CMD ["--env", "PongNoFrameskip-v4"]
+CMD ["--preset", "pong"]

@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 # The versions that were tested. An empty value installs the newest ones.
 CONSTRAINTS ?= constraints.txt
-# What `make train` passes on, e.g. make train ARGS="--total_steps 1000000 --model shallow"
+# What `make train` passes on, e.g. make train ARGS="--env BreakoutNoFrameskip-v4 --num_actors 64"
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -24,7 +24,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
 install: $(VENV)/installed
 
 train: $(VENV)/installed
-	$(BIN)/python -m torchbeast.polybeast --env PongNoFrameskip-v4 $(ARGS)
+	$(BIN)/python -m torchbeast.polybeast --preset pong $(ARGS)
 
 # Downloads and type checks keep one core busy, compiler and tests the other.
 test:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """MonoBeast: IMPALA on one machine, in Python and PyTorch only; nothing needs to be compiled.
 
-python -m torchbeast.monobeast --env PongNoFrameskip-v4 --num_actors 32
+python -m torchbeast.monobeast --preset pong
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """PolyBeast in one command: starts the environment servers, then learns from them.
 
-python -m torchbeast.polybeast --env PongNoFrameskip-v4 --num_actors 10
+python -m torchbeast.polybeast --preset pong
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "steps/s": f"{rate:,.0f}",
         "left": clock(left),
         "episodes": f"{shown.episodes:,}",
-        "return": _number(shown.mean_return),
+        "mean return": _number(shown.mean_return),
         "length": _number(shown.mean_length, digits=0),
         "loss": _number(shown.loss),
         "lag": _lag(*shown.lag),
