@@ -6,7 +6,11 @@ environment of its own, made at the first call and used again afterwards. Both l
 once, from as many games at once and as many steps in an update. What is compared is the agent
 steps learnt from in a second: four frames each.
 
-python benchmarks/sample_factory.py [--nets small three] [--seconds 60] [--repeats 3] [--json FILE]
+Sample Factory's counter moves by whole batches (1,280 steps with the defaults: three seconds' worth
+on two cores). A window of 25 s holds six to eight of them and is off by up to one, an eighth to a
+sixth; one of 70 s by about a twentieth. Do not compare with shorter ones.
+
+python benchmarks/sample_factory.py [--nets small three] [--seconds 70] [--repeats 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -86,8 +90,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
     parser.add_argument("--num_envs", type=int, default=64, help="also the rollouts of an update")
     parser.add_argument("--cores", type=int, default=available_cores())
-    parser.add_argument("--warm_up", type=float, default=15.0, help="seconds, not timed")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of one run")
+    parser.add_argument("--warm_up", type=float, default=20.0, help="seconds, not timed")
+    parser.add_argument("--seconds", type=float, default=70.0, help="of one run; at least 70")
     parser.add_argument("--patience", type=float, default=300.0, help="seconds until it learns")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--venv", type=Path, default=CACHE / "torchbeast" / "sample_factory")

@@ -35,3 +35,13 @@ def test_a_benchmark_answers_help(
         runpy.run_path(str(FOLDER / f"{program}.py"), run_name="__main__")
     assert end.value.code == 0
     assert f"usage: {program}.py" in capsys.readouterr().out
+
+
+def test_sample_factory_is_compared_over_windows_of_many_of_its_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its counter moves by a batch: of 25 s and eight batches one more is an eighth."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", ["sample_factory.py"])
+    arguments = runpy.run_path(str(FOLDER / "sample_factory.py"))["_arguments"]()
+    assert arguments.seconds >= 70
