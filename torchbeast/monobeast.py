@@ -19,6 +19,7 @@ from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
 from torchbeast.runtime.flags import MonoBeastFlags
 from torchbeast.runtime.learner_run import Learner, LearnerRun, learner_threads
+from torchbeast.runtime.reward_clipping import resolved
 from torchbeast.runtime.session import Session, session
 from torchbeast.runtime.testing import test
 from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
@@ -43,6 +44,7 @@ def run(flags: MonoBeastFlags) -> int:
 
 def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the actors."""
+    flags = resolved(flags, flags.environment.env_id)
     with closing(make_environment(flags.environment.env_id, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 

@@ -18,6 +18,7 @@ from torchbeast.runtime.command_line import parse
 from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.runtime.flags import PolyBeastLearnerFlags, ServedLearnerGroups
 from torchbeast.runtime.learner_run import Learner, LearnerRun, inference_threads
+from torchbeast.runtime.reward_clipping import UNKNOWN, resolved
 from torchbeast.runtime.session import Session, session
 from torchbeast.runtime.testing import test
 from torchbeast.runtime.weights import PublishedWeights
@@ -59,6 +60,8 @@ def train(
     """Learns from the fleet until the run ends."""
     from torchbeast.sources.poly import PolySource
 
+    env_id = fleet.env_id or UNKNOWN
+    flags = resolved(flags, env_id)
     action_space = _action_space(fleet, num_actions)
 
     def agent() -> Agent:
@@ -75,7 +78,6 @@ def train(
         model, distribution = learner.agent.model, learner.agent.distribution
         return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
 
-    env_id = fleet.env_id or "unknown"
     LearnerRun(program, flags, env_id, parts).train(agent, PublishedWeights, source)
 
 

@@ -28,7 +28,9 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
         args = [*SMALL, "--num_actors", "3", "--xpid", xpid]
         code, said = workshop.run("polybeast_learner", *args)
         assert code == 0, said
-        assert workshop.meta(xpid)["args"]["env"] == "Catch"
+        recorded = workshop.meta(xpid)["args"]
+        assert recorded["env"] == "Catch"
+        assert recorded["reward_clipping"] == "none", "decided by what the servers say they serve"
     servers.send(signal.SIGINT)
     assert servers.end(timeout=20) == 0, servers.said
     workshop.assert_nothing_is_left()

@@ -57,7 +57,6 @@ ORIGINAL_DEFAULTS = {
     "entropy_cost": 0.0006,
     "baseline_cost": 0.5,
     "discounting": 0.99,
-    "reward_clipping": "abs_one",
     "learning_rate": 0.00048,
     "alpha": 0.99,
     "momentum": 0.0,

@@ -29,6 +29,7 @@ from torchbeast.runtime.flags import (
 )
 from torchbeast.runtime.learner_run import Learner, LearnerRun, changed_settings
 from torchbeast.runtime.log_files import LogFiles
+from torchbeast.runtime.reward_clipping import resolved
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
@@ -56,7 +57,7 @@ def train(
 ) -> None:
     """Learns a batch for each reward; resumes what is in the folder."""
     run = RunFlags(savedir=str(folder), xpid="run", seed=1, **flags)
-    every = MonoBeastFlags(run=run, **(groups or {}))
+    every = resolved(MonoBeastFlags(run=run, **(groups or {})), "Catch")
 
     def source(learner: Learner[PublishedWeights]) -> EndingSource:
         return EndingSource([rollout(reward) for reward in rewards])

@@ -21,6 +21,7 @@ from torchbeast.runtime.compute import choose
 from torchbeast.runtime.environment import what_it_raised
 from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.runtime.flags import available_cores
+from torchbeast.runtime.reward_clipping import resolved
 from torchbeast.runtime.session import raise_failure
 from torchbeast.runtime.supervisor import Supervisor
 
@@ -37,6 +38,7 @@ _LEFT_OUT = (
 def run(flags: BenchFlags) -> int:
     """Measures and reports; the exit code."""
     check_outputs(flags)
+    flags = resolved(flags, flags.environment.env_id)
     supervisor = Supervisor()
     with supervisor.signals():
         try:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import nn
 
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.losses import RewardClipping
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
@@ -42,6 +43,7 @@ from torchbeast.runtime.errors import RunError, UsageError
 from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags, available_cores
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.reward_clipping import sentence
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.supervisor import Supervisor
@@ -98,7 +100,9 @@ class LearnerRun:
     """One run of one learner program, used by its main thread."""
 
     def __init__(self, program: str, flags: LearnerGroups, env_id: str, session: Session) -> None:
-        """`env_id`: what is really played, which the servers say."""
+        """`flags`: with `reward_clipping.resolved`. `env_id`: what is really played, which the
+        servers say.
+        """
         self._program = program
         self._flags = flags
         self._session = session
@@ -116,6 +120,7 @@ class LearnerRun:
         """Learns until the end, whatever ends it, and says what came of it."""
         compute = choose(self._flags)
         print(compute, flush=True)
+        print(sentence(self._flags.learning.reward_clipping), flush=True)
         if compute.device.type == "cpu":
             keep_freed_memory()
         torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
@@ -328,7 +333,7 @@ def impala_config(flags: LearnerGroups) -> ImpalaConfig:
         entropy_cost=learning.entropy_cost,
         baseline_cost=learning.baseline_cost,
         reward_scale=learning.reward_scale,
-        reward_clipping=learning.reward_clipping,
+        reward_clipping=cast(RewardClipping, learning.reward_clipping),  # refuses "auto"
         learning_rate=optimiser.learning_rate,
         alpha=optimiser.alpha,
         momentum=optimiser.momentum,

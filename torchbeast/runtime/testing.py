@@ -22,6 +22,7 @@ from torchbeast.runtime.environment import make_environment, what_it_raised
 from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.runtime.evaluation import MAX_PARALLEL, Episodes, play, report
 from torchbeast.runtime.flags import RunFlags
+from torchbeast.runtime.reward_clipping import UNKNOWN
 
 
 def test(run: RunFlags, env_id: str | None = None) -> int:
@@ -71,7 +72,7 @@ def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
 
 
 def _environment(env_id: str | None, run: RunFlags) -> VecEnv:
-    if not env_id or env_id == "unknown":
+    if not env_id or env_id == UNKNOWN:
         raise UsageError(
             "the checkpoint does not say which environment it was trained on: give --env"
         )
