@@ -135,14 +135,16 @@ class Codec:
         array = self.messages.NDArray(dtype=np.dtype(dtype).num, shape=shape)
         return self.messages.ArrayNest(array=array)
 
-    def action(self, nest: Any, shape: tuple[int, ...]) -> np.ndarray:
-        """The discrete actions in an ArrayNest. ValueError for anything else: peers can err."""
+    def action(self, nest: Any, *shapes: tuple[int, ...]) -> np.ndarray:
+        """The discrete actions in an ArrayNest, int64 [E]. ValueError for anything else: peers can
+        err. The array must have one of the shapes.
+        """
         array = nest.array
         if not nest.HasField("array") or array.dtype != np.dtype(np.int64).num:
             raise ValueError("expected one array of int64 actions")
-        if tuple(array.shape) != shape or len(array.data) != 8 * np.prod(shape):
-            raise ValueError(f"expected actions of shape {shape}, got {tuple(array.shape)}")
-        action = np.frombuffer(array.data, np.int64).reshape(shape)
+        if (shape := tuple(array.shape)) not in shapes or len(array.data) != 8 * np.prod(shape):
+            raise ValueError(f"expected actions of shape {shapes[0]}, got {shape}")
+        action = np.frombuffer(array.data, np.int64)
         if ((action < 0) | (action >= Catch.num_actions)).any():
             raise ValueError(f"expected actions from 0 to {Catch.num_actions - 1}, got {action}")
         return action
@@ -204,7 +206,7 @@ class EnvServer:
         # An episode begins here, which is what "terminated" tells, though none has ended.
         yield self.vector_step(started, counters, terminated=np.ones(self.num_envs, bool))
         for request in requests:
-            action = self.checked(request.nest_action, (self.num_envs,), context)
+            action = self.checked(context, request.nest_action, (self.num_envs,))
             outcome = env.step(action)
             counters.add(outcome)
             yield self.vector_step(outcome, counters, terminated=outcome.ended)
@@ -215,8 +217,8 @@ class EnvServer:
         observation = env.reset(seed=None)
         yield self.messages.Step(observation=self.codec.nest(observation[0]), done=True)
         for request in requests:
-            action = self.checked(request.nest_action, (1, 1), context)  # time and batch
-            outcome = env.step(action[0])
+            # A number; some learners put dimensions of time and batch before it.
+            outcome = env.step(self.checked(context, request.nest_action, (), (1, 1)))
             counters.add(outcome)
             yield self.messages.Step(
                 observation=self.codec.nest(outcome.observation[0]),
@@ -244,11 +246,11 @@ class EnvServer:
         )
 
     def checked(
-        self, nest: Any, shape: tuple[int, ...], context: grpc.ServicerContext
+        self, context: grpc.ServicerContext, nest: Any, *shapes: tuple[int, ...]
     ) -> np.ndarray:
         """The action, or the end of the stream with the reason."""
         try:
-            return self.codec.action(nest, shape)
+            return self.codec.action(nest, *shapes)
         except ValueError as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
             raise  # not reached: abort() raises

@@ -93,6 +93,34 @@ inline Array repeat(const Array& array, std::size_t dim, std::int64_t times) {
   return join(parts, dim).clone();
 }
 
+// With `dims` dimensions of size 1 before each leaf's own; shares the bytes.
+inline ArrayNest with_leading(const ArrayNest& nest, std::size_t dims) {
+  return nest::map(
+      [dims](const Array& leaf) {
+        Shape shape(dims, 1);
+        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
+        return leaf.reshaped(std::move(shape));
+      },
+      nest);
+}
+
+// Without the first `dims` dimensions of each leaf, which must be of size 1; shares the bytes.
+inline ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
+  return nest::map(
+      [dims](const Array& leaf) {
+        const auto end = leaf.shape().end();
+        const auto rest = leaf.shape().begin() + std::min(dims, leaf.ndim());
+        if (leaf.ndim() < dims ||
+            std::count(leaf.shape().begin(), rest, 1) != rest - leaf.shape().begin()) {
+          throw std::invalid_argument("expected a shape that begins with " +
+                                      to_string(Shape(dims, 1)) + ", got " +
+                                      to_string(leaf.shape()));
+        }
+        return leaf.reshaped({rest, end});
+      },
+      nest);
+}
+
 // Joins nests of one structure leaf by leaf.
 inline ArrayNest join(std::span<const ArrayNest* const> nests, std::size_t dim) {
   std::vector<std::vector<Array>> leaves;  // [nest][leaf]

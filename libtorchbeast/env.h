@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "libtorchbeast/array_ops.h"
 
@@ -45,6 +46,8 @@ class Env {
   virtual std::int64_t frame_stack() const = 0;
   // JSON as in rpcenv.proto; empty when it cannot be told.
   virtual std::string action_space() const = 0;
+  // Shapes of one environment's action, leaf by leaf in the order of nests; none when unknown.
+  virtual std::optional<std::vector<Shape>> action_shapes() const { return std::nullopt; }
   // Observation leaves [E, ...].
   virtual ArrayNest reset(std::uint64_t seed) = 0;
   // Action leaves [E, ...].

@@ -123,20 +123,43 @@ void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorSt
   }
 }
 
-// Drops the first `dims` dimensions, all of size 1.
-ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
-  return nest::map(
-      [dims](const Array& leaf) {
-        return leaf.reshaped(
-            {leaf.shape().begin() + static_cast<std::ptrdiff_t>(dims), leaf.shape().end()});
-      },
-      nest);
+// Whether shape is [1, 1] and then `rest`, or anything where the rest is unknown.
+bool is_prefixed(const Shape& shape, const Shape* rest) {
+  if (shape.size() < 2 || shape[0] != 1 || shape[1] != 1) return false;
+  return rest == nullptr || std::equal(shape.begin() + 2, shape.end(), rest->begin(), rest->end());
 }
+
+// Brings the actions of the original protocol, which come bare or with dimensions [1, 1] before
+// their own, to [1, ...]. The first one decides for all, see rpcenv.proto.
+class OriginalActions {
+ public:
+  explicit OriginalActions(std::optional<std::vector<Shape>> shapes) : shapes_(std::move(shapes)) {}
+
+  ArrayNest operator()(const ArrayNest& action) {
+    if (!prefixed_) prefixed_ = all_prefixed(nest::flatten(action));
+    if (!*prefixed_) return with_leading(action, 1);
+    check_action(action, {1, 1});
+    return without_leading(action, 1);
+  }
+
+ private:
+  bool all_prefixed(const std::vector<Array>& leaves) const {
+    if (shapes_ && shapes_->size() != leaves.size()) return false;
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      if (!is_prefixed(leaves[i].shape(), shapes_ ? &(*shapes_)[i] : nullptr)) return false;
+    }
+    return true;
+  }
+
+  const std::optional<std::vector<Shape>> shapes_;  // of one environment's action
+  std::optional<bool> prefixed_;
+};
 
 // One environment behind the original protocol: whole stacks, one `done`.
 class OriginalStream {
  public:
-  explicit OriginalStream(Env& env) : env_(env), counters_(1), stack_(env.frame_stack()) {
+  explicit OriginalStream(Env& env)
+      : env_(env), actions_(env.action_shapes()), counters_(1), stack_(env.frame_stack()) {
     if (env.num_envs() != 1) {
       throw std::invalid_argument(
           "the original protocol carries one environment a stream, this server steps " +
@@ -148,17 +171,13 @@ class OriginalStream {
   void reset(rpcenv::Step* message) { fill(first_step(env_, std::random_device{}()), message); }
 
   void step(const rpcenv::Action& action, rpcenv::Step* message) {
-    const ArrayNest nest = codec::decode(action.nest_action());
-    check_action(nest, {1, 1});
-    const EnvStep step = env_.step(without_leading_dim(nest));
+    const EnvStep step = env_.step(actions_(codec::decode(action.nest_action())));
     counters_.add(step);
     fill(step, message);
     counters_.restart(step);
   }
 
  private:
-  static ArrayNest without_leading_dim(const ArrayNest& nest) { return without_leading(nest, 1); }
-
   void fill(const EnvStep& step, rpcenv::Step* message) {
     const bool done = step.terminated.as<bool>()[0] || step.truncated.as<bool>()[0];
     const Array starts = Array::filled<bool>({1}, done);
@@ -172,6 +191,7 @@ class OriginalStream {
   }
 
   Env& env_;
+  OriginalActions actions_;
   EpisodeCounters counters_;
   FrameStack stack_;
 };

@@ -53,7 +53,7 @@ class OriginalClient {
     return values_of<std::int32_t>(codec::decode(step.observation()).as_map().at("frame").as_leaf())
         .back();
   }
-  bool play() { return act(array_of<std::int64_t>({1, 1}, {newest()})); }
+  bool play() { return act(array_of<std::int64_t>({}, {newest()})); }
 
   grpc::Status finish() {
     stream_->WritesDone();
@@ -200,12 +200,24 @@ TEST(EnvServerTest, AServerOfSeveralEnvironmentsToldApartRefusesAnOriginalLearne
   EXPECT_NE(status.error_message().find("this server steps 2 together"), std::string::npos);
 }
 
-TEST(EnvServerTest, AnActionOfTheWrongShapeEndsTheStreamWithBothSides) {
+TEST(EnvServerTest, AnActionMayHaveDimensionsOfTimeAndBatch) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address());
   OriginalClient client(folder.address());
   ASSERT_TRUE(client.read());
-  EXPECT_FALSE(client.act(array_of<std::int64_t>({1}, {0})));
+  for (int t = 0; t < 3; ++t) {
+    ASSERT_TRUE(client.act(array_of<std::int64_t>({1, 1}, {client.newest()})));
+  }
+  EXPECT_TRUE(client.finish().ok());
+}
+
+TEST(EnvServerTest, AnActionThatLosesDimensionsEndsTheStreamWithBothSides) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  OriginalClient client(folder.address());
+  ASSERT_TRUE(client.read());
+  ASSERT_TRUE(client.act(array_of<std::int64_t>({1, 1}, {client.newest()})));
+  EXPECT_FALSE(client.act(array_of<std::int64_t>({1}, {client.newest()})));
   const grpc::Status status = client.finish();
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_EQ(status.error_message(), "an action's shape must begin with [1, 1], got [1]");

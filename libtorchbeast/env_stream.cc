@@ -102,17 +102,6 @@ EnvDescription read_description(const rpcenv::Description& message) {
           .action_space = message.action_space()};
 }
 
-// With dimensions [1, E] before each leaf's own.
-ArrayNest with_leading(const ArrayNest& nest, std::size_t dims) {
-  return nest::map(
-      [dims](const Array& leaf) {
-        Shape shape(dims, 1);
-        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
-        return leaf.reshaped(shape);
-      },
-      nest);
-}
-
 Array batched(const Array& array) { return array.reshaped({1, array.size(0)}); }
 
 // What either protocol brings in one step. Leaves and arrays are [E, ...].
@@ -161,12 +150,7 @@ class EnvStream::VectorWire final : public EnvStream::Wire {
 
   bool write(const ArrayNest& action) override {
     action_.Clear();
-    codec::encode(nest::map(
-                      [](const Array& leaf) {
-                        return leaf.reshaped({leaf.shape().begin() + 1, leaf.shape().end()});
-                      },
-                      action),
-                  action_.mutable_nest_action());
+    codec::encode(without_leading(action, 1), action_.mutable_nest_action());
     return stream_->Write(action_);
   }
 
@@ -207,7 +191,7 @@ class EnvStream::OriginalWire final : public EnvStream::Wire {
 
   bool write(const ArrayNest& action) override {
     action_.Clear();
-    codec::encode(action, action_.mutable_nest_action());
+    codec::encode(without_leading(action, 2), action_.mutable_nest_action());
     return stream_->Write(action_);
   }
 

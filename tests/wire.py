@@ -84,7 +84,7 @@ def action(nest: bytes) -> bytes:
 
 def discrete_action(value: int = 0) -> bytes:
     """Action of one environment with a discrete action space."""
-    return action(leaf(INT64, (1, 1), struct.pack("<q", value)))
+    return action(leaf(INT64, (), struct.pack("<q", value)))
 
 
 def description(

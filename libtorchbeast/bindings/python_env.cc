@@ -3,7 +3,9 @@
 #include "libtorchbeast/bindings/python_env.h"
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -37,24 +39,6 @@ auto in_python(const Call& call) {
   }
 }
 
-ArrayNest with_env_dimension(const ArrayNest& nest) {
-  return nest::map(
-      [](const Array& leaf) {
-        Shape shape{1};
-        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
-        return leaf.reshaped(shape);
-      },
-      nest);
-}
-
-ArrayNest without_env_dimension(const ArrayNest& nest) {
-  return nest::map(
-      [](const Array& leaf) {
-        return leaf.reshaped({leaf.shape().begin() + 1, leaf.shape().end()});
-      },
-      nest);
-}
-
 Array one(bool value) { return Array::filled<bool>({1}, value); }
 
 void check_reward(float reward) {
@@ -70,6 +54,41 @@ std::string discrete_space(const py::object& env) {
   const py::object start = py::getattr(space, "start", py::int_(0));
   return "{\"type\": \"Discrete\", \"n\": " + std::string(py::str(space.attr("n"))) +
          ", \"start\": " + std::string(py::str(start)) + "}";
+}
+
+// Appends the shapes of an action's leaves, in the order of nests. False where the space, which is
+// Gymnasium's, one of torchbeast.core.envs or anybody's, does not tell.
+bool append_shapes(const py::handle& space, std::vector<Shape>* shapes) {
+  const py::object entries =
+      py::getattr(space, "spaces", py::reinterpret_borrow<py::object>(space));
+  if (py::isinstance<py::dict>(entries)) {
+    const py::list sorted(py::module_::import("builtins").attr("sorted")(entries));
+    return std::all_of(sorted.begin(), sorted.end(),
+                       [&](const py::handle& key) { return append_shapes(entries[key], shapes); });
+  }
+  if (py::isinstance<py::tuple>(entries) || py::isinstance<py::list>(entries)) {
+    return std::all_of(entries.begin(), entries.end(),
+                       [&](const py::handle& entry) { return append_shapes(entry, shapes); });
+  }
+  if (const py::object shape = py::getattr(space, "shape", py::none()); !shape.is_none()) {
+    shapes->push_back(shape.cast<Shape>());
+  } else if (py::hasattr(space, "nvec")) {
+    shapes->push_back({static_cast<std::int64_t>(py::len(space.attr("nvec")))});
+  } else if (py::hasattr(space, "n")) {
+    shapes->push_back({});
+  } else {
+    return false;
+  }
+  return true;
+}
+
+std::optional<std::vector<Shape>> shapes_of_actions(const py::object& env) {
+  std::vector<Shape> shapes;
+  try {
+    if (append_shapes(py::getattr(env, "action_space", py::none()), &shapes)) return shapes;
+  } catch (const std::exception&) {  // a space of another kind: the stream can do without
+  }
+  return std::nullopt;
 }
 
 class SinglePythonEnv final : public Env {
@@ -91,14 +110,17 @@ class SinglePythonEnv final : public Env {
   std::string action_space() const override {
     return in_python([&] { return discrete_space(env_.get()); });
   }
+  std::optional<std::vector<Shape>> action_shapes() const override {
+    return in_python([&] { return shapes_of_actions(env_.get()); });
+  }
 
   ArrayNest reset(std::uint64_t seed) override {
-    return in_python([&] { return with_env_dimension(checked(reset_observation(seed))); });
+    return in_python([&] { return with_leading(checked(reset_observation(seed)), 1); });
   }
 
   EnvStep step(const ArrayNest& action) override {
     return in_python([&] {
-      const py::object result = env_.get().attr("step")(to_numpy(without_env_dimension(action)));
+      const py::object result = env_.get().attr("step")(to_numpy(without_leading(action, 1)));
       return as_step(result);
     });
   }
@@ -153,14 +175,14 @@ class SinglePythonEnv final : public Env {
   }
 
   EnvStep finished(const ArrayNest& observation, float reward, bool terminated, bool truncated) {
-    EnvStep step{.observation = with_env_dimension(observation),
+    EnvStep step{.observation = with_leading(observation, 1),
                  .reward = Array::filled<float>({1}, reward),
                  .terminated = one(terminated),
                  .truncated = one(truncated),
                  .episode_end = one(terminated || truncated)};
     if (truncated) step.final_observation = step.observation;
     if (terminated || truncated) {
-      step.observation = with_env_dimension(checked(reset_observation(std::nullopt)));
+      step.observation = with_leading(checked(reset_observation(std::nullopt)), 1);
     }
     return step;
   }
@@ -196,6 +218,9 @@ class VectorPythonEnv final : public Env {
   std::int64_t frame_stack() const override { return frame_stack_; }
   std::string action_space() const override {
     return in_python([&] { return discrete_space(env_.get()); });
+  }
+  std::optional<std::vector<Shape>> action_shapes() const override {
+    return in_python([&] { return shapes_of_actions(env_.get()); });
   }
 
   ArrayNest reset(std::uint64_t seed) override {

@@ -80,30 +80,32 @@ LAST_STEP = hex_bytes(
     """
 )
 
-# The discrete action 2: int64 [1, 1], that is time and batch.
+# The discrete action 2: int64 without a dimension.
 ACTION = hex_bytes(
     """
-    12 12                            # Action.nest_action (2, length): 18 bytes
-      0a 10                          #   ArrayNest.array: 16 bytes
-        08 07                        #     dtype 7, int64
-        12 02 01 01                  #     shape [1, 1]
+    12 0e                            # Action.nest_action (2, length): 14 bytes
+      0a 0c                          #   ArrayNest.array: 12 bytes
+        08 07                        #     dtype 7, int64; shape [] is not sent
         1a 08 02 00 00 00 00 00 00 00
     """
 )
 
-# {"a": (5, [[0.5]])}: int8 [1, 1], and in a vector of one entry float32 [1, 1, 1].
+# The same with dimensions of time and batch, which no original learner sends: shape [1, 1].
+PREFIXED_ACTION = hex_bytes("12 12  0a 10  08 07  12 02 01 01  1a 08 02 00 00 00 00 00 00 00")
+
+# {"a": (5, ([0.5],))}: int8 without a dimension, and in a vector of one entry float32 [1].
 NESTED_ACTION = hex_bytes(
     """
-    12 27                                        # Action.nest_action (2, length): 39 bytes
-      1a 25                                      #   ArrayNest.map (3, length), an entry: 37 bytes
-        0a 01 61                                 #     key (1, length): "a"
-        12 20                                    #     value (2, length), an ArrayNest: 32 bytes
-          12 0b                                  #       ArrayNest.vector (2, length): 11 bytes
-            0a 09 08 01 12 02 01 01 1a 01 05     #         ArrayNest.array: int8 [1, 1], 5
-          12 11                                  #       its second entry: 17 bytes
-            12 0f                                #         a vector again: 15 bytes
-              0a 0d 08 0b 12 03 01 01 01 1a 04   #           float32 [1, 1, 1]
-              00 00 00 3f                        #           0.5
+    12 21                                  # Action.nest_action (2, length): 33 bytes
+      1a 1f                                #   ArrayNest.map (3, length), an entry: 31 bytes
+        0a 01 61                           #     key (1, length): "a"
+        12 1a                              #     value (2, length), an ArrayNest: 26 bytes
+          12 07                            #       ArrayNest.vector (2, length): 7 bytes
+            0a 05 08 01 1a 01 05           #         ArrayNest.array: int8 [], 5
+          12 0f                            #       its second entry: 15 bytes
+            12 0d                          #         a vector again: 13 bytes
+              0a 0b 08 0b 12 01 01 1a 04   #           float32 [1]
+              00 00 00 3f                  #           0.5
     """
 )
 
@@ -122,6 +124,20 @@ DTYPES = {
     "float64": hex_bytes("08 0c 12 01 01 1a 08 00 00 00 00 00 00 f0 3f"),
     "float16": hex_bytes("08 17 12 01 01 1a 02 00 3c"),
 }
+
+
+class Box:
+    """As much of a space of arrays as a server reads."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+
+class Spaces:
+    """As much of a space of several as a server reads."""
+
+    def __init__(self, spaces: Any) -> None:
+        self.spaces = spaces
 
 
 class Image:
@@ -199,26 +215,89 @@ class TestOurServerSpeaksToAnOriginalLearner:
         assert number.dtype == np.int8 and number.shape == () and number == 5
         assert half.dtype == np.float32 and half.tolist() == [0.5]
 
+    @pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 2), (2, 1, 1)])
+    def test_the_environment_gets_the_shape_that_was_sent(
+        self, shape: tuple[int, ...], address: str
+    ) -> None:
+        value = np.arange(np.prod(shape, dtype=int), dtype=np.uint8).reshape(shape)
+        with serving(Image, address), RawStream(address) as stream:
+            stream.read()
+            stream.send(wire.action(wire.leaf(wire.UINT8, shape, value.tobytes())))
+            assert stream.read() == SECOND_STEP
+        [action] = Image.received
+        assert action.dtype == np.uint8 and action.shape == shape
+        assert action.tolist() == value.tolist()
+
+    def test_dimensions_of_time_and_batch_are_taken_off(self, address: str) -> None:
+        with serving(Image, address), RawStream(address) as stream:
+            stream.read()
+            for _ in range(2):
+                stream.send(PREFIXED_ACTION)
+                stream.read()
+        for action in Image.received:
+            assert action.dtype == np.int64 and action.shape == () and action == 2
+
+    @pytest.mark.parametrize(
+        ("space", "sent", "expected"),
+        [
+            (Box((1, 1)), [(1, 1)], [(1, 1)]),
+            (Box((1, 1)), [(1, 1, 1, 1)], [(1, 1)]),
+            (Box((1, 1, 2)), [(1, 1, 2)], [(1, 1, 2)]),
+            (Box((1, 1, 2)), [(1, 1, 1, 1, 2)], [(1, 1, 2)]),
+            (Box((2,)), [(1, 1, 2)], [(2,)]),
+            (Box((2,)), [(1, 1, 3)], [(1, 1, 3)]),  # neither: as an original server would
+            (Spaces((Box((1, 1)), Box(()))), [(1, 1), ()], [(1, 1), ()]),
+            (Spaces((Box((1, 1)), Box(()))), [(1, 1, 1, 1), (1, 1)], [(1, 1), ()]),
+            ((Box((1, 1)), Box((1, 1))), [(1, 1), (1, 1)], [(1, 1), (1, 1)]),
+        ],
+    )
+    def test_the_action_space_tells_whose_dimensions_they_are(
+        self,
+        space: Any,
+        sent: list[tuple[int, ...]],
+        expected: list[tuple[int, ...]],
+        address: str,
+    ) -> None:
+        class Env(Image):
+            action_space = space
+
+        leaves = [wire.leaf(wire.UINT8, shape, bytes(int(np.prod(shape)))) for shape in sent]
+        with serving(Env, address), RawStream(address) as stream:
+            stream.read()
+            stream.send(wire.action(wire.vector(*leaves) if len(leaves) > 1 else leaves[0]))
+            assert stream.read() == SECOND_STEP
+        [action] = Image.received
+        received = action if isinstance(action, tuple) else (action,)
+        assert [leaf.shape for leaf in received] == expected
+
+    def test_the_first_action_of_a_stream_decides_for_all(self, address: str) -> None:
+        with serving(Image, address), RawStream(address) as stream:
+            stream.read()
+            for shape in [(2,), (1, 1)]:
+                stream.send(wire.action(wire.leaf(wire.UINT8, shape, bytes(np.prod(shape)))))
+                stream.read()
+        assert [action.shape for action in Image.received] == [(2,), (1, 1)]
+
     def test_it_reads_sizes_that_are_not_packed(self, address: str) -> None:
         unpacked = hex_bytes(
             """
-            12 12
-              0a 10
-                08 07
-                10 01 10 01    # NDArray.shape (2, varint), twice
-                1a 08 02 00 00 00 00 00 00 00
+            12 0d
+              0a 0b
+                08 02
+                10 01 10 03    # NDArray.shape (2, varint), twice
+                1a 03 04 05 06
             """
         )
         with serving(Image, address), RawStream(address) as stream:
             stream.read()
             stream.send(unpacked)
             assert stream.read() == SECOND_STEP
-        assert Image.received[0] == 2
+        assert Image.received[0].tolist() == [[4, 5, 6]]
 
     def test_array_comes_before_vector_and_vector_before_map(self, address: str) -> None:
-        array = hex_bytes("0a 09 08 01 12 02 01 01 1a 01 05")
+        array = hex_bytes("0a 05 08 01 1a 01 05")
         vector = b"\x12" + bytes([len(array)]) + array
-        mapping = hex_bytes("1a 10 0a 01 61 12 0b") + array
+        mapping = hex_bytes("1a 0c 0a 01 61 12 07") + array
         with serving(Image, address), RawStream(address) as stream:
             stream.read()
             for nest in (array + vector + mapping, vector + mapping, mapping):
@@ -336,8 +415,8 @@ def test_the_helper_that_other_tests_write_messages_with_writes_these() -> None:
     assert wire.step(observation, 1.5, False, 1, 1.5) == SECOND_STEP
     assert wire.step(IMAGE, 1.5, True, 2, 3.0) == LAST_STEP
     assert wire.discrete_action(2) == ACTION
-    number = wire.leaf(1, (1, 1), b"\x05")
-    half = wire.leaf(wire.FLOAT32, (1, 1, 1), hex_bytes("00 00 00 3f"))
+    number = wire.leaf(1, (), b"\x05")
+    half = wire.leaf(wire.FLOAT32, (1,), hex_bytes("00 00 00 3f"))
     assert wire.action(wire.mapping(a=wire.vector(number, wire.vector(half)))) == NESTED_ACTION
 
 
@@ -369,4 +448,6 @@ def test_the_proto_file_says_the_same(messages: Any) -> None:
     assert messages.Step.FromString(LAST_STEP).done is True
     nested = messages.Action.FromString(NESTED_ACTION).nest_action.map["a"]
     assert nested.vector[0].array.data == b"\5"
-    assert nested.vector[1].vector[0].array.shape == [1, 1, 1]
+    assert nested.vector[1].vector[0].array.shape == [1]
+    discrete = messages.Action.FromString(ACTION).nest_action.array
+    assert discrete.dtype == 7 and discrete.shape == [] and len(discrete.data) == 8

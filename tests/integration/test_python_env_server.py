@@ -116,12 +116,15 @@ def test_two_streams_play_different_games(example: Example) -> None:
     assert not torch.equal(one, other)
 
 
-def test_learners_of_the_original_play_against_it(example: Example) -> None:
+@pytest.mark.parametrize("shape", [(), (1, 1)], ids=["bare", "with time and batch"])
+def test_learners_of_the_original_play_against_it(
+    shape: tuple[int, ...], example: Example
+) -> None:
     with RawStream(example.address) as stream:
         dones = []
         for _ in range(2 * STEPS + 1):
             dones.append(b"\x18\x01" in stream.read())  # Step.done = true
-            stream.send(wire.discrete_action(1))
+            stream.send(wire.action(wire.leaf(wire.INT64, shape, b"\1" + bytes(7))))
         assert [i for i, done in enumerate(dones) if done] == [0, STEPS, 2 * STEPS]
         stream.read()
         stream.half_close()
@@ -132,10 +135,11 @@ def test_learners_of_the_original_play_against_it(example: Example) -> None:
     "nest",
     [
         b"",
-        wire.leaf(wire.FLOAT32, (1, 1), bytes(4)),
-        wire.leaf(wire.INT64, (1, 1), b"\7" + bytes(7)),
+        wire.leaf(wire.FLOAT32, (), bytes(4)),
+        wire.leaf(wire.INT64, (), b"\7" + bytes(7)),
+        wire.leaf(wire.INT64, (1,), bytes(8)),
     ],
-    ids=["nothing", "float", "no such action"],
+    ids=["nothing", "float", "no such action", "no such shape"],
 )
 def test_it_refuses_actions_that_make_no_sense(nest: bytes, example: Example) -> None:
     with RawStream(example.address) as stream:

@@ -94,11 +94,16 @@ class TestLearnersOfOurServer:
         assert self.answer(address, b"")[0] is grpc.StatusCode.INVALID_ARGUMENT
 
     @pytest.mark.parametrize("shape", [(), (1,), (2, 1), (1, 2), (0, 1)])
-    def test_an_action_of_another_shape_is_an_invalid_argument(
+    def test_an_action_that_loses_its_leading_dimensions_is_an_invalid_argument(
         self, shape: tuple[int, ...], address: str
     ) -> None:
-        data = bytes(int(np.prod(shape)))
-        code, details = self.answer(address, wire.action(wire.leaf(UINT8, shape, data)))
+        with RawStream(address) as stream:
+            stream.read()
+            stream.send(wire.action(wire.leaf(UINT8, (1, 1), bytes(1))))
+            stream.read()
+            data = bytes(int(np.prod(shape)))
+            stream.send(wire.action(wire.leaf(UINT8, shape, data)))
+            code, details = stream.end()
         assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert "must begin with [1, 1]" in details
 
