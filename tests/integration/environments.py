@@ -108,3 +108,11 @@ class Truncated(Plain):
     def step(self, action):
         observation, reward, over, _, info = super().step(action)
         return observation, reward, False, over, info
+
+
+class Mixed(Truncated):
+    """A dict of an image and a number, cut by a time limit."""
+
+    def observation(self):
+        image = np.full((2, 40, 40), self.episode_step, np.uint8)
+        return {"image": image, "number": np.float32(self.episode_step)}

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,39 +28,59 @@ SOON = 30.0
 class TestPolySource(SourceCompliance):
     @contextmanager
     def running(self, setup: Setup) -> Iterator[Running]:
-        with served(setup) as address:
-            fleet = ask_all([address], SOON)
-            assert fleet.action_space is not None
-            torch.manual_seed(0)
-            spaces = fleet.observation_space, fleet.action_space
-            agent = make_agent(setup.model, *spaces, fleet.frame_stack, setup.use_lstm)
-            weights = PublishedWeights(agent.model, setup.version)
-            config = PolySourceConfig(
-                batch_size=setup.batch_size,
-                unroll_length=setup.unroll_length,
-                num_inference_threads=setup.num_groups,
-                seed=setup.seed,
-            )
-            source = PolySource(
-                fleet, agent.model, agent.distribution, weights, torch.device("cpu"), config
-            )
-            supervisor = Supervisor()
-            source.start(supervisor)
-            try:
-                yield Running(source, agent, weights, supervisor)
-            finally:
-                supervisor.stop("the test ended")
-                assert supervisor.join(SOON) == []
+        num_envs = setup.num_envs // setup.num_groups
+        with (
+            served(
+                lambda: envs.make(setup.env_id, num_envs), described(setup, num_envs)
+            ) as address,
+            playing(address, setup) as running,
+        ):
+            yield running
 
 
 @contextmanager
-def served(setup: Setup) -> Iterator[str]:
+def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
+    """A source of a single environment, from a server that finds out itself what it serves."""
+    setup = Setup(env_id="", num_envs=1)
+    with served(env_class) as address, playing(address, setup) as running:
+        yield running
+
+
+@contextmanager
+def playing(address: str, setup: Setup) -> Iterator[Running]:
+    """A source of what is served there."""
+    fleet = ask_all([address], SOON)
+    assert fleet.action_space is not None
+    torch.manual_seed(0)
+    spaces = fleet.observation_space, fleet.action_space
+    agent = make_agent(setup.model, *spaces, fleet.frame_stack, setup.use_lstm)
+    weights = PublishedWeights(agent.model, setup.version)
+    config = PolySourceConfig(
+        batch_size=setup.batch_size,
+        unroll_length=setup.unroll_length,
+        num_inference_threads=setup.num_groups,
+        seed=setup.seed,
+    )
+    source = PolySource(
+        fleet, agent.model, agent.distribution, weights, torch.device("cpu"), config
+    )
+    supervisor = Supervisor()
+    source.start(supervisor)
+    try:
+        yield Running(source, agent, weights, supervisor)
+    finally:
+        supervisor.stop("the test ended")
+        assert supervisor.join(SOON) == []
+
+
+@contextmanager
+def served(
+    env_class: Callable[[], Any], description: dict[str, Any] | None = None
+) -> Iterator[str]:
     """The address of a server of these environments."""
-    num_envs = setup.num_envs // setup.num_groups
     with tempfile.TemporaryDirectory(prefix="tb") as folder:  # a short name: sockets need that
         address = f"unix:{Path(folder) / 'server'}"
-        description = described(setup, num_envs)
-        with serving(lambda: envs.make(setup.env_id, num_envs), address, description=description):
+        with serving(env_class, address, description=description):
             yield address
 
 

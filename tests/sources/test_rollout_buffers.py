@@ -23,9 +23,11 @@ T, E = 6, 4
 class Player:
     """An actor without a process: plays an environment into slots."""
 
-    def __init__(self, env: VecEnv, model: str = "mlp", num_slots: int = 3) -> None:
+    def __init__(
+        self, env: VecEnv, model: str = "mlp", num_slots: int = 3, use_lstm: bool = True
+    ) -> None:
         space = env.observation_space
-        self.agent: Agent = make_agent(model, space, env.action_space, env.frame_stack, True)
+        self.agent: Agent = make_agent(model, space, env.action_space, env.frame_stack, use_lstm)
         self.shape = self.agent, stacked_space(space, env.frame_stack), T
         self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots)
         state = self.agent.model.initial_state(env.num_envs)

@@ -76,13 +76,13 @@ class Rollout:
         def rows(leaf: Tensor) -> Tensor:
             return leaf[:, start:end]
 
-        parts = {f.name: map_leaves(rows, getattr(self, f.name)) for f in fields(self)}
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        final = parts.pop("final_observation")  # has no columns
+        parts = {name: map_leaves(rows, nest) for name, nest in parts.items()}
         # An LSTM takes no gaps in its state.
         parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
-        parts["final_observation"] = map_leaves(
-            lambda leaf: leaf[finals[start] : finals[end]], self.final_observation
-        )
-        return Rollout(**parts)
+        here = slice(finals[start], finals[end])
+        return Rollout(**parts, final_observation=map_leaves(lambda leaf: leaf[here], final))
 
     def truncations(self) -> tuple[Tensor, Tensor]:
         """Rows and columns [K] of the truncations in rows 1..T, by column, then row."""

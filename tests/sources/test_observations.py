@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Observations of every rank, dtype and nesting go through both sources and are learnt from.
+
+MonoBeast's half is played without processes, PolyBeast's with a server in a thread of this one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from assorted import BARE, NESTS, Assorted, assert_is_right
+from compliance.source import Setup, take
+from test_rollout_buffers import Player, columns_of
+
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.runtime.agent import Agent
+
+E = 4
+Observe = Callable[[int], Any]
+# "every_kind" has the other dtypes.
+PLAYED = NESTS | {name: observe for name, observe in BARE.items() if name.startswith("int16_")}
+
+
+def environments(observe: Observe, cuts: bool = True) -> SyncVecEnv:
+    return SyncVecEnv([lambda: Assorted(observe, cuts)] * E, "Assorted")
+
+
+@pytest.mark.parametrize("cuts", [True, False], ids=["cut", "uncut"])
+@pytest.mark.parametrize("name", PLAYED)
+def test_they_pass_through_monobeasts_memory_whole_and_in_parts(name: str, cuts: bool) -> None:
+    observe = (PLAYED)[name]
+    player = Player(environments(observe, cuts), model="source_models:CountingNet")
+    player.play(0)
+    player.play(1)
+    rollout = columns_of(player, E + 2, [(0, 0, E), (1, 1, 2)])
+    assert bool(rollout.truncated[1:].any()) == cuts
+    assert_is_right_in_parts(rollout, observe)
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_they_pass_through_polybeasts_core_whole_and_in_parts(name: str) -> None:
+    pytest.importorskip("libtorchbeast._C")
+    import test_poly
+
+    setup = Setup(env_id=f"assorted:{name}", num_envs=E, num_groups=2, batch_size=3)
+    with test_poly.TestPolySource().running(setup) as running:
+        rollouts = take(running, 4)
+    assert running.supervisor.failure is None
+    assert any(rollout.truncated[1:].any() for rollout in rollouts)
+    for rollout in rollouts:
+        assert_is_right_in_parts(rollout, (PLAYED)[name])
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_a_server_of_a_single_environment_sends_them_as_they_are(name: str) -> None:
+    """Its environment is stepped by the core itself."""
+    pytest.importorskip("libtorchbeast._C")
+    import test_poly
+
+    observe = PLAYED[name]
+    with test_poly.playing_with(lambda: Assorted(observe)) as running:
+        rollouts = take(running, 4)
+    assert running.supervisor.failure is None
+    for rollout in rollouts:
+        assert_is_right_in_parts(rollout, observe)
+
+
+def assert_is_right_in_parts(rollout: Rollout, observe: Observe) -> None:
+    for size in range(1, rollout.batch_size + 1):
+        parts = rollout.split(size)
+        assert sum(part.batch_size for part in parts) == rollout.batch_size
+        for part in parts:
+            assert_is_right(part, observe)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
+@pytest.mark.parametrize("name", NESTS | BARE)
+def test_they_are_acted_on_and_learnt_from_in_pieces_of_any_size(name: str, use_lstm: bool) -> None:
+    """The gradient of the pieces is that of the whole."""
+    observe = (NESTS | BARE)[name]
+    torch.manual_seed(0)
+    player = Player(environments(observe), model="auto", use_lstm=use_lstm)
+    player.play(0)
+    rollout = columns_of(player, E, [(0, 0, E)])
+    assert rollout.truncated[1:].any()
+    norms = [
+        _updated(player.agent, rollout, bytes_at_once=size, num_threads=threads)
+        for size, threads in ((None, 1), (1, 1), (1, 2))
+    ]
+    assert norms == pytest.approx(norms[:1] * 3, rel=1e-3)
+
+
+def _updated(agent: Agent, rollout: Rollout, **pieces: Any) -> float:
+    """The norm of the gradient of one update of a copy."""
+    model = copy.deepcopy(agent.model)
+    figures = Impala(model, agent.distribution, ImpalaConfig(**pieces)).update(rollout)
+    assert figures["total_loss"] == figures["total_loss"]
+    return figures["grad_norm"]
