@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AtariNet without a thought for speed, to compare learning curves: images lie channels first, and
-convolutions are nn.Conv2d.
+"""NormedAtariNet without a thought for speed, to compare learning curves: images lie channels
+first, and convolutions are nn.Conv2d.
 
 --model plain_net:PlainAtariNet. With --megabytes_at_once 0, --torch_threads 1 and --precision
 float32 one thread learns whole batches at once.
@@ -38,8 +38,8 @@ class PlainTorso(Torso):
 
 
 class PlainAtariNet(TorsoActorCritic):
-    """Feed-forward, for frames [channels, 84, 84]. Starts as AtariNet does: from a seed the same
-    weights.
+    """Feed-forward, for frames [channels, 84, 84]. Starts as NormedAtariNet does: from a seed the
+    same weights.
     """
 
     def __init__(

@@ -31,14 +31,6 @@ class TwoConvolutions(Torso):
         return F.relu_(self.conv2(x)).flatten(1)
 
 
-class ThreeConvolutions(ShallowTorso):
-    """Those of the shallow network, on images that are divided by 255 and no more."""
-
-    def forward(self, frames: Tensor) -> Tensor:
-        x = F.relu_(self.conv1(as_images(frames)))
-        return F.relu_(self.conv3(F.relu_(self.conv2(x)))).flatten(1)
-
-
 class SmallConvNet(TorsoActorCritic):
     """Two convolutions and a layer of 256; optional LSTM of 256, one layer."""
 
@@ -56,7 +48,7 @@ class ThreeConvNet(TorsoActorCritic):
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [ThreeConvolutions(leaf.shape) for leaf in flatten(observation_space)]
+        torsos = [ShallowTorso(leaf.shape) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=False)
         self._add_heads(make_lstm(self._core_input_size, 512) if use_lstm else None)
 

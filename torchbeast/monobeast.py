@@ -48,8 +48,8 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     with closing(make_environment(flags.environment.env_id, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
-    def agent() -> Agent:
-        return make_agent(flags.model.model, *spaces, flags.model.use_lstm)
+    def agent(model: str) -> Agent:
+        return make_agent(model, *spaces, flags.model.use_lstm)
 
     def weights(model: nn.Module, version: int) -> SharedWeights:
         return SharedWeights(model, version, ring_size(flags.actors.fixed_lag))
@@ -68,7 +68,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
     num_threads = learner_threads(flags.machine.num_learner_threads, learner.device)
     return MonoSourceConfig(
         env_id=flags.environment.env_id,
-        model=flags.model.model,
+        model=learner.agent.model_name,
         use_lstm=flags.model.use_lstm,
         precision=flags.precision(),
         num_actors=flags.actors.num_actors,

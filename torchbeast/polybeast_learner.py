@@ -64,9 +64,9 @@ def train(
     flags = resolved(flags, env_id)
     action_space = _action_space(fleet, num_actions)
 
-    def agent() -> Agent:
+    def agent(model: str) -> Agent:
         return make_agent(
-            flags.model.model,
+            model,
             fleet.observation_space,
             action_space,
             fleet.frame_stack,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain network of the benchmarks is AtariNet, only slower: what its curves stand for."""
+"""The plain network of the benchmarks is NormedAtariNet, only slower: what its curves stand for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from torchbeast.core.actors.actor_critic import ModelInputs
-from torchbeast.core.actors.networks import AtariNet
+from torchbeast.core.actors.networks import NormedAtariNet
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -23,7 +23,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     plain = importlib.import_module("plain_net").PlainAtariNet
     models = []
-    for make in (AtariNet, plain):
+    for make in (NormedAtariNet, plain):
         torch.manual_seed(1)
         models.append(make(FRAMES, ACTIONS, False))
     return models

@@ -85,6 +85,46 @@ def test_a_file_that_lacks_a_key_is_a_sentence(tmp_path: Path) -> None:
         checkpoints.load(tmp_path / "model.tar")
 
 
+def test_a_file_of_a_newer_format_is_a_sentence(tmp_path: Path) -> None:
+    saved = checkpoint_of(impala(agent().model)) | {"format": 2}
+    checkpoints.save(tmp_path / "model.tar", saved)
+    with pytest.raises(UsageError, match="has format 2, but this TorchBeast reads formats up to 1"):
+        checkpoints.load(tmp_path / "model.tar")
+
+
+ATARI, BOARD, VECTOR = (4, 84, 84), (10, 10, 4), (8,)
+
+
+@pytest.mark.parametrize(
+    ("model", "recorded", "expected"),
+    [
+        ("shallow", {"model": "shallow-norm"}, "shallow-norm"),
+        ("shallow", {"model": "shallow"}, "shallow-norm"),  # it standardised its images then
+        ("deep", {"model": "deep"}, "deep"),
+        ("deep", {"model": "my_nets:MyNet"}, "my_nets:MyNet"),
+        ("shallow", {}, "shallow"),  # the original MonoBeast
+        ("deep", {}, "deep"),  # the original PolyBeast
+        ("deep", {"model": "auto"}, "deep"),
+        ("small", {"model": "auto"}, "small"),
+        ("mlp", {"model": "auto"}, "mlp"),
+    ],
+)
+@pytest.mark.parametrize("leaves", ["one leaf", "two leaves"])
+def test_the_network_of_a_file_without_a_format_number_is_known(
+    model: str, recorded: dict[str, str], expected: str, leaves: str
+) -> None:
+    image = ArraySpec({"small": BOARD, "mlp": VECTOR}.get(model, ATARI), "uint8")
+    seen = image if leaves == "one leaf" else {"a": ArraySpec((3,), "float32"), "b": image}
+    weights = make_agent(model, seen, Discrete(3), 1, False).model.state_dict()
+    saved = {"model_state_dict": weights, "flags": recorded}
+    assert checkpoints.model_name(saved) == expected
+
+
+def test_the_format_number_says_that_the_network_is_named() -> None:
+    saved = {"format": 1, "model": "shallow", "flags": {"model": "auto"}, "model_state_dict": {}}
+    assert checkpoints.model_name(saved) == "shallow"
+
+
 @pytest.mark.parametrize("other", [{"size": 5}, {"use_lstm": True}], ids=["shape", "names"])
 def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
     tmp_path: Path, other: dict

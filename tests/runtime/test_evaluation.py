@@ -15,6 +15,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from nets_by_hand import deep_by_hand, shallow_by_hand
 
 from torchbeast import envs
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
@@ -293,6 +294,36 @@ def test_published_weights_of_pong_fit_the_network_that_is_made_for_them() -> No
     with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
         agent = testing._agent(saved, env, Path("model.tar"))
     assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize(
+    ("model", "by_hand"), [("shallow", shallow_by_hand), ("deep", deep_by_hand)]
+)
+def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
+    tmp_path: Path, model: str, by_hand: Any, use_lstm: bool
+) -> None:
+    run = save_original(tmp_path, model, use_lstm)
+    players: list[Agent] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            testing, "play", lambda _, agent, *a, **k: players.append(agent) or Episodes([0], [1])
+        )
+        assert run_test(run) == 0
+    weights = torch.load(run.folder / "model.tar")["model_state_dict"]
+    inputs = ModelInputs(
+        torch.randint(256, (3, 2, 4, 84, 84), dtype=torch.uint8),
+        torch.tensor([[0.0, 0.3], [7.0, -7.0], [-0.3, 1.0]]),
+        torch.tensor([[True, True], [False, False], [False, True]]),
+        torch.randint(6, (3, 2)),
+    )
+    (player,) = players
+    with torch.no_grad():
+        output = player.model(inputs, player.model.initial_state(2))
+    logits, baseline = by_hand(weights, inputs)
+    torch.testing.assert_close(output.policy_logits, logits)
+    torch.testing.assert_close(output.baseline, baseline)
+    assert torch.equal(output.policy_logits.argmax(-1), logits.argmax(-1))
 
 
 def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:

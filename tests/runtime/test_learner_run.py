@@ -17,11 +17,12 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.errors import RunError
+from torchbeast.runtime.errors import RunError, UsageError
 from torchbeast.runtime.flags import (
     ActorFlags,
     LearningFlags,
     MachineFlags,
+    ModelFlags,
     MonoBeastFlags,
     OptimiserFlags,
     PolyBeastFlags,
@@ -48,8 +49,8 @@ class EndingSource(ListSource):
         self._supervisor.stop("there are no more batches")
 
 
-def agent() -> Agent:
-    return make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
+def agent(model: str = "mlp") -> Agent:
+    return make_agent(model, ArraySpec((4,), "float32"), Discrete(3), 1, False)
 
 
 def train(
@@ -111,6 +112,43 @@ def test_resuming_with_other_settings_says_which(
         "Warning: the run goes on with other settings than before: "
         "--batch_size 8 -> 16, --learning_rate 0.00048 -> 0.1\n"
     )
+
+
+def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
+    train(tmp_path, GOOD)
+    with pytest.raises(RunError):
+        train(tmp_path, GOOD, BAD)
+    for name in ("model.tar", "last_good.tar"):
+        saved = checkpoints.load(tmp_path / "run" / name)
+        assert (saved["format"], saved["model"], saved["flags"]["model"]) == (1, "mlp", "auto")
+
+
+def with_model(name: str) -> dict[str, Any]:
+    return {"groups": {"model": ModelFlags(model=name)}}
+
+
+def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_path: Path) -> None:
+    train(tmp_path, GOOD, **with_model("shallow-norm"))
+    with pytest.raises(UsageError, match="learns with --model shallow-norm, not shallow: give"):
+        train(tmp_path, GOOD, **with_model("shallow"))
+    train(tmp_path, GOOD, **with_model("auto"))
+    saved = checkpoints.load(tmp_path / "run" / "model.tar")
+    assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
+
+
+@pytest.mark.parametrize("now", ["shallow", "shallow-norm", "auto"])
+def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallow(
+    tmp_path: Path, now: str
+) -> None:
+    train(tmp_path, GOOD, **with_model("shallow-norm"))
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    del saved["format"], saved["model"]
+    saved["flags"]["model"] = "shallow"
+    checkpoints.save(path, saved)
+    train(tmp_path, GOOD, **with_model(now))
+    saved = checkpoints.load(path)
+    assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
 
 
 def test_settings_that_another_program_did_not_record_are_not_compared() -> None:

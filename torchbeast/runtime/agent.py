@@ -24,6 +24,7 @@ class Agent(NamedTuple):
     model: ActorCritic
     distribution: ActionDistribution
     observation_bytes: int = 0  # of one environment, stacks included
+    model_name: str = ""  # what --model names, auto resolved
 
 
 def make_agent(
@@ -44,7 +45,7 @@ def make_agent(
         model = make_model(name, seen, action_space, use_lstm)
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
-    return Agent(model, distribution, sum(_num_bytes(spec) for spec in flatten(seen)))
+    return Agent(model, distribution, sum(_num_bytes(spec) for spec in flatten(seen)), name)
 
 
 def _num_bytes(spec: ArraySpec) -> int:

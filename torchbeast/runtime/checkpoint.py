@@ -4,6 +4,8 @@
 model_state_dict  optimizer_state_dict  scheduler_state_dict   what is learnt and how
 stats                                                          step and other counts
 flags                                                          every flag of the run
+format                                                         FORMAT of the program that wrote it
+model                                                          the network's name, never auto
 rng                                                            torch's generators
 """
 
@@ -11,7 +13,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,8 @@ from torchbeast.core.algos.base import check_fits
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.run_folder import write_atomically
 
+# 1: with the network's name. Earlier files, and those of the original TorchBeast, have no number.
+FORMAT = 1
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
 
@@ -48,7 +53,41 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
         raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+    if found.get("format", FORMAT) > FORMAT:
+        raise UsageError(
+            f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
+            f"{FORMAT}: use the newer TorchBeast that wrote it"
+        )
     return found
+
+
+def model_name(checkpoint: Mapping[str, Any]) -> str:
+    """The network that a checkpoint's weights are of, by the name it has today; "auto" where
+    nothing tells.
+
+    Before there was a format number, `shallow` standardised its images. The original TorchBeast
+    records no network at all.
+    """
+    if "format" in checkpoint:
+        return str(checkpoint["model"])
+    recorded = str(checkpoint["flags"].get("model", "auto"))
+    if recorded == "auto":
+        return _model_of_weights(checkpoint["model_state_dict"])
+    return {"shallow": "shallow-norm"}.get(recorded, recorded)
+
+
+def _model_of_weights(weights: Iterable[str]) -> str:
+    """The network by the names of its weights, if one of those that had no name with them: `deep`,
+    `small` and `mlp` by auto, the original's AtariNet and ResNet.
+    """
+    names = {
+        "conv1.weight": "shallow",
+        "feat_convs.0.0.weight": "deep",
+        "conv.weight": "small",
+        "linear.weight": "mlp",
+    }
+    ends = [re.sub(r"^torsos\.\d+\.", "", name) for name in weights]
+    return next((model for name, model in names.items() if name in ends), "auto")
 
 
 def _load(path: Path) -> Any:

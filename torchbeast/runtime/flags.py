@@ -129,8 +129,10 @@ class ModelFlags:
     """The network."""
 
     model: str = "auto"
-    """deep (IMPALA ResNet), shallow (AtariNet, 3x faster), small (one convolution), mlp,
-    my_module:MyNet; auto: deep for images, small below 36 pixels, mlp for vectors."""
+    """deep (IMPALA ResNet), shallow (the original's AtariNet, 3x faster), shallow-norm (AtariNet
+    with standardised images and an orthogonal start: learns Pong in fewer steps), small (one
+    convolution), mlp, my_module:MyNet; auto: deep for images, small below 36 pixels, mlp for
+    vectors."""
     use_lstm: bool = False
     """Give the network a recurrent memory. Costs speed;
     needed where one observation does not tell the state."""

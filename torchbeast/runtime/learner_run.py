@@ -108,23 +108,29 @@ class LearnerRun:
         self._session = session
         self._saved = self._load()
         self._recorded = {**flatten(flags), "env": env_id, "seed": self._seed()}
+        self._labels = {"format": checkpoints.FORMAT, "flags": self._recorded}
         session.folder.update(args=self._recorded)
         torch.manual_seed(self._recorded["seed"])
 
     def train(
         self,
-        make_agent: Callable[[], Agent],
+        make_agent: Callable[[str], Agent],
         make_weights: Callable[[nn.Module, int], Weights],
         make_source: Callable[[Learner[Weights]], StartableSource],
     ) -> None:
-        """Learns until the end, whatever ends it, and says what came of it."""
+        """Learns until the end, whatever ends it, and says what came of it.
+
+        make_agent: called with the name of the model.
+        """
         compute = choose(self._flags)
         print(compute, flush=True)
         print(sentence(self._flags.learning.reward_clipping), flush=True)
         if compute.device.type == "cpu":
             keep_freed_memory()
         torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
-        agent, device = make_agent(), compute.device
+        agent, device = make_agent(self._model_name()), compute.device
+        self._check_same_model(agent.model_name)
+        self._labels["model"] = agent.model_name
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
         if self._flags.machine.compile:
@@ -251,7 +257,7 @@ class LearnerRun:
             return
         path = self._session.folder.checkpoint
         try:
-            checkpoints.save(path, training.checkpoint(self._recorded))
+            checkpoints.save(path, training.checkpoint(self._labels))
         except OSError as error:
             raise CheckpointNotWritten(
                 f"no checkpoint was written to {path} ({error.strerror or error}), the one before "
@@ -260,7 +266,7 @@ class LearnerRun:
 
     def _keep_last_good(self, state: dict[str, Any]) -> Path:
         path = self._session.folder.path / "last_good.tar"
-        checkpoints.save(path, {**state, "flags": self._recorded})
+        checkpoints.save(path, {**state, **self._labels})
         return path
 
     def _load(self) -> dict[str, Any] | None:
@@ -288,6 +294,24 @@ class LearnerRun:
             _log.warning("the run goes on with other settings than before: %s", ", ".join(changed))
         return progress
 
+    def _model_name(self) -> str:
+        """The flag's; that of the run that is resumed where the flag leaves it open, or is what it
+        was then.
+        """
+        asked = self._flags.model.model
+        if self._saved is None or asked not in ("auto", self._saved["flags"].get("model")):
+            return asked
+        return checkpoints.model_name(self._saved)
+
+    def _check_same_model(self, now: str) -> None:
+        """Weights of one network may fit another that computes something else."""
+        before = now if self._saved is None else checkpoints.model_name(self._saved)
+        if now != before != "auto":
+            raise UsageError(
+                f"the run {self._flags.run.xpid} learns with --model {before}, not {now}: "
+                f"give --model {before}, or another --xpid"
+            )
+
     def _check_same_environment(self, saved: dict[str, Any]) -> None:
         before, now = saved.get("env"), self._recorded["env"]
         if before is not None and before != now:
@@ -313,9 +337,10 @@ class LearnerRun:
 
 def changed_settings(saved: Mapping[str, Any], flags: LearnerGroups) -> list[str]:
     """What decides how a run learns and differs from before, as `--flag old -> new`. What an
-    earlier run did not record, such as one of another program, is left out.
+    earlier run did not record, such as one of another program, is left out, and so is the model,
+    which cannot change.
     """
-    now = flatten(flags.model) | flatten(flags.learning) | flatten(flags.optimiser)
+    now = {"use_lstm": flags.model.use_lstm} | flatten(flags.learning) | flatten(flags.optimiser)
     if isinstance(flags, MonoBeastFlags):
         now["fixed_lag"] = flags.actors.fixed_lag
     return [

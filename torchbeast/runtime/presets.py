@@ -117,10 +117,10 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "pong": Preset(
-        "Pong with the shallow network, in few steps: an hour on two cores.",
+        "Pong with the shallow-norm network, in few steps: an hour on two cores.",
         {
             **_ATARI,
-            "model": "shallow",
+            "model": "shallow-norm",
             "batch_size": 8,
             "learning_rate": 0.0004,
             "warmup_steps": 20_000,

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`--mode test` and `test_render` of every program: plays with the checkpoint of a run.
 
-Checkpoints of the original TorchBeast are played too. They do not name their network: its weights
-do.
+Checkpoints of the original TorchBeast are played too.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ def _fitting(trained_on: str | None, played: str | None) -> Iterator[None]:
 def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
     flags, weights = saved["flags"], saved["model_state_dict"]
     agent = make_agent(
-        flags.get("model") or _original_model(weights),
+        checkpoints.model_name(saved),
         env.observation_space,
         env.action_space,
         env.frame_stack,
@@ -106,9 +105,3 @@ def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
     checkpoints.load_model(agent.model, saved, path)
     agent.model.eval()
     return agent
-
-
-def _original_model(weights: Container[str]) -> str:
-    """The network by the names of its weights."""
-    names = {"conv1.weight": "shallow", "feat_convs.0.0.weight": "deep"}
-    return next((model for name, model in names.items() if name in weights), "auto")

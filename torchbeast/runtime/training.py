@@ -14,7 +14,7 @@ import copy
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,13 +174,16 @@ class Training:
         seconds = self._parts.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds)
 
-    def checkpoint(self, flags: dict[str, Any]) -> dict[str, Any]:
-        """A copy of everything that a resumed run needs, all of one moment between two updates."""
+    def checkpoint(self, labels: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of everything that a resumed run needs, all of one moment between two updates.
+
+        labels: what does not change while the run learns, such as its flags.
+        """
         with self._between_updates():
-            return {**copy.deepcopy(self._state()), "flags": flags}
+            return {**copy.deepcopy(self._state()), **labels}
 
     def _state(self) -> dict[str, Any]:
-        """All but the flags; the tensors are the live ones."""
+        """All but the labels; the tensors are the live ones."""
         return {
             **self._parts.algo.state_dict(),
             "stats": self.progress.state_dict(),

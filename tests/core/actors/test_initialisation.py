@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""AtariNet starts so that it sees what moves and prefers no action."""
+"""NormedAtariNet starts so that it sees what moves and prefers no action."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.actor_critic import ModelInputs
-from torchbeast.core.actors.networks import AtariNet
+from torchbeast.core.actors.networks import NormedAtariNet
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
 ACTIONS = 6
 GAINS = {"policy": 0.01, "baseline": 1.0}
 
 
-def net(use_lstm: bool = False) -> AtariNet:
-    return AtariNet(ArraySpec((4, 84, 84), "uint8"), Discrete(ACTIONS), use_lstm)
+def net(use_lstm: bool = False) -> NormedAtariNet:
+    return NormedAtariNet(ArraySpec((4, 84, 84), "uint8"), Discrete(ACTIONS), use_lstm)
 
 
 def inputs(frames: Tensor) -> ModelInputs:
@@ -55,7 +55,7 @@ def test_at_the_start_every_action_is_about_as_likely() -> None:
     torch.testing.assert_close(chances, torch.full_like(chances, 1 / ACTIONS), rtol=0.1, atol=0)
 
 
-def distance(model: AtariNet) -> float:
+def distance(model: NormedAtariNet) -> float:
     """Between the features of the two frames."""
     with torch.no_grad():
         here, there = model._features(inputs(two_balls()))[0]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from nets_by_hand import deep_by_hand, shallow_by_hand, shallow_norm_by_hand
 from torch import Tensor
-from torch.nn import functional as F
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, SmallNet
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet, SmallNet
 from torchbeast.core.actors.policy import act
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import (
@@ -27,7 +27,7 @@ from torchbeast.core.nest_py import flatten, map_leaves
 
 T, B, ACTIONS = 4, 3, 6
 ATARI = ArraySpec((4, 84, 84), "uint8")
-NETS = [DeepNet, AtariNet, MLPNet, SmallNet]
+NETS = [DeepNet, AtariNet, NormedAtariNet, MLPNet, SmallNet]
 
 
 def random_leaf(spec: ArraySpec, steps: int = T) -> Tensor:
@@ -71,8 +71,11 @@ def lstm_shapes(size: int, hidden: int, layers: int) -> dict[str, tuple[int, ...
     return named
 
 
+@pytest.mark.parametrize("net", [AtariNet, NormedAtariNet])
 @pytest.mark.parametrize("use_lstm", [False, True])
-def test_the_shallow_net_has_the_names_and_shapes_of_published_checkpoints(use_lstm: bool) -> None:
+def test_the_shallow_nets_have_the_names_and_shapes_of_published_checkpoints(
+    net: Any, use_lstm: bool
+) -> None:
     core = 512 + 1 + ACTIONS
     expected = with_biases(
         {
@@ -86,7 +89,7 @@ def test_the_shallow_net_has_the_names_and_shapes_of_published_checkpoints(use_l
     )
     if use_lstm:
         expected |= lstm_shapes(core, core, layers=2)
-    assert shapes(AtariNet(ATARI, Discrete(ACTIONS), use_lstm)) == expected
+    assert shapes(net(ATARI, Discrete(ACTIONS), use_lstm)) == expected
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])
@@ -118,34 +121,11 @@ def test_weights_come_in_the_original_order(net: Any, first: str, last: str) -> 
     assert list(dict.fromkeys(groups))[-4:] == ["fc", "core", "policy", "baseline"]
 
 
-def shallow_by_hand(w: dict[str, Tensor], inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-    x = inputs.observation.flatten(0, 1).float()
-    variances, means = torch.var_mean(x, (1, 2, 3), correction=0, keepdim=True)
-    x = (x - means) / (variances + 1.0).sqrt()
-    for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
-        x = F.relu(F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], stride))
-    x = F.relu(F.linear(x.flatten(1), w["fc.weight"], w["fc.bias"])).view(T, B, -1)
-    one_hot = F.one_hot(inputs.last_action, ACTIONS).float()
-    x = torch.cat([x, inputs.reward.clamp(-1, 1).unsqueeze(-1), one_hot], -1)
-    return heads_by_hand(w, x)
-
-
-def deep_by_hand(w: dict[str, Tensor], inputs: ModelInputs) -> tuple[Tensor, Tensor]:
-    def conv(x: Tensor, name: str) -> Tensor:
-        return F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], padding=1)
-
-    x = inputs.observation.flatten(0, 1).float() / 255.0
-    for i in range(3):
-        x = F.max_pool2d(conv(x, f"feat_convs.{i}.0"), 3, 2, padding=1)
-        for block in ("resnet1", "resnet2"):
-            x = x + conv(F.relu(conv(F.relu(x), f"{block}.{i}.1")), f"{block}.{i}.3")
-    x = F.relu(F.linear(F.relu(x).flatten(1), w["fc.weight"], w["fc.bias"])).view(T, B, -1)
-    return heads_by_hand(w, torch.cat([x, inputs.reward.clamp(-1, 1).unsqueeze(-1)], -1))
-
-
-def heads_by_hand(w: dict[str, Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    logits = F.linear(x, w["policy.weight"], w["policy.bias"])
-    return logits, F.linear(x, w["baseline.weight"], w["baseline.bias"]).squeeze(-1)
+BY_HAND: list[Any] = [
+    (AtariNet, shallow_by_hand),
+    (NormedAtariNet, shallow_norm_by_hand),
+    (DeepNet, deep_by_hand),
+]
 
 
 def test_the_small_net_is_one_convolution_and_a_layer_of_128() -> None:
@@ -156,10 +136,15 @@ def test_the_small_net_is_one_convolution_and_a_layer_of_128() -> None:
     assert shapes(SmallNet(board, Discrete(ACTIONS), False)) == with_biases(weights | heads)
 
 
-@pytest.mark.parametrize(("net", "by_hand"), [(AtariNet, shallow_by_hand), (DeepNet, deep_by_hand)])
-def test_the_original_nets_compute_what_their_description_says(net: Any, by_hand: Any) -> None:
-    model, inputs = net(ATARI, Discrete(ACTIONS), False), random_inputs(ATARI)
-    output = model(inputs, ())
+@pytest.mark.parametrize(("net", "by_hand"), BY_HAND)
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_the_atari_nets_compute_what_their_description_says(
+    net: Any, by_hand: Any, use_lstm: bool
+) -> None:
+    model, inputs = net(ATARI, Discrete(ACTIONS), use_lstm), random_inputs(ATARI)
+    assert inputs.reward.abs().max() > 1, "nothing to clamp"
+    assert inputs.done[1:].any(), "no state to forget"
+    output = model(inputs, model.initial_state(B))
     logits, baseline = by_hand(model.state_dict(), inputs)
     torch.testing.assert_close(output.policy_logits, logits)
     torch.testing.assert_close(output.baseline, baseline)
@@ -178,7 +163,26 @@ def mixture_gradients(w: dict[str, Tensor], logits: Tensor, baseline: Tensor) ->
     return dict(zip(w, torch.autograd.grad(mixture, list(w.values())), strict=True))
 
 
-@pytest.mark.parametrize(("net", "by_hand"), [(AtariNet, shallow_by_hand), (DeepNet, deep_by_hand)])
+def test_the_shallow_net_starts_as_pytorch_starts_its_layers_in_turn() -> None:
+    torch.manual_seed(7)
+    core = 512 + 1 + ACTIONS
+    layers = [
+        torch.nn.Conv2d(4, 32, 8, 4),
+        torch.nn.Conv2d(32, 64, 4, 2),
+        torch.nn.Conv2d(64, 64, 3, 1),
+        torch.nn.Linear(3136, 512),
+        torch.nn.LSTM(core, core, 2),
+        torch.nn.Linear(core, ACTIONS),
+        torch.nn.Linear(core, 1),
+    ]
+    expected = [tensor for layer in layers for tensor in layer.state_dict().values()]
+    torch.manual_seed(7)
+    started = AtariNet(ATARI, Discrete(ACTIONS), True).state_dict().values()
+    assert len(expected) == len(started)
+    assert all(torch.equal(a, b) for a, b in zip(started, expected, strict=True))
+
+
+@pytest.mark.parametrize(("net", "by_hand"), BY_HAND)
 def test_gradients_equal_those_with_channels_first_in_memory(net: Any, by_hand: Any) -> None:
     model, inputs = net(ATARI, Discrete(ACTIONS), False), random_inputs(ATARI)
     assert inputs.observation.is_contiguous()
@@ -261,16 +265,16 @@ def test_bytes_are_divided_by_255_and_floats_are_not(net: Any) -> None:
     assert not torch.allclose(model(inputs, ()).baseline, model(undivided, ()).baseline)
 
 
-def test_the_shallow_net_sees_the_same_in_a_dim_image_and_a_bright_one() -> None:
-    model, inputs = AtariNet(ATARI, Discrete(ACTIONS), False), random_inputs(ATARI)
+def test_the_shallow_norm_net_sees_the_same_in_a_dim_image_and_a_bright_one() -> None:
+    model, inputs = NormedAtariNet(ATARI, Discrete(ACTIONS), False), random_inputs(ATARI)
     dim = inputs._replace(observation=inputs.observation // 2)
     bright = inputs._replace(observation=dim.observation + 100)
     torch.testing.assert_close(model(bright, ()), model(dim, ()))
 
 
 @pytest.mark.parametrize("level", [0, 87, 255])
-def test_a_plain_field_pulls_at_no_filter_of_the_shallow_net(level: int) -> None:
-    model = AtariNet(ATARI, Discrete(ACTIONS), False)
+def test_a_plain_field_pulls_at_no_filter_of_the_shallow_norm_net(level: int) -> None:
+    model = NormedAtariNet(ATARI, Discrete(ACTIONS), False)
     inputs = random_inputs(ATARI)
     plain = inputs._replace(observation=torch.full_like(inputs.observation, level))
     model(plain, ()).baseline.sum().backward()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
+from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
@@ -64,7 +64,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_built_in_names_give_their_nets() -> None:
-    nets = {"deep": DeepNet, "shallow": AtariNet, "mlp": MLPNet}
+    nets = {"deep": DeepNet, "shallow": AtariNet, "shallow-norm": NormedAtariNet, "mlp": MLPNet}
     for name, net in nets.items():
         assert type(make_model(name, OBSERVATION, ACTIONS, False)) is net
 
@@ -105,7 +105,10 @@ def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("depe", "no model 'depe': use deep, shallow, small, mlp, or my_module:MyNet"),
+        (
+            "depe",
+            "no model 'depe': use deep, shallow, shallow-norm, small, mlp, or my_module:MyNet",
+        ),
         ("no_such_module_at_all:Net", "cannot import the model 'no_such_module_at_all:Net'"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks by name: deep (IMPALA's ResNet), shallow (AtariNet), small and mlp.
+"""The networks by name: deep (IMPALA's ResNet), shallow (AtariNet), shallow-norm, small and mlp.
 
     leaf -> torso ┐
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
@@ -25,6 +25,7 @@ from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
     SMALL_MINIMUM,
     DeepTorso,
+    NormedShallowTorso,
     ShallowTorso,
     SmallTorso,
     Torso,
@@ -118,14 +119,29 @@ class DeepNet(TorsoActorCritic):
 
 
 class AtariNet(TorsoActorCritic):
-    """Three convolutions of standardised images; optional LSTM as wide as its input, two layers.
-    Starts orthogonal.
+    """The original TorchBeast's network for Atari: three convolutions; optional LSTM as wide as its
+    input, two layers. Every layer starts as PyTorch starts it.
+
+    The name stands for exactly this computation, so that
+    the original's checkpoints play.
     """
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [_shallow_torso(leaf) for leaf in flatten(observation_space)]
+        torsos = [_shallow_torso(leaf, ShallowTorso) for leaf in flatten(observation_space)]
+        super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
+        size = self._core_input_size
+        self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
+
+
+class NormedAtariNet(TorsoActorCritic):
+    """AtariNet of standardised images, started orthogonal: learns Pong in fewer steps."""
+
+    def __init__(
+        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    ) -> None:
+        torsos = [_shallow_torso(leaf, NormedShallowTorso) for leaf in flatten(observation_space)]
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
@@ -160,9 +176,9 @@ def _deep_torso(leaf: ArraySpec) -> Torso:
     return DeepTorso(leaf.shape) if is_image(leaf.shape) else VectorTorso(leaf.shape, _VECTOR_SIZE)
 
 
-def _shallow_torso(leaf: ArraySpec) -> Torso:
+def _shallow_torso(leaf: ArraySpec, over_images: type[ShallowTorso]) -> Torso:
     if is_image(leaf.shape, SHALLOW_MINIMUM):
-        return ShallowTorso(leaf.shape)
+        return over_images(leaf.shape)
     return VectorTorso(leaf.shape, _VECTOR_SIZE)
 
 

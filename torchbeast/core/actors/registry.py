@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, SmallNet
+from torchbeast.core.actors.networks import (
+    AtariNet,
+    DeepNet,
+    MLPNet,
+    NormedAtariNet,
+    SmallNet,
+)
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
@@ -21,6 +27,7 @@ ModelFactory = Callable[[ObservationSpace, ActionSpace, bool], ActorCritic]
 MODELS: dict[str, ModelFactory] = {
     "deep": DeepNet,
     "shallow": AtariNet,
+    "shallow-norm": NormedAtariNet,
     "small": SmallNet,
     "mlp": MLPNet,
 }

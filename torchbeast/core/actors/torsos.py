@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Torsos: from one leaf of an observation, frames [N, *shape], to features [N, num_features].
 
-uint8 is divided by 255, every other dtype taken as it is, in float32; ShallowTorso standardises its
-images instead. Leaves of two dimensions are images of one channel, leaves of three images whose
-channels come first, or last where that dimension is smaller than both others.
+uint8 is divided by 255, every other dtype taken as it is, in float32; NormedShallowTorso
+standardises its images instead. Leaves of two dimensions are images of one channel, leaves of three
+images whose channels come first, or last where that dimension is smaller than both others.
 
 In memory the channels of an image come last, whatever the shape says: convolutions of few channels
 learn twice as fast so. Weights and features are ordered as ever.
@@ -49,7 +49,7 @@ class VectorTorso(Torso):
 
 
 class ShallowTorso(Torso):
-    """Three convolutions of standardised images: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1."""
+    """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1, ReLU after each."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -60,10 +60,21 @@ class ShallowTorso(Torso):
         self.num_features = _count_features(self, shape)
 
     def forward(self, frames: Tensor) -> Tensor:
-        x = as_standard_images(frames)
+        x = self._as_input(frames)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.relu_(conv(x))
         return x.flatten(1)
+
+    def _as_input(self, frames: Tensor) -> Tensor:
+        """[N, *shape] as float32 [N, channels, height, width]."""
+        return as_images(frames)
+
+
+class NormedShallowTorso(ShallowTorso):
+    """ShallowTorso over standardised images."""
+
+    def _as_input(self, frames: Tensor) -> Tensor:
+        return as_standard_images(frames)
 
 
 class SmallTorso(Torso):
