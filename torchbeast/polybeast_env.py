@@ -6,6 +6,7 @@ python -m torchbeast.polybeast_env --num_servers 10
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from torchbeast.runtime.env_plan import spread
 from torchbeast.runtime.env_servers import EnvServers
 from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
 from torchbeast.runtime.flags import PolyBeastEnvFlags
+from torchbeast.runtime.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.runtime.session import raise_failure
 from torchbeast.runtime.supervisor import Supervisor
 
@@ -29,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: PolyBeastEnvFlags) -> int:
-    """Serves until Ctrl-C, SIGTERM or the death of a server."""
+    """Serves until Ctrl-C, SIGTERM, or a failure that replacing a server does not mend."""
+    logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     count = flags.servers.num_servers
     plans = spread(flags.servers.num_actors or count, count)
     addresses = server_addresses(flags.servers.pipes_basename or user_basename(), count)

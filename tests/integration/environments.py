@@ -87,6 +87,16 @@ class Exits(Plain):
         return super().observation()
 
 
+class ExitsAtOnce(Plain):
+    """Its process ends before it has served anything."""
+
+    def __init__(self):
+        import os
+
+        print("no cartridge in the emulator", flush=True)
+        os._exit(3)
+
+
 class NeverWithTorch(Plain):
     """Fails when anything in its process has imported torch."""
 

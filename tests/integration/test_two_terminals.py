@@ -5,7 +5,12 @@ from __future__ import annotations
 
 import signal
 
+from background import wait_for
 from programs import Workshop
+
+from torchbeast.runtime.log_files import read_logs
+
+LEARNING = r"steps ([1-9][\d,]*) of "
 
 SMALL = [
     "--batch_size",
@@ -93,10 +98,45 @@ def test_an_address_in_use_is_a_sentence_and_the_first_server_goes_on(workshop: 
     assert code == 0, said
 
 
-def test_a_server_that_dies_ends_its_program_with_its_name(workshop: Workshop) -> None:
+def test_a_server_that_dies_is_replaced_and_the_learner_goes_on(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "4")
+    servers.wait_for("Serving")
+    args = [*SMALL, "--num_actors", "4", "--total_steps", str(10**8)]
+    learner = workshop.start("polybeast_learner", *args)
+    learner.wait_for(LEARNING)
+    first, second, third, last = workshop.servers()
+    second.kill()
+    servers.wait_for(
+        r"Warning: environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL; "
+        "another takes its place"
+    )
+    wait_for(lambda: last_row(workshop) == {"live_streams": 4, "lost_streams": 1})
+    found = workshop.servers()
+    assert len(found) == 4 and all(server in found for server in (first, third, last))
+    learner.send(signal.SIGINT)
+    assert learner.end() == 0, learner.said
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=20) == 0, servers.said
+    workshop.assert_nothing_is_left()
+
+
+def last_row(workshop: Workshop) -> dict[str, float]:
+    """The streams as the learner's last update has seen them."""
+    row = list(read_logs(workshop.run_folder("a")))[-1]
+    return {name: row[name] for name in ("live_streams", "lost_streams")}
+
+
+def test_a_server_that_dies_again_and_again_ends_its_program(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving")
+    for _ in range(4):
+        pid = workshop.servers()[0].pid
+        workshop.servers()[0].kill()
+        servers.wait_for("another takes its place")
+        wait_for(lambda: len(workshop.servers()) == 2 and workshop.servers()[0].pid != pid)
     workshop.servers()[0].kill()
-    assert servers.end(timeout=20) == 1
-    assert "environment server 0" in servers.said and "SIGKILL" in servers.said
+    assert servers.end(timeout=30) == 1
+    assert "environment server 0 at unix:" in servers.said and "SIGKILL" in servers.said
+    assert "5 processes died in its place within" in servers.said
+    assert "Traceback" not in servers.said
     workshop.assert_nothing_is_left()

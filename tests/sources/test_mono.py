@@ -131,7 +131,7 @@ def test_it_is_replaced_where_another_has_worked(
 
 
 def test_an_actor_that_dies_again_and_again_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchbeast.sources.mono._MOST_DEATHS", 2)
+    monkeypatch.setattr("torchbeast.runtime.child_process._MOST_DEATHS", 2)
     with running_mono(Setup(env_id="source_envs:CrashesLater")) as running:
         rollouts = sum(1 for _ in running.source.batches())
     assert 1 <= rollouts <= 2 * 4

@@ -33,6 +33,8 @@ _log = logging.getLogger("torchbeast.children")
 _STDERR_LINES = 20
 _GRACE_S = 5.0  # from closing a child's stdin to SIGTERM
 _KILL_S = 2.0  # from SIGTERM to SIGKILL
+_MOST_DEATHS = 5  # of a child and of those in its place, within ...
+_DEATHS_S = 600.0  # ... this time: another one would die too
 
 Report = dict[str, Any]
 
@@ -165,6 +167,22 @@ class ChildProcess:
 
 class ProcessDied(RunError):
     """A child ended without a word: killed, or crashed in code that is not Python."""
+
+
+class Deaths:
+    """Deaths of one child and of those that took its place. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
+
+    def too_many(self, error: Exception) -> ProcessDied | None:
+        """Counts a death; the failure that says so when one more child would die too."""
+        self._times.append(time.monotonic())
+        seconds = self._times[-1] - self._times[0]
+        if len(self._times) < _MOST_DEATHS or seconds >= _DEATHS_S:
+            return None
+        many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
+        return ProcessDied(f"{many}. The last one: {error}")
 
 
 def end_all(children: Iterable[ChildProcess]) -> None:

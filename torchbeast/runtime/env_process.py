@@ -32,15 +32,15 @@ def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env_id"]`; the exit code."""
     report = take_stdout()
     serving: list[Any] = []
-    stopped = threading.Event()
-    _thread(lambda: _end_with_stdin(serving, stopped, arguments))
+    served, stopped = threading.Event(), threading.Event()
+    _thread(lambda: _end_with_stdin(serving, served, stopped, arguments))
     try:
         server = _make_server(arguments)
     except Exception as error:
         report(failure(error))
         return 1
     serving.append(server)
-    _thread(lambda: _report_when_serving(server, report))
+    _thread(lambda: _report_when_serving(server, served, report))
     try:
         server.run()
     except Exception as error:
@@ -83,13 +83,19 @@ def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _report_when_serving(server: Any, report: Callable[[dict[str, Any]], None]) -> None:
+def _report_when_serving(
+    server: Any, served: threading.Event, report: Callable[[dict[str, Any]], None]
+) -> None:
     if server.wait_until_serving(_SERVING_S):
+        served.set()
         report({"ready": True})
 
 
 def _end_with_stdin(
-    serving: list[Any], stopped: threading.Event, arguments: dict[str, Any]
+    serving: list[Any],
+    served: threading.Event,
+    stopped: threading.Event,
+    arguments: dict[str, Any],
 ) -> None:
     """Stops the server; where the environment is still being made, or stuck, the process."""
     while os.read(0, 4096):
@@ -97,7 +103,8 @@ def _end_with_stdin(
     for server in serving:
         _thread(server.stop)
     if not serving or not stopped.wait(_GRACE_S):
-        _remove_socket(arguments)
+        if served.is_set():  # until then it may be another's
+            _remove_socket(arguments)
         _remove_folder(arguments)
         os._exit(0)
 

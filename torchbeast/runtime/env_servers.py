@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment-server processes of a program: started, watched, ended.
+"""The environment-server processes of a program: started, watched, replaced, ended.
 
-A server that ends before `close` fails the run.
+A server that dies without a word (killed, or crashed in code that is not Python) is replaced at the
+same address; the learner's streams find the new one by themselves. Every other end before `close`
+fails the run.
 """
 
 from __future__ import annotations
 
+import logging
 import shutil
 import threading
 import time
@@ -14,16 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.runtime.addresses import socket_path
-from torchbeast.runtime.child_process import ChildProcess, end_all
+from torchbeast.runtime.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
 from torchbeast.runtime.env_plan import ServerPlan
 from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.supervisor import Supervisor
+
+_log = logging.getLogger("torchbeast.servers")
 
 _READY_S = 120.0
 
 
 class EnvServers:
-    """One process for each plan; server i listens at addresses[i]."""
+    """One process for each plan; server i listens at addresses[i].
+
+    Threads: every server has threads that watch its process and put another in its place. `close`
+    may come from any thread.
+    """
 
     def __init__(
         self,
@@ -36,16 +45,23 @@ class EnvServers:
         """`folder`: a folder of this run for its sockets, removed when the servers end."""
         self.addresses = list(addresses)
         self._folder = folder
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._closed = False
+        self._any_has_served = False
         self._servers = [
-            _Server(i, supervisor, _arguments(env_id, plan, address, folder))
+            _Server(i, self, _arguments(env_id, plan, address, folder))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
-        self._supervisor = supervisor
+        with self._lock:
+            for server in self._servers:
+                server.start()
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the servers."""
-        return [server.process.pid for server in self._servers]
+        with self._lock:
+            return [server.process.pid for server in self._servers]
 
     def wait_ready(self, timeout: float = _READY_S) -> bool:
         """Waits until all serve; false when the run ended first.
@@ -65,11 +81,46 @@ class EnvServers:
         """Ends every server, by force when it must be, and removes the sockets.
         May be called again.
         """
+        with self._lock:
+            self._closed = True  # no server is replaced any more
         end_all(server.process for server in self._servers)
         for server in self._servers:
             server.remove_socket()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- called by the threads that watch the servers
+
+    def serves(self, server: _Server) -> None:
+        """It can be connected to."""
+        self._any_has_served = True
+        server.ready.set()
+
+    def ended(self, server: _Server, error: Exception) -> None:
+        """One that died is replaced, but not again and again, and not before some server has
+        served: until then all of them may die of one cause. Any other end is the run's failure.
+        """
+        with self._lock:  # also until the process that died is known as the server's own
+            if self._closed or self._supervisor.ended:
+                return
+        if not isinstance(error, ProcessDied) or not self._any_has_served:
+            self._supervisor.fail(server.name, error)
+        elif failure := server.deaths.too_many(error):
+            self._supervisor.fail(server.name, failure)
+        else:
+            try:
+                self._replace(server, error)
+            except OSError as problem:  # no process can be started
+                self._supervisor.fail(server.name, problem)
+
+    def _replace(self, server: _Server, error: Exception) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            _log.warning("%s: %s; another takes its place", server.name, error)
+            if self._folder is not None:  # the last server to leave it removes it
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            server.start()
 
 
 def _arguments(env_id: str, plan: ServerPlan, address: str, folder: Path | None) -> dict[str, Any]:
@@ -83,23 +134,38 @@ def _arguments(env_id: str, plan: ServerPlan, address: str, folder: Path | None)
 
 
 class _Server:
-    """One server process and its socket."""
+    """One server: its present process, and its socket."""
 
-    def __init__(self, index: int, supervisor: Supervisor, arguments: dict[str, Any]) -> None:
+    process: ChildProcess  # from the first start on
+
+    def __init__(self, index: int, servers: EnvServers, arguments: dict[str, Any]) -> None:
         self.index = index
+        self.name = f"environment server {index} at {arguments['address']}"
         self.ready = threading.Event()
-        self._address = arguments["address"]
-        name = f"environment server {index}"
+        self.deaths = Deaths()
+        self._servers = servers
+        self._arguments = arguments
+
+    def start(self) -> None:
+        """A process; the first one, or another in the place of one that died."""
         self.process = ChildProcess(
-            name,
+            f"environment server {self.index}",
             "torchbeast.runtime.env_process",
-            arguments,
-            on_report=lambda report: self.ready.set(),
-            on_end=lambda error: supervisor.fail(f"{name} at {self._address}", error),
+            self._arguments,
+            on_report=self._report,
+            on_end=self._ended,
         )
+
+    def _report(self, report: Report) -> None:
+        self._servers.serves(self)
+
+    def _ended(self, error: Exception) -> None:
+        if not isinstance(error, ProcessDied):
+            self.ready.clear()  # its socket is gone, or is another's that took the address
+        self._servers.ended(self, error)
 
     def remove_socket(self) -> None:
         """Removes the socket of a server that had to be killed; never one that another holds."""
-        path = socket_path(self._address)
+        path = socket_path(self._arguments["address"])
         if path is not None and self.ready.is_set():
             path.unlink(missing_ok=True)

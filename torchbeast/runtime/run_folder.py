@@ -100,18 +100,24 @@ def _log_to(path: Path) -> list[logging.Handler]:
     """Everything goes to the file. Warnings are shown too; an error is what the program ends with,
     and shown there.
     """
-    file, shown = logging.FileHandler(path, encoding="utf-8"), logging.StreamHandler()
+    file, shown = logging.FileHandler(path, encoding="utf-8"), warning_handler()
     file.setFormatter(
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )
-    shown.setFormatter(logging.Formatter("Warning: %(message)s"))
-    shown.addFilter(lambda record: record.levelno == logging.WARNING)
     logger = logging.getLogger(LOGGER_NAME)
     logger.setLevel(logging.INFO)
     logger.propagate = False
     for handler in (file, shown):
         logger.addHandler(handler)
     return [file, shown]
+
+
+def warning_handler() -> logging.Handler:
+    """Shows warnings on stderr."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("Warning: %(message)s"))
+    shown.addFilter(lambda record: record.levelno == logging.WARNING)
+    return shown
 
 
 def _new_meta(flags: dict[str, Any], argv: list[str]) -> dict[str, Any]:

@@ -22,7 +22,6 @@ import collections
 import logging
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +32,7 @@ from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent
-from torchbeast.runtime.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.runtime.child_process import ChildProcess, Deaths, ProcessDied, end_all
 from torchbeast.runtime.diagnosis import ACTOR_STAGES
 from torchbeast.runtime.env_plan import deal
 from torchbeast.runtime.seeds import seed_of
@@ -45,8 +44,6 @@ from torchbeast.sources.shared_weights import SharedWeights
 
 _log = logging.getLogger("torchbeast.mono")
 
-_MOST_DEATHS = 5  # of the processes of one actor, within ...
-_DEATHS_S = 600.0  # ... this time: its environment does not work
 _HANG_S = 600.0  # in one step of an environment, as long as PolyBeast waits for one
 _HANG_POLL_S = 1.0
 _DOING = {
@@ -230,9 +227,8 @@ class MonoSource:
         if not isinstance(error, ProcessDied) or not self._any_has_worked:
             self._supervisor.fail(actor.name, error)
             return
-        if seconds := actor.died_again_and_again():
-            many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
-            self._supervisor.fail(actor.name, ProcessDied(f"{many}. The last one: {error}"))
+        if failure := actor.deaths.too_many(error):
+            self._supervisor.fail(actor.name, failure)
             return
         try:
             self._replace(actor, error)
@@ -321,10 +317,10 @@ class _Actor:
         self.rollouts, self.activity = rollouts, activity
         self.num_envs = rollouts.num_envs
         self.incarnation = 0
+        self.deaths = Deaths()
         self.alive = False
         self.process: ChildProcess | None = None
         self._source = source
-        self._deaths: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
         self._granted: dict[int, int | None] = {}  # slot -> version; written but not reported
 
     @property
@@ -352,13 +348,6 @@ class _Actor:
         self.start()
         for slot, version in list(self._granted.items()):
             self._send(slot, version)
-
-    def died_again_and_again(self) -> float | None:
-        """Counts a death; the seconds in which too many happened, else None."""
-        self._deaths.append(time.monotonic())
-        seconds = self._deaths[-1] - self._deaths[0]
-        too_many = len(self._deaths) == _MOST_DEATHS and seconds < _DEATHS_S
-        return seconds if too_many else None
 
     def grant(self, slot: int, version: int | None) -> None:
         self._granted[slot] = version
