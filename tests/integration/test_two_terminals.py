@@ -130,10 +130,10 @@ def test_a_server_that_dies_again_and_again_ends_its_program(workshop: Workshop)
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving")
     for _ in range(4):
-        pid = workshop.servers()[0].pid
-        workshop.servers()[0].kill()
+        first, second = workshop.servers()
+        first.kill()
         servers.wait_for("another takes its place")
-        wait_for(lambda: len(workshop.servers()) == 2 and workshop.servers()[0].pid != pid)
+        wait_for(lambda old={first, second}: len({*workshop.servers()} - old) == 1)
     workshop.servers()[0].kill()
     assert servers.end(timeout=30) == 1
     assert "environment server 0 at unix:" in servers.said and "SIGKILL" in servers.said
