@@ -166,3 +166,28 @@ def test_a_wrong_flag_is_told_before_torch_is_imported() -> None:
         "assert code == 2; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+ORIGINAL_COMMAND = (
+    "--env PongNoFrameskip-v4 --num_actors 45 --total_steps 30000000 --learning_rate 0.0004 "
+    "--epsilon 0.01 --entropy_cost 0.01 --batch_size 4 --unroll_length 80 --num_buffers 60 "
+    "--num_threads 4 --xpid example"
+)
+
+
+def test_the_originals_command_of_monobeast_is_taken_as_it_is() -> None:
+    flags = parse(MonoBeastFlags, "monobeast", ORIGINAL_COMMAND.split())
+    assert flags.actors.buffers() == 60, "rollouts of one environment, as each actor had one"
+    assert flags.machine.num_learner_threads == 4 and flags.run.xpid == "example"
+    words = ORIGINAL_COMMAND.replace("--", "").replace("num_threads", "num_learner_threads").split()
+    said = dict(zip(words[::2], words[1::2], strict=True))
+    settings = flatten(flags)
+    assert {name: type(value)(said[name]) for name, value in settings.items() if name in said} == {
+        name: settings[name] for name in said
+    }
+
+
+def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
+    assert MonoBeastFlags().actors.buffers() == 2 * MonoBeastFlags().actors.num_actors
+    with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_actors 45"):
+        parse(MonoBeastFlags, "monobeast", ["--num_actors", "45", "--num_buffers", "44"])

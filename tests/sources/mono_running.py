@@ -21,7 +21,7 @@ SOON = 30.0
 
 @contextmanager
 def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
-    """`options`: of MonoSourceConfig; two buffers for each process unless they say otherwise."""
+    """`options`: of MonoSourceConfig; two buffers an environment unless they say otherwise."""
     observation, action, frame_stack = setup.spaces()
     torch.manual_seed(0)
     agent = make_agent(setup.model, observation, action, frame_stack, setup.use_lstm)
@@ -32,7 +32,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
             "use_lstm": setup.use_lstm,
             "num_actors": setup.num_envs,
             "num_processes": setup.num_groups,
-            "num_buffers": 2 * setup.num_groups,
+            "num_buffers": 2 * setup.num_envs,
             "batch_size": setup.batch_size,
             "unroll_length": setup.unroll_length,
             "seed": setup.seed,

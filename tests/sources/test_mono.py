@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import os
 import signal
+import statistics
 import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ class Survived:
 def survived() -> Survived:
     """Each actor has one slot only: if the dead one's were lost, its successor would write none."""
     columns: Columns = {}
-    with running_mono(NUMBERED, num_buffers=2) as running:
+    with running_mono(NUMBERED, num_buffers=4) as running:
         batches = map(copy_of, running.source.batches())
         collect(batches, columns, num_envs=4)
         before = list(columns)
@@ -197,7 +198,7 @@ def digest(rollout: Rollout) -> str:
 
 
 def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
-    first, again = (learn(50, fixed_lag=0, num_processes=1, num_buffers=1) for _ in range(2))
+    first, again = (learn(50, fixed_lag=0, num_processes=1, num_buffers=4) for _ in range(2))
     assert len(first.losses) == 50 and len(set(first.losses)) > 40
     assert first == again
     assert first.versions == [{CATCH.version + update} for update in range(50)]
@@ -205,21 +206,71 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
 
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
     """A batch takes one actor's rollout: some learning is done before the others have begun."""
-    few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (2, 8))
+    few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (4, 18))
     assert few == many
     updates = range(CATCH.version, CATCH.version + 25)
     assert few.versions == [{max(CATCH.version, update - 2)} for update in updates]
 
 
 def config(**options: int | None) -> MonoSourceConfig:
-    given = {"num_actors": 4, "num_processes": 2, "num_buffers": 2, "batch_size": 4, **options}
+    given = {"num_actors": 4, "num_processes": 2, "num_buffers": 4, "batch_size": 4, **options}
     setup = {"env_id": "Catch", "model": "mlp", "use_lstm": False, "unroll_length": 5}
     return MonoSourceConfig(**setup, **given)
 
 
-def test_every_process_needs_a_buffer() -> None:
-    with pytest.raises(ValueError, match="2 actor processes need a buffer each, got 1"):
-        config(num_buffers=1)
+def test_every_environment_needs_a_buffer() -> None:
+    with pytest.raises(ValueError, match="4 environments need a buffer each, got 3"):
+        config(num_buffers=3)
+
+
+# --- buffers
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "num_processes", "num_buffers", "batch_size", "slots", "ahead"),
+    [
+        (45, 2, 60, 4, 1, 3),  # the original's command: 15 rollouts may wait
+        (45, 16, 60, 4, 1, 3),  # on any machine
+        (4, 2, 8, 8, 2, 0),  # the default
+        (1, 1, 1, 8, 1, 0),
+        (2, 2, 7, 2, 3, 0),
+    ],
+)
+def test_buffers_are_rollouts_of_one_environment(
+    num_actors: int, num_processes: int, num_buffers: int, batch_size: int, slots: int, ahead: int
+) -> None:
+    counts = {"num_actors": num_actors, "num_processes": num_processes}
+    made = config(**counts, num_buffers=num_buffers, batch_size=batch_size)
+    assert (made.slots_per_process, made.batches_ahead) == (slots, ahead)
+    assert num_actors <= slots * num_actors + ahead * batch_size <= num_buffers
+
+
+def nothing_moves(status: dict[str, int], full_batches: int) -> bool:
+    """All batches but the learner's are full, and both actors wait for room."""
+    full = status["learner_queue_size"] >= full_batches * 4
+    return full and status["waiting_actors"] == 2
+
+
+def test_a_slow_learner_of_the_originals_command_learns_from_data_as_old_as_the_original() -> None:
+    """With 60 buffers, 45 of them written at a time, and batches of 4 the original's rollouts are
+    at most 60 / 4 = 15 updates old when they leave the buffers, and those of 45 actors who begin
+    together are learnt over 45 / 4 updates. Two batches more: one is learnt, one is prepared.
+    """
+    setup = dataclasses.replace(
+        NUMBERED, env_id="Catch", num_envs=45, num_groups=2, batch_size=4, unroll_length=3
+    )
+    lags: list[int] = []
+    with running_mono(setup, num_buffers=60) as running:
+        version, batches = running.weights.version, running.source.batches()
+        for _ in range(60):
+            wait_for(lambda: nothing_moves(running.source.status(), full_batches=4), LATE)
+            lags.append(version - int(next(batches).policy_version[1:].min()))
+            version += 1
+            running.weights.publish(running.agent.model, version)
+    assert running.supervisor.failure is None
+    settled = lags[20:]
+    assert len(settled) == 40 and max(settled) <= 60 / 4 + 2
+    assert statistics.fmean(settled) >= 45 / 4 / 2, "a process's rollouts come all at once"
 
 
 # --- memory

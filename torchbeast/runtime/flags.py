@@ -391,8 +391,9 @@ class ActorFlags:
     Default: one a core, at most one an environment; with --fixed_lag 2, else 1, on every
     machine."""
     num_buffers: int | None = None
-    """Rollouts in shared memory, each of one process's environments; more: older data.
-    Default: two a process."""
+    """Rollouts of one environment that are written or wait for the learner, at least one for each
+    of --num_actors; more: older data (at most about --num_buffers / --batch_size updates old).
+    Default: two for each environment."""
     fixed_lag: int | None = None
     """Learn from rollouts that were acted with weights exactly this many updates old, in a fixed
     order: the same curve on every machine. Costs speed. Default: whatever is ready."""
@@ -410,9 +411,9 @@ class ActorFlags:
             f"give at most as many as --num_actors {self.num_actors}",
         )
         _require(
-            self.num_buffers is None or self.num_buffers >= self.processes(),
-            f"--num_buffers {self.num_buffers} leaves actor processes without a buffer: "
-            f"give at least --num_processes {self.processes()}",
+            self.num_buffers is None or self.num_buffers >= self.num_actors,
+            f"--num_buffers {self.num_buffers} leaves environments without a buffer: "
+            f"give at least --num_actors {self.num_actors}",
         )
 
     def processes(self) -> int:
@@ -424,8 +425,8 @@ class ActorFlags:
         return min(self.num_actors, available_cores())
 
     def buffers(self) -> int:
-        """How many rollouts in shared memory."""
-        return self.num_buffers or 2 * self.processes()
+        """How many rollouts of one environment are written or wait."""
+        return self.num_buffers or 2 * self.num_actors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@
          ^                      |   (shared memory)     the batch in preparation
          +-- weights, grants ---+
 
-A slot is granted to one actor, which writes a rollout into it and says so. The collector thread
-copies its columns into the batch in preparation and grants it again. All that decides who acts when
-and with which weights is here; actors only do what they are granted.
+A slot is granted to one actor, which writes a rollout of all its environments into it and says so.
+The collector thread copies its columns into the batch in preparation and grants it again. All that
+decides who acts when and with which weights is here; actors only do what they are granted.
 
 Free-running (the default), rollouts are learnt in the order in which they are done, each acted with
 the newest weights at each step. With a fixed lag of K they are learnt in turn, and each is granted
@@ -63,18 +63,30 @@ class MonoSourceConfig:
     precision: Precision = "float32"  # of the actors' features, on the CPU
     num_actors: int  # environments in all
     num_processes: int  # that they are spread over
-    num_buffers: int  # rollouts in shared memory, at least one for each process
+    num_buffers: int  # rollouts of one environment, written or waiting: one for each, and more
     batch_size: int
     unroll_length: int
     fixed_lag: int | None = None  # None: free-running; else whole rollouts must fill a batch
-    num_batches: int = 2  # in memory at a time: one in preparation, the others with learner threads
+    num_batches: int = 2  # beside the buffers: one in preparation, the others with learner threads
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.num_buffers < self.num_processes:
+        if self.num_buffers < self.num_actors:
             raise ValueError(
-                f"{self.num_processes} actor processes need a buffer each, got {self.num_buffers}"
+                f"{self.num_actors} environments need a buffer each, got {self.num_buffers}"
             )
+
+    @property
+    def slots_per_process(self) -> int:
+        """A slot holds a rollout of every environment of its process."""
+        return self.num_buffers // self.num_actors
+
+    @property
+    def batches_ahead(self) -> int:
+        """What the slots leave of the buffers: batches that are full before a learner wants them,
+        so that a process with a single slot gets it back early.
+        """
+        return (self.num_buffers - self.slots_per_process * self.num_actors) // self.batch_size
 
 
 def ring_size(fixed_lag: int | None) -> int:
@@ -112,14 +124,18 @@ class MonoSource:
         self._closed = threading.Event()
         shape = agent, observation_space, config.unroll_length
         pin = device.type == "cuda"
-        for _ in range(config.num_batches):
+        for _ in range(config.num_batches + config.batches_ahead):
             self._free.put(Batch(*shape, config.batch_size, pin))
         counts = deal(config.num_actors, config.num_processes)
-        slots = deal(config.num_buffers, config.num_processes)
         self._activities = SharedActivities(config.num_processes)
         self._actors = [
-            _Actor(index, self, SharedRollouts(*shape, *counts_of), self._activities.of(index))
-            for index, counts_of in enumerate(zip(counts, slots, strict=True))
+            _Actor(
+                index,
+                self,
+                SharedRollouts(*shape, count, config.slots_per_process),
+                self._activities.of(index),
+            )
+            for index, count in enumerate(counts)
         ]
         self._grants = _grants(config, weights.version, counts[0])
         self._supervisor: Supervisor | None = None
