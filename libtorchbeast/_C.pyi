@@ -250,8 +250,8 @@ class Server:
             server_address: "unix:/path/of/socket" or "host:port".
             env_id: what describe() tells.
             num_streams: that a learner should open at once.
-            description: what describe() tells, with its keys but without "protocol_version"; None:
-                an environment is made to see.
+            description: what describe() tells, with its keys but without "protocol_version";
+                "observation_space" may be left out. None: an environment is made to see.
         """
 
     def run(self) -> None:
@@ -274,7 +274,8 @@ def describe(address: str, timeout_s: float = 60.0) -> dict[str, Any]:
 
     Returns a dict of "protocol_version" (0: a server of the original TorchBeast), "env_id",
     "num_envs" (of one stream), "num_streams", "frame_stack", "observation" (a nest of (dtype,
-    shape), of one environment and without stacking), "action_space" (a dict with "type", or None).
+    shape), of one environment and without stacking), "action_space" (a dict with "type", or None),
+    "observation_space" (likewise: bounds and categories).
 
     Raises TimeoutError when nobody answers, ValueError when the answer makes no sense,
     RuntimeError when the environment cannot be made.

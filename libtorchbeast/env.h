@@ -17,12 +17,13 @@ namespace torchbeast {
 // What a learner has to know before it builds its model.
 struct EnvDescription {
   std::string env_id = {};
-  std::int64_t num_envs = 1;          // E of one stream
-  std::int64_t num_streams = 1;       // streams that the server would like to have opened
-  std::int64_t frame_stack = 1;       // see rpcenv.proto
-  ArrayNest observation = {};         // one environment's; only dtype and shape count
-  std::string action_space = {};      // JSON, see rpcenv.proto; empty: unknown
-  std::int64_t protocol_version = 1;  // 0: a server that knows only the original protocol
+  std::int64_t num_envs = 1;           // E of one stream
+  std::int64_t num_streams = 1;        // streams that the server would like to have opened
+  std::int64_t frame_stack = 1;        // see rpcenv.proto
+  ArrayNest observation = {};          // one environment's; only dtype and shape count
+  std::string action_space = {};       // JSON, see rpcenv.proto; empty: unknown
+  std::string observation_space = {};  // likewise
+  std::int64_t protocol_version = 1;   // 0: a server that knows only the original protocol
 };
 
 // What one step of E environments gives. Leaves and arrays are [E, ...].

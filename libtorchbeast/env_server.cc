@@ -231,6 +231,7 @@ void fill(const EnvDescription& description, rpcenv::Description* message) {
   message->set_frame_stack(static_cast<std::int32_t>(description.frame_stack));
   codec::encode_spec(description.observation, message->mutable_observation());
   message->set_action_space(description.action_space);
+  message->set_observation_space(description.observation_space);
 }
 
 }  // namespace

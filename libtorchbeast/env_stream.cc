@@ -99,7 +99,8 @@ EnvDescription read_description(const rpcenv::Description& message) {
           .num_streams = message.num_streams(),
           .frame_stack = message.frame_stack(),
           .observation = codec::decode_spec(message.observation()),
-          .action_space = message.action_space()};
+          .action_space = message.action_space(),
+          .observation_space = message.observation_space()};
 }
 
 Array batched(const Array& array) { return array.reshaped({1, array.size(0)}); }

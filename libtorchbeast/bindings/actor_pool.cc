@@ -38,6 +38,19 @@ py::object spec_leaf(const Array& leaf) {
   return py::make_tuple(info(leaf.dtype()).name, py::tuple(py::cast(leaf.shape())));
 }
 
+// A space that the server at `address` sent as JSON; None for empty text: not known.
+py::object from_json(const std::string& address, const std::string& text) {
+  if (text.empty()) return py::none();
+  try {
+    return py::module_::import("json").attr("loads")(text);
+  } catch (const py::error_already_set& error) {
+    const bool unreadable =
+        error.matches(PyExc_ValueError) || error.matches(PyExc_RecursionError);  // nested too deep
+    if (!unreadable) throw;
+    throw std::invalid_argument(address + ": expected a space as JSON, got " + text.substr(0, 80));
+  }
+}
+
 py::dict describe(const std::string& address, double timeout_s) {
   const auto timeout = from_seconds("timeout_s", timeout_s);
   const EnvDescription description = without_gil([&] { return describe_server(address, timeout); });
@@ -48,10 +61,8 @@ py::dict describe(const std::string& address, double timeout_s) {
   result["num_streams"] = description.num_streams;
   result["frame_stack"] = description.frame_stack;
   result["observation"] = nest::to_python(description.observation, spec_leaf);
-  result["action_space"] = py::none();
-  if (!description.action_space.empty()) {
-    result["action_space"] = py::module_::import("json").attr("loads")(description.action_space);
-  }
+  result["action_space"] = from_json(address, description.action_space);
+  result["observation_space"] = from_json(address, description.observation_space);
   return result;
 }
 

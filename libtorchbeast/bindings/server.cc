@@ -53,8 +53,11 @@ EnvDescription read_description(const py::dict& dict) {
   description.num_streams = dict["num_streams"].cast<std::int64_t>();
   description.frame_stack = dict["frame_stack"].cast<std::int64_t>();
   description.observation = read_specs(dict["observation"]);
-  description.action_space =
-      py::module_::import("json").attr("dumps")(dict["action_space"]).cast<std::string>();
+  const py::object dumps = py::module_::import("json").attr("dumps");
+  description.action_space = dumps(dict["action_space"]).cast<std::string>();
+  if (dict.contains("observation_space")) {
+    description.observation_space = dumps(dict["observation_space"]).cast<std::string>();
+  }
   return description;
 }
 

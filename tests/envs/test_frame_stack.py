@@ -114,6 +114,16 @@ def test_the_policys_space_has_the_stack_in_its_first_dimension() -> None:
     assert stacked_space(space, 1) == space
 
 
+def test_a_stack_has_the_bounds_of_its_frames_and_the_categories_of_each() -> None:
+    bounds = ArraySpec((1, 2), "uint8", 0, 9)
+    assert stacked_space(bounds, 3) == ArraySpec((3, 2), "uint8", 0, 9)
+    same = ArraySpec((2,), "int64", categories=(5, 5), start=(1, 1))
+    assert stacked_space(same, 2) == ArraySpec((4,), "int64", categories=(5,), start=(1,))
+    each = ArraySpec((2,), "int64", categories=(5, 3), start=(1, 0))
+    expected = ArraySpec((4,), "int64", categories=(5, 3, 5, 3), start=(1, 0, 1, 0))
+    assert stacked_space(each, 2) == expected
+
+
 def test_a_number_cannot_be_stacked() -> None:
     assert stacked_space(ArraySpec((), "int64"), 1) == ArraySpec((), "int64")
     with pytest.raises(ValueError, match="cannot be stacked 4 times"):

@@ -22,9 +22,13 @@ from torchbeast.core.envs.spaces import (
     action_space_from_json,
     action_space_to_json,
     from_gymnasium,
+    observation_space_from_json,
+    observation_space_of,
+    observation_space_to_json,
     observation_spec,
     spec_of,
 )
+from torchbeast.core.nest_py import map_leaves
 
 # Gymnasium's space, ours, and ours as JSON.
 ACTION_SPACES: list[tuple[Any, ActionSpace, dict[str, Any]]] = [
@@ -115,7 +119,7 @@ def test_a_subclass_is_read_as_its_base() -> None:
 def test_old_gyms_discrete_has_no_start() -> None:
     old = type("Discrete", (SimpleNamespace,), {})(n=3, shape=(), dtype=np.dtype(np.int64))
     assert from_gymnasium(old) == Discrete(3)
-    assert observation_spec(old) == ArraySpec((), "int64")
+    assert observation_spec(old) == ArraySpec((), "int64", 0, 2, categories=(3,))
 
 
 @pytest.mark.parametrize(
@@ -166,11 +170,124 @@ def test_an_observation_space_is_read_leaf_by_leaf() -> None:
         pair=gym_spaces.Tuple([gym_spaces.Discrete(4), gym_spaces.MultiBinary(2)]),
     )
     expected = {
-        "image": ArraySpec((3, 8, 8), "uint8"),
-        "pair": (ArraySpec((), "int64"), ArraySpec((2,), "int8")),
+        "image": ArraySpec((3, 8, 8), "uint8", 0, 255),
+        "pair": (ArraySpec((), "int64", 0, 3, categories=(4,)), ArraySpec((2,), "int8", 0, 1)),
     }
     assert observation_spec(space) == expected
-    assert spec_of(space.sample()) == expected
+    assert observation_space_of(space.sample(), space, "observation") == expected
+    assert spec_of(space.sample()) == map_leaves(lambda s: ArraySpec(s.shape, s.dtype), expected)
+
+
+# Gymnasium's space and the values that it says observations have.
+VALUES = [
+    (gym_spaces.Discrete(5, start=-2), {"low": -2, "high": 2, "categories": (5,), "start": (-2,)}),
+    (gym_spaces.MultiDiscrete([3, 2]), {"low": 0, "high": 2, "categories": (3, 2)}),
+    (
+        gym_spaces.MultiDiscrete(np.full((2, 3), 7), start=np.full((2, 3), 1)),
+        {"low": 1, "high": 7, "categories": (7,), "start": (1,)},
+    ),
+    (gym_spaces.MultiBinary([2, 2]), {"low": 0, "high": 1}),
+    (gym_spaces.Box(-np.inf, np.inf, (3,)), {"low": -math.inf, "high": math.inf}),
+    (
+        gym_spaces.Box(np.array([-4.0, -np.inf]), np.array([4.0, 2.0]), dtype=np.float64),
+        {"low": -math.inf, "high": 4},
+    ),
+    (gym_spaces.Box(0, 5976, (21, 79), np.int16), {"low": 0, "high": 5976}),
+    (gym_spaces.Box(0, 1, (0, 2)), {}),
+]
+
+
+@pytest.mark.parametrize(("space", "values"), VALUES, ids=lambda value: str(value)[:40])
+def test_a_leaf_keeps_its_bounds_and_categories(space: Any, values: dict[str, Any]) -> None:
+    expected = ArraySpec(space.shape, space.dtype, **values)
+    assert observation_spec(space) == expected
+    data = json.loads(json.dumps(observation_space_to_json(expected), allow_nan=False))
+    bare = ArraySpec(space.shape, space.dtype)
+    assert observation_space_from_json(data, bare) == expected
+
+
+def test_observation_spaces_read_back_from_the_json_that_is_documented() -> None:
+    space = {"a": ArraySpec((2,), "float32", -math.inf, 1), "b": (ArraySpec((), "int64"),)}
+    data = {
+        "type": "Dict",
+        "spaces": {
+            "a": {"type": "Array", "low": "-inf", "high": 1.0},
+            "b": {"type": "Tuple", "spaces": [{"type": "Array", "low": None, "high": None}]},
+        },
+    }
+    assert observation_space_to_json(space) == data
+    bare = map_leaves(lambda spec: ArraySpec(spec.shape, spec.dtype), space)
+    assert observation_space_from_json(data, bare) == space
+
+
+def test_a_wrapper_that_forgot_its_space_is_not_believed() -> None:
+    image, small = np.zeros((8, 8), np.uint8), np.zeros((4, 8), np.uint8)
+    scaled = np.zeros((8, 8), np.float32)
+    box, number = gym_spaces.Box(0, 255, (8, 8), np.uint8), gym_spaces.Discrete(3)
+
+    def seen(observation: Any, space: Any) -> Any:
+        return observation_space_of(observation, space, "observation")
+
+    known = ArraySpec((8, 8), "uint8", 0, 255)
+    assert seen(image, box) == known
+    for observation, space in [
+        (image, None),
+        (small, box),
+        (scaled, box),
+        (image, number),
+        (image, gym_spaces.Text(3)),
+        (image, gym_spaces.Tuple([box])),
+        ((image,), box),
+        ((image, image), gym_spaces.Tuple([box])),
+        ({"a": image}, gym_spaces.Dict(b=box)),
+        ({"a": image}, gym_spaces.Tuple([box])),
+    ]:
+        assert seen(observation, space) == spec_of(observation)
+    both = seen({"a": image, "b": image}, gym_spaces.Dict(a=box, c=box))
+    assert both == {"a": known, "b": ArraySpec((8, 8), "uint8")}
+
+
+PAIR = (ArraySpec((2,), "int64"), ArraySpec((2,), "float32"))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        3,
+        [],
+        {},
+        {"type": "Array"},
+        {"type": "Tuple"},
+        {"type": "Tuple", "spaces": [{"type": "Array"}]},
+        {"type": "Dict", "spaces": {"0": {"type": "Array"}, "1": {"type": "Array"}}},
+        *(
+            {"type": "Tuple", "spaces": [leaf, {"type": "Array"}]}
+            for leaf in [
+                None,
+                {"type": "Sphere"},
+                {"type": "Tuple", "spaces": []},
+                {"type": "Array", "low": "nan"},
+                {"type": "Array", "low": "much"},
+                {"type": "Array", "low": [0]},
+                {"type": "Array", "high": 10**400},
+                {"type": "Array", "low": 1, "high": 0},
+                {"type": "Array", "categories": []},
+                {"type": "Array", "categories": 3},
+                {"type": "Array", "categories": [0]},
+                {"type": "Array", "categories": [3, 3, 3]},
+                {"type": "Array", "categories": [2**62]},
+                {"type": "Array", "categories": ["many"]},
+                {"type": "Array", "categories": [3], "start": []},
+                {"type": "Array", "categories": [3], "start": [-(2**63)]},
+            ]
+        ),
+        {"type": "Tuple", "spaces": [{"type": "Array"}, {"type": "Array", "categories": [3]}]},
+    ],
+)
+def test_json_that_is_not_of_these_observations_is_a_value_error(said: Any) -> None:
+    with pytest.raises(ValueError, match="not the description of the observation space"):
+        observation_space_from_json(said, PAIR)
 
 
 @pytest.mark.parametrize("dtype", ["object", "complex64", "datetime64[s]", "U3", "longdouble"])

@@ -127,6 +127,15 @@ def test_nests_of_numbers_keep_their_structure_and_dtypes() -> None:
     assert step.observation["pair"][0].tolist() == [1]
 
 
+def test_what_the_space_says_of_values_is_known() -> None:
+    class Bounded(Counting):
+        observation_space = spaces.Box(0, 9, offsets().shape[1:], offsets().dtype)
+
+    env, _ = started(Bounded)
+    spec = env.observation_space
+    assert isinstance(spec, ArraySpec) and (spec.low, spec.high) == (0, 9)
+
+
 X, Y = np.zeros((2, 3), np.float32), 1
 
 

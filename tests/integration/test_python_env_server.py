@@ -117,9 +117,7 @@ def test_two_streams_play_different_games(example: Example) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1, 1)], ids=["bare", "with time and batch"])
-def test_learners_of_the_original_play_against_it(
-    shape: tuple[int, ...], example: Example
-) -> None:
+def test_learners_of_the_original_play_against_it(shape: tuple[int, ...], example: Example) -> None:
     with RawStream(example.address) as stream:
         dones = []
         for _ in range(2 * STEPS + 1):

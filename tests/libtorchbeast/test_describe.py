@@ -34,6 +34,7 @@ def test_a_single_environment_is_described(address: str) -> None:
             "frame_stack": 1,
             "observation": ("uint8", (2, 2)),
             "action_space": {"type": "Discrete", "n": 4, "start": 1},
+            "observation_space": None,
         }
 
 
@@ -67,6 +68,13 @@ def test_a_description_that_is_given_is_passed_on_and_no_environment_is_made(add
         "frame_stack": 3,
         "observation": {"x": ("float32", (3,)), "y": [("bool", ())]},
         "action_space": {"type": "Box", "low": [-1.0], "high": ["inf"], "shape": [1]},
+        "observation_space": {
+            "type": "Dict",
+            "spaces": {
+                "x": {"type": "Array", "low": "-inf", "high": 1.0},
+                "y": {"type": "Tuple", "spaces": [{"type": "Array", "categories": [2]}]},
+            },
+        },
     }
 
     def make() -> None:
@@ -111,6 +119,7 @@ def test_an_original_server_is_described_from_its_first_step(address: str) -> No
             "frame_stack": 1,
             "observation": ("uint8", (2, 3)),
             "action_space": None,
+            "observation_space": None,
         }
         assert script.half_closed.wait(SOON) and script.received == []
 
@@ -172,10 +181,29 @@ def test_an_answer_that_makes_no_sense_is_a_value_error(
             describe(address, SOON)
 
 
-def test_a_bad_action_space_is_an_error_and_no_crash(address: str) -> None:
-    answer = wire.description(OBSERVATION) + wire.chunk(7, b"{not json")
+def test_what_is_not_known_of_observations_is_not_sent(address: str) -> None:
+    given = {
+        "env_id": "",
+        "num_envs": 1,
+        "num_streams": 1,
+        "frame_stack": 1,
+        "observation": ("uint8", (2, 2)),
+        "action_space": None,
+    }
+    with serving(Counting, address, description=given):
+        assert describe(address, SOON)["observation_space"] is None
+
+
+@pytest.mark.parametrize("place", [7, 8], ids=["action space", "observation space"])
+@pytest.mark.parametrize(
+    "text", [b"{not json", b"\xff\xfe", b"[" * 100_000], ids=["cut", "bytes", "deep"]
+)
+def test_a_space_that_cannot_be_read_is_an_error_and_no_crash(
+    place: int, text: bytes, address: str
+) -> None:
+    answer = wire.description(OBSERVATION) + wire.chunk(place, text)
     with raw_server(address, Describe=answer):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=address):
             describe(address, SOON)
 
 

@@ -53,6 +53,24 @@ def test_what_is_served_is_told_in_our_words(servers: dict) -> None:
     }
 
 
+def test_what_a_server_says_of_values_reaches_the_learner(servers: dict) -> None:
+    said = {"type": "Array", "low": 0, "high": 5976}
+    rest = {"type": "Tuple", "spaces": [{"type": "Array", "categories": [4]}, {"type": "Array"}]}
+    space = {"type": "Dict", "spaces": {"board": said, "rest": rest}}
+    servers["unix:/a.0"] = CATCH | {"observation_space": space}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).observation_space == {
+        "board": ArraySpec((10, 5), "float32", 0, 5976),
+        "rest": (ArraySpec((), "uint8", categories=(4,)), ArraySpec((3,), "bool")),
+    }
+
+
+@pytest.mark.parametrize("key", ["observation_space", "action_space"])
+def test_a_space_that_makes_no_sense_is_told_with_its_address(servers: dict, key: str) -> None:
+    servers["unix:/a.0"] = CATCH | {key: {"type": "Sphere"}}
+    with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense: .*Sphere"):
+        discovery.ask_all(["unix:/a.0"], timeout=1.0)
+
+
 def test_a_server_of_the_original_does_not_tell_its_actions(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"action_space": None, "env_id": "", "num_streams": 1}
     assert discovery.ask_all(["unix:/a.0"], timeout=1.0).action_space is None
@@ -70,7 +88,7 @@ def test_fewer_than_asked_for_are_refused_with_their_number(servers: dict) -> No
         discovery.find("unix:/a", 9, timeout=1.0)
 
 
-@pytest.mark.parametrize("key", ["env_id", "frame_stack", "action_space"])
+@pytest.mark.parametrize("key", ["env_id", "frame_stack", "action_space", "observation_space"])
 def test_servers_must_serve_the_same(servers: dict, key: str) -> None:
     servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
     with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):

@@ -16,6 +16,7 @@ from serving import serving
 from torchbeast import envs
 from torchbeast.core.envs.spaces import action_space_to_json
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.runtime import env_process
 from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.weights import PublishedWeights
@@ -23,6 +24,17 @@ from torchbeast.sources.discovery import ask_all
 from torchbeast.sources.poly import PolySource, PolySourceConfig
 
 SOON = 30.0
+
+
+def test_a_learner_knows_what_an_environments_space_says(tmp_path: Path) -> None:
+    env = envs.make("Blackjack-v1", 2)
+    arguments = {"env_id": "Blackjack-v1", "num_streams": 1}
+    description = env_process._description(env, arguments)
+    with serving(lambda: env, f"unix:{tmp_path}/server", description=description):
+        fleet = ask_all([f"unix:{tmp_path}/server"], SOON)
+    sizes = [spec.categories for spec in fleet.observation_space]
+    assert sizes == [(32,), (11,), (2,)]
+    assert fleet.observation_space == env.observation_space
 
 
 class TestPolySource(SourceCompliance):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.core.envs.spaces import action_space_to_json
+from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.runtime.child_main import failure, take_stdout
 
@@ -80,6 +80,7 @@ def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
         "frame_stack": env.frame_stack,
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": action_space_to_json(env.action_space),
+        "observation_space": observation_space_to_json(env.observation_space),
     }
 
 

@@ -7,12 +7,18 @@ The learner's model is made from what the servers say: nobody types sizes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import libtorchbeast
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, action_space_from_json
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArraySpec,
+    action_space_from_json,
+    observation_space_from_json,
+)
 from torchbeast.runtime.addresses import server_addresses
 from torchbeast.runtime.errors import RunError, UsageError
 
@@ -106,11 +112,10 @@ def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
     for address, description in others:
         _check_same(first_address, first, address, description)
     streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
-    action_space = first["action_space"]
     return Fleet(
         env_id=first["env_id"],
-        observation_space=_to_specs(first["observation"]),
-        action_space=None if action_space is None else action_space_from_json(action_space),
+        observation_space=_observation_space(first_address, first),
+        action_space=_action_space(first_address, first),
         frame_stack=first["frame_stack"],
         stream_addresses=[address for address, _ in streams],
         envs_per_stream=[description["num_envs"] for _, description in streams],
@@ -118,12 +123,34 @@ def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
 
 
 def _check_same(address: str, ours: dict[str, Any], other: str, theirs: dict[str, Any]) -> None:
-    for key in ("env_id", "observation", "action_space", "frame_stack"):
-        if ours[key] != theirs[key]:
+    for key in ("env_id", "observation", "action_space", "observation_space", "frame_stack"):
+        if ours.get(key) != theirs.get(key):
             raise RunError(
                 f"the servers {address} and {other} must serve the same, "
-                f"but their {key} is {ours[key]!r} and {theirs[key]!r}"
+                f"but their {key} is {ours.get(key)!r} and {theirs.get(key)!r}"
             )
+
+
+def _action_space(address: str, description: dict[str, Any]) -> ActionSpace | None:
+    said = description["action_space"]
+    with _making_sense(address):
+        return None if said is None else action_space_from_json(said)
+
+
+def _observation_space(address: str, description: dict[str, Any]) -> Any:
+    """Dtypes and shapes, and what else the server says of the values."""
+    said = description.get("observation_space")
+    with _making_sense(address):
+        specs = _to_specs(description["observation"])
+        return specs if said is None else observation_space_from_json(said, specs)
+
+
+@contextmanager
+def _making_sense(address: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(f"what {address} serves makes no sense: {error}") from None
 
 
 def _to_specs(nest: Any) -> Any:

@@ -9,6 +9,8 @@ truncated in one step, C the first dimension of a leaf.
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, ObservationSpace
@@ -84,4 +86,14 @@ def _stacked_spec(spec: ArraySpec, num_frames: int) -> ArraySpec:
         return spec
     if not spec.shape:
         raise ValueError(f"a number cannot be stacked {num_frames} times, give it the shape (1,)")
-    return ArraySpec((spec.shape[0] * num_frames, *spec.shape[1:]), spec.dtype)
+    return dataclasses.replace(
+        spec,
+        shape=(spec.shape[0] * num_frames, *spec.shape[1:]),
+        categories=None if spec.categories is None else _repeated(spec.categories, num_frames),
+        start=_repeated(spec.start, num_frames),
+    )
+
+
+def _repeated(numbers: tuple[int, ...], num_frames: int) -> tuple[int, ...]:
+    """One number for all entries stays one; those of the entries are said for each frame."""
+    return numbers if len(numbers) == 1 else numbers * num_frames

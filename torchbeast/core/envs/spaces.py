@@ -9,9 +9,11 @@ compare by value.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -21,16 +23,52 @@ _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "ui
 WIRE_DTYPES = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64"))
 
 
+_LARGEST_CATEGORY = 2**62 - 1
+
+
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of an observation: its shape and the name of its numpy dtype."""
+    """One array of an observation: its shape, the name of its numpy dtype, and what is known of its
+    values.
+
+    categories, start: one number for all entries or one per entry, in C order. They are stored as
+    one number where all are equal.
+    """
 
     shape: tuple[int, ...]
     dtype: str
+    low: float | None = None  # of every entry; -inf: unbounded, None: not known
+    high: float | None = None  # likewise, inf
+    categories: tuple[int, ...] | None = None  # how many there are of each entry; None: amounts
+    start: tuple[int, ...] = (0,)  # the first category
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
         object.__setattr__(self, "dtype", _wire_dtype(self.dtype))
+        object.__setattr__(self, "low", _bound("low", self.low))
+        object.__setattr__(self, "high", _bound("high", self.high))
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
+        if self.categories is not None:
+            object.__setattr__(self, "categories", self._per_entry("categories", self.categories))
+            object.__setattr__(self, "start", self._per_entry("start", self.start))
+            self._check_categories(self.categories)
+
+    def _per_entry(self, name: str, given: Sequence[int]) -> tuple[int, ...]:
+        numbers, size = tuple(int(number) for number in given), math.prod(self.shape)
+        if len(numbers) not in (1, size):
+            raise ValueError(
+                f"{name} of shape {self.shape} needs 1 or {size} numbers, got {len(numbers)}"
+            )
+        return numbers[:1] if len(set(numbers)) == 1 else numbers
+
+    def _check_categories(self, categories: tuple[int, ...]) -> None:
+        if min(categories) < 1:
+            raise ValueError(f"categories must be at least 1, got {min(categories)}")
+        if self.dtype.startswith("float"):
+            raise ValueError(f"categories are integers, got the dtype {self.dtype}")
+        if max(*categories, *map(abs, self.start), 0) > _LARGEST_CATEGORY:
+            raise ValueError("categories must be numbers of 62 bits")
 
 
 @dataclass(frozen=True)
@@ -101,6 +139,15 @@ def _wire_dtype(dtype: Any) -> str:
     return name
 
 
+def _bound(name: str, bound: Any) -> float | None:
+    if bound is None:
+        return None
+    value = float(bound)
+    if math.isnan(value):
+        raise ValueError(f"{name} must be a number, got NaN")
+    return value
+
+
 def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, ...]:
     values = np.asarray(bound, dtype=np.float64).ravel()
     size = math.prod(shape)
@@ -111,7 +158,7 @@ def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, .
     return tuple(float(value) for value in np.broadcast_to(values, size))
 
 
-# --- JSON: how a server tells the learner its action space.
+# --- JSON: how a server tells the learner its spaces.
 
 
 def action_space_to_json(space: ActionSpace) -> dict[str, Any]:
@@ -174,7 +221,54 @@ def _space_from_json(data: dict[str, Any]) -> ActionSpace:
     raise ValueError(f"unknown action space type {data['type']!r}")
 
 
+def observation_space_to_json(space: ObservationSpace) -> dict[str, Any]:
+    """What an observation space says beyond dtypes and shapes, as a dict that json can write."""
+    if isinstance(space, tuple):
+        return {"type": "Tuple", "spaces": [observation_space_to_json(entry) for entry in space]}
+    if isinstance(space, dict):
+        spaces = {key: observation_space_to_json(space[key]) for key in sorted(space)}
+        return {"type": "Dict", "spaces": spaces}
+    low, high = (None if b is None else _bound_to_json([b])[0] for b in (space.low, space.high))
+    said: dict[str, Any] = {"type": "Array", "low": low, "high": high}
+    if space.categories is not None:
+        said |= {"categories": list(space.categories), "start": list(space.start)}
+    return said
+
+
+_SAID = ("low", "high", "categories", "start")
+
+
+def observation_space_from_json(data: Any, specs: ObservationSpace) -> ObservationSpace:
+    """specs (dtypes and shapes) with what `observation_space_to_json` wrote of the same space.
+
+    ValueError when data is not what that writes, or of a space of another structure.
+    """
+    try:
+        told: ObservationSpace = _told(data, specs)
+    except (KeyError, TypeError, AttributeError, OverflowError, ValueError) as error:
+        raise ValueError(
+            f"not the description of the observation space {specs}: {data!r} ({error})"
+        ) from error
+    return told
+
+
+def _told(data: Any, specs: Any) -> Any:
+    parts = data.get("spaces")
+    match data["type"], specs:
+        case "Array", ArraySpec():
+            said = {name: data[name] for name in _SAID if name in data}
+            return dataclasses.replace(specs, **said)
+        case "Tuple", tuple() if len(parts) == len(specs):
+            return tuple(_told(*pair) for pair in zip(parts, specs, strict=True))
+        case "Dict", dict() if parts.keys() == specs.keys():
+            return {key: _told(parts[key], entry) for key, entry in specs.items()}
+    raise ValueError("another structure")
+
+
 # --- Gymnasium's (and old Gym's) spaces, told apart by class name so that neither is imported.
+
+
+_KNOWN_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")
 
 
 def _kind(space: Any, known: tuple[str, ...]) -> str:
@@ -191,7 +285,7 @@ def _kind(space: Any, known: tuple[str, ...]) -> str:
 
 def from_gymnasium(space: Any) -> ActionSpace:
     """The action space that a gymnasium.spaces (or gym.spaces) object describes."""
-    match _kind(space, ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")):
+    match _kind(space, _KNOWN_KINDS):
         case "Discrete":
             return Discrete(int(space.n), int(getattr(space, "start", 0)))
         case "MultiDiscrete":
@@ -215,13 +309,67 @@ def _multi_discrete(space: Any) -> MultiDiscrete:
 
 def observation_spec(space: Any) -> ObservationSpace:
     """The observation space that a gymnasium.spaces (or gym.spaces) object describes."""
-    match _kind(space, ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")):
-        case "Tuple":
-            return tuple(observation_spec(entry) for entry in space.spaces)
-        case "Dict":
-            return {key: observation_spec(space.spaces[key]) for key in sorted(space.spaces)}
-        case _:
-            return ArraySpec(tuple(space.shape), np.dtype(space.dtype).name)
+    kind = _kind(space, _KNOWN_KINDS)
+    if kind == "Tuple":
+        return tuple(observation_spec(entry) for entry in space.spaces)
+    if kind == "Dict":
+        return {key: observation_spec(space.spaces[key]) for key in sorted(space.spaces)}
+    spec = ArraySpec(tuple(space.shape), np.dtype(space.dtype).name)
+    return dataclasses.replace(spec, **_values(kind, space))
+
+
+def _values(kind: str, space: Any) -> dict[str, Any]:
+    """What a leaf of Gymnasium's says of its values, as fields of ArraySpec."""
+    if kind == "MultiBinary":
+        return {"low": 0, "high": 1}
+    low: Any
+    if kind == "Box":
+        low, high = np.asarray(space.low), np.asarray(space.high)
+        return {"low": low.min(), "high": high.max()} if low.size else {}
+    count = np.asarray(space.n if kind == "Discrete" else space.nvec)
+    low = np.broadcast_to(getattr(space, "start", 0), count.shape)
+    return {
+        "low": low.min(),
+        "high": (low + count).max() - 1,
+        "categories": count.ravel().tolist(),
+        "start": low.ravel().tolist(),
+    }
+
+
+def observation_space_of(observation: Any, space: Any, path: str) -> ObservationSpace:
+    """The space of an observation, with what the environment's own space says of its values.
+
+    That counts leaf by leaf, where shape and kind of numbers are those of the observation: spaces
+    are often forgotten when a wrapper changes what it hands on. space: Gymnasium's, or None.
+    """
+    refined: ObservationSpace = _refined(spec_of(observation, path), space)
+    return refined
+
+
+def _refined(specs: Any, space: Any) -> Any:
+    parts = getattr(space, "spaces", None)
+    if isinstance(specs, dict):
+        by_key = parts if isinstance(parts, Mapping) else {}
+        return {key: _refined(entry, by_key.get(key)) for key, entry in specs.items()}
+    if isinstance(specs, tuple):
+        by_place = list(parts) if isinstance(parts, (tuple, list)) else []
+        return tuple(
+            _refined(*pair)
+            for pair in zip_longest(specs, by_place if len(by_place) == len(specs) else [])
+        )
+    return _refined_leaf(specs, space)
+
+
+def _refined_leaf(spec: ArraySpec, space: Any) -> ArraySpec:
+    try:
+        said = observation_spec(space)
+    except (ValueError, TypeError, AttributeError):  # of a kind that we do not know
+        return spec
+    if not isinstance(said, ArraySpec) or said.shape != spec.shape:
+        return spec
+    if said.dtype.startswith("float") != spec.dtype.startswith("float"):
+        return spec
+    return dataclasses.replace(said, dtype=spec.dtype)
 
 
 def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:

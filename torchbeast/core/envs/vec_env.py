@@ -31,7 +31,7 @@ from torchbeast.core.envs.spaces import (
     ObservationSpace,
     from_gymnasium,
     matching_leaves,
-    spec_of,
+    observation_space_of,
 )
 from torchbeast.core.nest_py import flatten, pack_as
 
@@ -130,7 +130,9 @@ class SyncVecEnv:
         self.action_space = self._common_action_space()
         self._action_leaves = flatten(self.action_space)
         first = _reset_observation(_reset(self._envs[0], None))
-        self.observation_space: ObservationSpace = spec_of(first, f"{self._name(0)}: observation")
+        said = getattr(self._envs[0], "observation_space", None)
+        path = f"{self._name(0)}: observation"
+        self.observation_space: ObservationSpace = observation_space_of(first, said, path)
         self._specs: list[ArraySpec] = flatten(self.observation_space)
 
     def reset(self, seed: int) -> ArrayNest:
