@@ -14,7 +14,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 PIP_ARGS := $(if $(CONSTRAINTS),-c $(CONSTRAINTS))
 SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
-  libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler
+  libgrpc++-dev protobuf-compiler-grpc libprotobuf-dev protobuf-compiler libabsl-dev
 TEST_PACKAGES := libgtest-dev
 SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.h' -o -name '*.proto' \
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt

@@ -48,13 +48,21 @@ class BufferPool {
   }
 
  private:
-  // Bytes and the count of their owners in one piece.
   static std::shared_ptr<std::byte> small(std::size_t num_bytes) {
     std::size_t space = num_bytes + kAlignment;
-    const auto bytes = std::make_shared_for_overwrite<std::byte[]>(space);
+    const std::shared_ptr<std::byte[]> bytes = uninitialised(space);
     void* aligned = bytes.get();
     std::align(kAlignment, num_bytes, aligned, space);
     return {bytes, static_cast<std::byte*>(aligned)};
+  }
+
+  // Bytes and the count of their owners in one piece, where the standard library can (g++ 12).
+  static std::shared_ptr<std::byte[]> uninitialised(std::size_t num_bytes) {
+#ifdef __cpp_lib_smart_ptr_for_overwrite
+    return std::make_shared_for_overwrite<std::byte[]>(num_bytes);
+#else
+    return std::shared_ptr<std::byte[]>(new std::byte[num_bytes]);
+#endif
   }
 
   static std::byte* fresh(std::size_t num_bytes) {

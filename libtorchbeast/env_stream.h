@@ -3,6 +3,9 @@
 
 #pragma once
 
+#include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -12,11 +15,6 @@
 #include "libtorchbeast/env.h"
 #include "libtorchbeast/errors.h"
 #include "libtorchbeast/sync.h"
-
-namespace grpc {
-class Channel;
-class ClientContext;
-}  // namespace grpc
 
 namespace torchbeast {
 

@@ -95,7 +95,8 @@ void encode_nest(const ArrayNest& nest, rpcenv::ArrayNest* message, const Leaf& 
 
 void encode_array_spec(const Array& array, rpcenv::NDArray* message) {
   message->set_dtype(static_cast<std::int32_t>(array.dtype()));
-  message->mutable_shape()->Assign(array.shape().begin(), array.shape().end());
+  message->mutable_shape()->Clear();
+  message->mutable_shape()->Add(array.shape().begin(), array.shape().end());
 }
 
 }  // namespace
