@@ -141,6 +141,121 @@ def test_categorical_samples_come_as_often_as_their_probability() -> None:
     assert frequencies[3] == 0
 
 
+MASKS = [
+    (Discrete(4), [1, 3]),
+    (Discrete(3, start=2), [0]),
+    (MultiDiscrete((2, 3)), [0, 3]),
+    (MultiBinary((3,)), [1]),
+    ((Discrete(2), MultiBinary((2,))), [1, 3]),
+]
+
+
+def by_enumeration(space: Any, params: Tensor) -> list[tuple[Any, Tensor]]:
+    """Every action of a small discrete space with its probability, as double [...]."""
+    params = params.double()
+    match space:
+        case Discrete(n, start):
+            probs = params.softmax(-1)
+            return [(torch.tensor(start + i), probs[..., i]) for i in range(n)]
+        case MultiDiscrete(nvec):
+            parts = tuple(Discrete(n) for n in nvec)
+            pairs = by_enumeration(parts, params)
+            return [(torch.stack(action), prob) for action, prob in pairs]
+        case MultiBinary((n,)):
+            coins = params.sigmoid()
+            pairs = [((), torch.ones(params.shape[:-1], dtype=torch.double))]
+            for i in range(n):
+                heads = [((*bits, 1), p * coins[..., i]) for bits, p in pairs]
+                pairs = [((*bits, 0), p * (1 - coins[..., i])) for bits, p in pairs] + heads
+            return [(torch.tensor(bits, dtype=torch.int8), p) for bits, p in pairs]
+    first, *rest = space
+    size = distribution_for(first).num_params
+    pairs = [((a,), p) for a, p in by_enumeration(first, params[..., :size])]
+    if not rest:
+        return pairs
+    others = by_enumeration(tuple(rest), params[..., size:])
+    return [((*a, *b), p * q) for a, p in pairs for b, q in others]
+
+
+def masked(space: Any, where: list[int], count: int = 1) -> Tensor:
+    """[count, T, B, num_params] random logits, -inf in the places that are ruled out."""
+    params = torch.randn(count, T, B, distribution_for(space).num_params)
+    params[..., where] = -math.inf
+    return params
+
+
+@pytest.mark.parametrize(("space", "where"), MASKS, ids=str)
+def test_choices_ruled_out_add_nothing_to_entropy_and_kl(space: Any, where: list[int]) -> None:
+    ours = distribution_for(space)
+    p, q = masked(space, where, 2)
+    entropy, divergence = torch.zeros(2, T, B, dtype=torch.double)
+    for (_, a), (_, b) in zip(by_enumeration(space, p), by_enumeration(space, q), strict=True):
+        entropy -= torch.where(a > 0, a * a.log(), 0.0)
+        divergence += torch.where(a > 0, a * (a / b).log(), 0.0)
+    torch.testing.assert_close(ours.entropy(p).double(), entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ours.kl(p, q).double(), divergence, rtol=1e-4, atol=1e-5)
+    assert ours.entropy(p).min() > 0 and ours.kl(p, q).min() > 0
+
+
+@pytest.mark.parametrize(("space", "where"), MASKS, ids=str)
+def test_choices_ruled_out_are_never_made_and_the_others_have_their_log_probability(
+    space: Any, where: list[int]
+) -> None:
+    ours, (params,) = distribution_for(space), masked(space, where)
+    possible = 0
+    for action, prob in by_enumeration(space, params):
+        rows = map_leaves(lambda leaf: leaf.expand(T, B, *leaf.shape), action)
+        torch.testing.assert_close(ours.log_prob(params, rows).double(), prob.log())
+        possible += prob.max() > 0
+    assert 1 < possible < len(by_enumeration(space, params))
+    for action in [ours.mode(params), *(ours.sample(params) for _ in range(50))]:
+        assert ours.log_prob(params, action).isfinite().all()
+
+
+@pytest.mark.parametrize(("space", "where"), MASKS, ids=str)
+def test_choices_ruled_out_have_no_gradient_and_the_others_a_finite_one(
+    space: Any, where: list[int]
+) -> None:
+    ours, (p, q) = distribution_for(space), masked(space, where, 2)
+    p.requires_grad_()
+    action = ours.sample(p.detach())
+    for quantity in (ours.entropy(p), ours.kl(p, q), ours.kl(q, p), ours.log_prob(p, action)):
+        (gradient,) = torch.autograd.grad(quantity.sum(), p)
+        assert gradient.isfinite().all() and gradient.any()
+        assert not gradient[..., where].any()
+
+
+def test_a_distribution_is_infinitely_far_from_one_that_rules_out_what_it_does() -> None:
+    ours, free = distribution_for(Discrete(2)), torch.zeros(2)
+    ruled_out = torch.tensor([0.0, -math.inf])
+    assert ours.kl(free, ruled_out) == math.inf
+    torch.testing.assert_close(ours.kl(ruled_out, free), torch.tensor(math.log(2)))
+
+
+LOG_STDS = [-9.0, -5.5, -5.0, -1.0, 2.0, 2.5, 9.0]
+
+
+@pytest.mark.parametrize("log_std", LOG_STDS)
+@pytest.mark.parametrize("outward", [False, True])
+def test_a_deviation_beyond_its_bounds_comes_back_and_goes_no_further(
+    log_std: float, outward: bool
+) -> None:
+    """The gradient is that of the bound itself where a step against it leads back, else 0."""
+    ours = distribution_for(UNBOUNDED)
+    params = torch.zeros(8)
+    params[4:] = log_std
+    params.requires_grad_()
+    at_the_bound = params.detach().clone()
+    at_the_bound[4:] = min(max(log_std, -5.0), 2.0)
+    sign = (1.0 if outward else -1.0) * (1.0 if log_std > 0 else -1.0)
+    loss = -sign * ours.entropy(params)  # minimised by a larger deviation where sign is 1
+    (gradient,) = torch.autograd.grad(loss, params)
+    assert loss == -sign * ours.entropy(at_the_bound), "the bounds hold"
+    inside = -5.0 <= log_std <= 2.0
+    expected = -sign if inside or not outward else 0.0
+    assert gradient[4:].tolist() == [expected] * 4
+
+
 def test_gaussian_samples_have_the_box_as_their_unit() -> None:
     ours = distribution_for(PENDULUM)  # centres 2 and 0, half widths 4 and 2
     params = torch.tensor([0.5, -1.0, math.log(0.5), 0.0])

@@ -4,9 +4,12 @@
     Discrete       categorical                                  n parameters (logits)
     MultiDiscrete  independent categoricals                     sum(nvec) parameters (logits)
     MultiBinary    independent coins                            one parameter per entry (logit)
-    Box            Gaussian with independent entries            two parameters per entry (mean, log
-    of the deviation) tuple, dict    the independent parts, dict keys sorted      the parts'
-    parameters in that order
+    Box            Gaussian with independent entries            two parameters per entry: all means,
+                                                                then all logs of deviations
+    tuple, dict    the independent parts, dict keys sorted      the parts', in that order
+
+A logit of -inf rules a choice out: it is never sampled, and adds nothing to entropy, KL or their
+gradients.
 
 Parameters are ONE float tensor [..., num_params], "policy_logits"; an action is a nest of tensors
 [..., *shape] as the environment takes it. The leading dimensions are any, mostly [T, B]. Parameters
@@ -19,6 +22,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,11 +109,11 @@ class Categorical(ActionDistribution):
 
     def entropy(self, params: Tensor) -> Tensor:
         log_probs = params.log_softmax(-1)
-        return -(log_probs.exp() * log_probs).sum(-1)
+        return -_weighted(log_probs, log_probs).sum(-1)
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
         log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
-        return (log_p.exp() * (log_p - log_q)).sum(-1)
+        return _weighted(log_p, log_p - log_q).sum(-1)
 
     def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
         return torch.full(tuple(batch_shape), self._start, dtype=torch.int64)
@@ -173,16 +177,16 @@ class Bernoulli(ActionDistribution):
         return self._action(params > 0)
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        ones = self.features(action)
-        return -F.binary_cross_entropy_with_logits(params, ones, reduction="none").sum(-1)
+        signs = 2.0 * self.features(action) - 1.0
+        return F.logsigmoid(signs * params).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        return (F.softplus(params) - params * params.sigmoid()).sum(-1)
+        log_probs = _of_both_sides(params)
+        return -_weighted(log_probs, log_probs).sum((-2, -1))
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        heads = p.sigmoid() * (F.logsigmoid(p) - F.logsigmoid(q))
-        tails = (-p).sigmoid() * (F.logsigmoid(-p) - F.logsigmoid(-q))
-        return (heads + tails).sum(-1)
+        log_p, log_q = _of_both_sides(p), _of_both_sides(q)
+        return _weighted(log_p, log_p - log_q).sum((-2, -1))
 
     def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
         return torch.zeros((*batch_shape, *self._shape), dtype=torch.int8)
@@ -312,9 +316,46 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return torch.stack(parts).sum(0)
 
 
+def _weighted(log_probs: Tensor, values: Tensor) -> Tensor:
+    """Each value times its probability; 0 where that is 0, whatever the value."""
+    return log_probs.exp() * values.masked_fill(log_probs.isneginf(), 0.0)
+
+
+def _of_both_sides(params: Tensor) -> Tensor:
+    """[..., n] logits of coins as [..., n, 2] log-probabilities of 1 and 0."""
+    return F.logsigmoid(torch.stack([params, -params], -1))
+
+
 def _mean_and_log_std(params: Tensor) -> tuple[Tensor, Tensor]:
     mean, log_std = params.chunk(2, -1)
-    return mean, log_std.clamp(*_LOG_STD_RANGE)
+    return mean, _bounded(log_std, *_LOG_STD_RANGE)
+
+
+def _bounded(values: Tensor, low: float, high: float) -> Tensor:
+    """values.clamp(low, high), with a gradient outside of the bounds where it leads back inside."""
+    bounded: Tensor = _Bounded.apply(values, low, high)  # type: ignore[no-untyped-call]
+    return bounded
+
+
+class _Bounded(torch.autograd.Function):
+    """A clamp whose values come back.
+
+    A plain clamp has no gradient outside: a deviation that one large update carries there would
+    stay for good. With the gradient in both directions an entropy bonus would carry it further out
+    without end, and back it would have the same way to go. So only what moves a value back passes,
+    under a loss that is minimised. Between the bounds nothing differs from a clamp.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, low: float, high: float) -> Tensor:
+        bounded = values.clamp(low, high)
+        ctx.save_for_backward(values - bounded)
+        return bounded
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (outside,) = ctx.saved_tensors
+        return gradient.masked_fill(outside * gradient < 0, 0.0), None, None
 
 
 def _centre_and_scale(box: spaces.Box) -> tuple[Tensor, Tensor]:
