@@ -26,6 +26,8 @@ from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
 from torchbeast.sources.shared_weights import SharedWeights
 
 PROGRAM = "monobeast"
+# The original MonoBeast had no other network; the original PolyBeast has the deep one.
+MODEL_FOR_IMAGES = "shallow"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,7 +51,7 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
     def agent(model: str) -> Agent:
-        return make_agent(model, *spaces, flags.model.use_lstm)
+        return make_agent(model, *spaces, flags.model.use_lstm, MODEL_FOR_IMAGES)
 
     def weights(model: nn.Module, version: int) -> SharedWeights:
         return SharedWeights(model, version, ring_size(flags.actors.fixed_lag))

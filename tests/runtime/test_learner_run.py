@@ -12,11 +12,12 @@ import pytest
 import torch
 from test_training import B, ListSource, T, rollout
 
+from torchbeast import monobeast
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.command_line import flatten
+from torchbeast.runtime.command_line import flatten, parse
 from torchbeast.runtime.errors import RunError, UsageError
 from torchbeast.runtime.flags import (
     ActorFlags,
@@ -212,3 +213,22 @@ def test_the_network_is_compiled_when_that_is_asked_for(
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
     train(tmp_path, GOOD, groups={"machine": MachineFlags(compile=wanted)})
     assert len(compiled) == wanted
+
+
+@pytest.mark.parametrize(("env", "model"), [("Mock", "shallow"), ("Catch", "mlp")])
+def test_monobeast_learns_images_with_the_originals_network(
+    env: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its original had no other; Mock's observations are Atari's."""
+    made: list[Agent] = []
+
+    class Run:
+        def __init__(self, *_: Any) -> None: ...
+
+        def train(self, agent: Any, *_: Any) -> None:
+            made.append(agent("auto"))
+
+    monkeypatch.setattr(monobeast, "LearnerRun", Run)
+    words = ["--env", env, "--savedir", str(tmp_path)]
+    assert monobeast.run(parse(MonoBeastFlags, "monobeast", words)) == 0
+    assert [agent.model_name for agent in made] == [model]

@@ -33,13 +33,15 @@ def make_agent(
     action_space: ActionSpace,
     frame_stack: int,
     use_lstm: bool,
+    for_images: str = "deep",
 ) -> Agent:
     """The agent for these spaces; UsageError when the model does not fit them.
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
+    for_images: what auto chooses where there is an image.
     """
     seen = stacked_space(observation_space, frame_stack)
-    name = default_model(seen) if model_name == "auto" else model_name
+    name = default_model(seen, for_images) if model_name == "auto" else model_name
     try:
         distribution = distribution_for(action_space)
         model = make_model(name, seen, action_space, use_lstm)
@@ -52,9 +54,9 @@ def _num_bytes(spec: ArraySpec) -> int:
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
-def default_model(observation_space: ObservationSpace) -> str:
-    """deep where there is an image, small where all are too small for it, else mlp."""
+def default_model(observation_space: ObservationSpace, for_images: str = "deep") -> str:
+    """`for_images` where there is an image, small where all are too small for it, else mlp."""
     images = [spec.shape for spec in flatten(observation_space) if len(spec.shape) == 3]
     if any(is_image(shape, SHALLOW_MINIMUM) for shape in images):
-        return "deep"
+        return for_images
     return "small" if images else "mlp"

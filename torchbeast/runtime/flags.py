@@ -131,8 +131,8 @@ class ModelFlags:
     model: str = "auto"
     """deep (IMPALA ResNet), shallow (the original's AtariNet, 3x faster), shallow-norm (AtariNet
     with standardised images and an orthogonal start: learns Pong in fewer steps), small (one
-    convolution), mlp, my_module:MyNet; auto: deep for images, small below 36 pixels, mlp for
-    vectors."""
+    convolution), mlp, my_module:MyNet; auto: deep for images, in MonoBeast shallow, as in the
+    original programs; small below 36 pixels, mlp for vectors."""
     use_lstm: bool = False
     """Give the network a recurrent memory. Costs speed;
     needed where one observation does not tell the state."""
