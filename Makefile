@@ -45,6 +45,7 @@ lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cc')
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 
 # A wheel that carries gRPC inside, in dist/. It installs where no gRPC is.
 wheel: $(VENV)/system-packages

@@ -30,7 +30,7 @@ from torchbeast.core.actors import torsos
 from torchbeast.core.actors.policy import act
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.precision import dtype_for
+from torchbeast.core.precision import Precision, dtype_for
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.flags import available_cores
 from torchbeast.runtime.malloc import keep_freed_memory
@@ -46,7 +46,7 @@ class Case(NamedTuple):
     """What is run."""
 
     model: str
-    precision: str
+    precision: Precision
     layout: str
     threads: int
     size: float  # of one piece: rows to act on, megabytes to learn from

@@ -24,6 +24,7 @@ from stepping import Step, steps_per_second
 
 from torchbeast import envs
 from torchbeast.bench.turns import in_turn
+from torchbeast.core.envs.spaces import Discrete
 from torchbeast.envs.atari import rom_name
 from torchbeast.runtime.flags import available_cores
 
@@ -62,6 +63,7 @@ def _runs(
     ours = envs.make(arguments.env, arguments.num_envs, num_threads=threads)
     ours.reset(0)
     steps: dict[str, Step] = {"ALE": _bare_ale(arguments, threads), "TorchBeast": ours.step}
+    assert isinstance(ours.action_space, Discrete)
     shape = arguments.num_envs, ours.action_space.n, arguments.seconds
     runs: dict[str, Callable[[], float]] = {
         name: functools.partial(steps_per_second, step, *shape) for name, step in steps.items()

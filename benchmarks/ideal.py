@@ -23,7 +23,7 @@ from torchbeast.bench.turns import in_turn
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.precision import dtype_for
+from torchbeast.core.precision import Precision, dtype_for
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.flags import available_cores
 from torchbeast.runtime.malloc import keep_freed_memory
@@ -66,11 +66,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _sizes(arguments: argparse.Namespace) -> list[tuple[str, float]]:
+def _sizes(arguments: argparse.Namespace) -> list[tuple[Precision, float]]:
     return [(p, size) for p in arguments.precision for size in arguments.megabytes_at_once]
 
 
-def _name(arguments: argparse.Namespace, size: tuple[str, float]) -> str:
+def _name(arguments: argparse.Namespace, size: tuple[Precision, float]) -> str:
     return f"{arguments.model}, {size[0]}, {size[1]:g} MB at once"
 
 
@@ -79,11 +79,13 @@ def _updates(loop: Iterator[dict[str, float]], arguments: argparse.Namespace) ->
     began = time.perf_counter()
     for _ in range(arguments.updates):
         next(loop)
-    steps = arguments.updates * arguments.num_envs * arguments.unroll_length
+    steps: int = arguments.updates * arguments.num_envs * arguments.unroll_length
     return steps / (time.perf_counter() - began)
 
 
-def loop_of(arguments: argparse.Namespace, size: tuple[str, float]) -> Iterator[dict[str, float]]:
+def loop_of(
+    arguments: argparse.Namespace, size: tuple[Precision, float]
+) -> Iterator[dict[str, float]]:
     """The loop itself; yields the seconds of each update's stages."""
     precision, megabytes = size
     keep_freed_memory()

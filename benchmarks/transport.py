@@ -125,7 +125,7 @@ def _bare(flow: Flow, program: Path, num_servers: int) -> Iterator[Callable[[flo
         ]
 
         def measure(seconds: float) -> float:
-            command = [program, "measure", str(seconds), str(flow.num_streams), *addresses]
+            command = [str(program), "measure", str(seconds), str(flow.num_streams), *addresses]
             found = subprocess.run(command, capture_output=True, text=True, check=True)
             return float(found.stdout) * flow.envs_per_stream
 

@@ -13,8 +13,8 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ class Point(NamedTuple):
 class MyList(list):
     """A list's subclass that lies about its content; the nest is what it holds."""
 
-    def __iter__(self):
+    def __iter__(self) -> Iterator[Any]:
         return iter(("a", "lie"))
 
 
@@ -433,7 +433,7 @@ def test_what_f_raises_passes_through_unchanged(raised: BaseException) -> None:
 
 def test_what_a_sequence_raises_passes_through_unchanged() -> None:
     class Broken(list):
-        def __iter__(self):
+        def __iter__(self) -> NoReturn:
             raise Mine
 
     with pytest.raises(Mine):

@@ -310,7 +310,7 @@ def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path
     update = run.algo.update
 
     def note(batch: Rollout) -> dict[str, float]:
-        traced.append(torch.autograd._profiler_enabled())
+        traced.append(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
         return update(batch)
 
     run.algo.update = note  # type: ignore[method-assign]

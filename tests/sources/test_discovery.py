@@ -32,7 +32,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
             raise TimeoutError(f"nobody answers at {address}")
         return served[address]
 
-    monkeypatch.setattr(discovery.libtorchbeast, "describe", describe)
+    monkeypatch.setattr("libtorchbeast.describe", describe)
     return served
 
 
