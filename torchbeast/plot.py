@@ -31,7 +31,7 @@ _LABEL_PARTS = 3
 
 # What says nothing about how a run learns.
 _INCIDENTAL = (
-    *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "preset"),
+    *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
     *("disable_checkpoint", "checkpoint_interval", "write_profiler_trace"),
     *("pipes_basename", "connect_timeout"),
 )

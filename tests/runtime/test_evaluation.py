@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import re
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -28,7 +30,7 @@ from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime import testing
 from torchbeast.runtime.agent import Agent, default_model, make_agent
 from torchbeast.runtime.errors import UsageError
-from torchbeast.runtime.evaluation import Episodes, play, report
+from torchbeast.runtime.evaluation import Episodes, RandomStarts, play, report
 from torchbeast.runtime.flags import EnvironmentFlags, MonoBeastFlags, PolyBeastFlags, RunFlags
 from torchbeast.runtime.testing import test as run_test
 from torchbeast.runtime.video import VideoWriter, picture, to_frame
@@ -134,10 +136,102 @@ def test_a_model_that_does_not_fit_is_a_sentence(name: str) -> None:
 
 
 def test_the_report_tells_each_return_and_their_spread() -> None:
-    assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000])) == (
+    assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000], [7, 7, 7])) == (
         "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes.\n"
-        "Lengths: mean 343 steps, from 9 to 1,000."
+        "Lengths: mean 343 steps, from 9 to 1,000.\n"
+        "Distinct: 2 of 3 episodes, by return and last 100 steps."
     )
+
+
+class Walk:
+    """A deterministic game of 150 steps: action a moves a - 1 places; begins 0 to 3 steps late."""
+
+    def __init__(self) -> None:
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self._late = 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._late = (self._late + 1) % 4
+        self._step, self._place = -self._late, 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        if self._step > 0:
+            self._place += int(action) - 1
+        return self._seen(), 0.0, self._step == 150, False, {}
+
+    def _seen(self) -> np.ndarray:
+        return np.array([self._place, max(self._step, 0)], np.float32)
+
+
+def walk(num_episodes: int, parallel: int = 2, **how: Any) -> Episodes:
+    agent = Agent(Undecided(), distribution_for(Discrete(3)))
+    return play(SyncVecEnv([Walk] * parallel, "Walk"), agent, num_episodes, seed=3, **how)
+
+
+def test_greedy_play_of_a_deterministic_game_is_one_episode_however_late_it_begins() -> None:
+    played = walk(8)
+    assert sorted(set(played.lengths)) == [150, 151, 152, 153]
+    assert played.distinct == 1
+
+
+def test_random_starts_and_sampled_play_make_episodes_distinct() -> None:
+    """The place remembers the random actions; 0 of 30 are drawn once in 31 times."""
+    torch.manual_seed(0)
+    assert walk(8, greedy=False).distinct == 8
+    started = walk(40, random_start=30)
+    assert started.distinct > 5
+    assert started.lengths[:8] == walk(8).lengths, "the random actions are part of the episode"
+
+
+def test_what_differs_only_before_the_last_steps_is_one_episode_unless_its_return_differs() -> None:
+    assert Episodes([1.0, 1.0, 2.0, 1.0], [9, 8, 8, 8], [5, 5, 5, 6]).distinct == 3
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_an_episode_begins_with_at_most_as_many_random_actions_as_asked_for(most: int) -> None:
+    """The policy always stays; every environment's episodes get numbers of their own."""
+    env = SyncVecEnv([lambda: Lengths(10)] * 4, "Lengths")
+    starts, counts = RandomStarts(env, most, seed=0), np.zeros(4, int)
+    stays = torch.full((1, 4), -1)
+    seen: list[set[int]] = [set() for _ in range(4)]
+    for _ in range(30):
+        for step in range(10):
+            drawn = starts.replace(stays)[0].numpy() != -1
+            assert (drawn <= (counts == step)).all(), "no random action follows another's"
+            counts += drawn
+        for numbers, count in zip(seen, counts.tolist(), strict=True):
+            numbers.add(count)
+        counts[:] = 0
+        starts.count(np.ones(4, bool))
+    assert seen == [set(range(most + 1))] * 4
+
+
+def test_a_life_that_is_lost_is_no_new_start() -> None:
+    starts = RandomStarts(SyncVecEnv([Walk] * 2, "Walk"), 3, seed=0)
+    for _ in range(3):
+        starts.replace(torch.zeros(1, 2))
+    starts.count(np.array([False, False]))
+    assert starts.replace(torch.full((1, 2), -1)).eq(-1).all()
+
+
+@pytest.mark.parametrize(("env_id", "most"), [("PongNoFrameskip-v4", 30), ("Catch", 0)])
+def test_games_of_atari_begin_with_random_actions_unless_told_otherwise(
+    env_id: str, most: int
+) -> None:
+    env: Any = SimpleNamespace(env_id=env_id)
+    assert testing._random_start(env, RunFlags(mode="test")) == most
+    assert testing._random_start(env, RunFlags(mode="test", random_start=7)) == 7
+
+
+def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_test(dataclasses.replace(save_run(tmp_path, "Catch"), random_start=2))
+    said = capsys.readouterr().out
+    assert "the most likely actions after 0 to 2 random ones" in said
+    assert re.search(r"Distinct: [123] of 3 episodes", said)
 
 
 def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
@@ -247,7 +341,8 @@ def test_the_flag_sampled_reaches_the_play(
     assert run_test(run) == 0 and "the most likely actions" in capsys.readouterr().out
     seen: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(testing, "play", lambda *_, greedy: seen.append(greedy) or Episodes([0], [1]))
+        played = Episodes([0], [1], [2])
+        patch.setattr(testing, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
         run_test(run)
         run_test(dataclasses.replace(run, sampled=True))
     assert seen == [True, False] and "sampled actions" in capsys.readouterr().out
@@ -307,7 +402,9 @@ def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
     players: list[Agent] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            testing, "play", lambda _, agent, *a, **k: players.append(agent) or Episodes([0], [1])
+            testing,
+            "play",
+            lambda _, agent, *a, **k: players.append(agent) or Episodes([0], [1], [2]),
         )
         assert run_test(run) == 0
     weights = torch.load(run.folder / "model.tar")["model_state_dict"]

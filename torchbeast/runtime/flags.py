@@ -95,6 +95,9 @@ class RunFlags:
     """Whole episodes that --mode test plays."""
     sampled: bool = False
     """--mode test plays with actions sampled as in training, not with the most likely ones."""
+    random_start: int | None = None
+    """--mode test begins each episode with 0 to this many random actions: the most likely ones
+    play a deterministic game the same way every time. Default: 30 in Atari games, else 0."""
     preset: str | None = None
     """Settings that belong together take the place of the defaults below and above;
     help lists them."""
@@ -104,7 +107,7 @@ class RunFlags:
 
     def __post_init__(self) -> None:
         _at_least(1, num_episodes=self.num_episodes, checkpoint_interval=self.checkpoint_interval)
-        _at_least(0, seed=self.seed)
+        _at_least(0, seed=self.seed, random_start=self.random_start)
         _require(
             self.xpid not in ("", ".", "..", "latest") and "/" not in self.xpid,
             f"--xpid must be a plain name of a folder other than 'latest', but is {self.xpid!r}",
@@ -116,6 +119,10 @@ class RunFlags:
         _require(
             not (self.sampled and self.mode == "train"),
             "--sampled is for --mode test; training always samples",
+        )
+        _require(
+            self.random_start is None or self.mode != "train",
+            "--random_start is for --mode test; episodes of training differ by themselves",
         )
 
     @property

@@ -6,6 +6,7 @@ Checkpoints of the original TorchBeast are played too.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.atari import is_atari
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.environment import make_environment, what_it_raised
@@ -22,6 +24,8 @@ from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.runtime.evaluation import MAX_PARALLEL, Episodes, play, report
 from torchbeast.runtime.flags import RunFlags
 from torchbeast.runtime.reward_clipping import UNKNOWN
+
+_ATARI_RANDOM_START = 30  # the literature's number of no-ops
 
 
 def test(run: RunFlags, env_id: str | None = None) -> int:
@@ -44,20 +48,37 @@ def test(run: RunFlags, env_id: str | None = None) -> int:
         except Exception as error:
             raise RunError(f"while playing {env.env_id}: {what_it_raised(error)}") from error
     where = env.env_id + (f" (trained on {trained_on})" if env_id not in (None, trained_on) else "")
-    print(f"{where}, {path}, {_how(saved, run)}\n{report(episodes)}")
+    print(f"{where}, {path}, {_how(saved, run, env)}\n{report(episodes)}")
     return EXIT_DONE
 
 
-def _how(saved: dict[str, Any], run: RunFlags) -> str:
+def _random_start(env: VecEnv, run: RunFlags) -> int:
+    """The flag, else enough to tell games of Atari apart, which are deterministic."""
+    if run.random_start is not None:
+        return run.random_start
+    return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
+
+
+def _how(saved: dict[str, Any], run: RunFlags, env: VecEnv) -> str:
     step = saved.get("stats", {}).get("step")
     actions = "sampled actions" if run.sampled else "the most likely actions"
+    if most := _random_start(env, run):
+        actions += f" after 0 to {most} random ones"
     return actions if step is None else f"step {int(step):,}, {actions}"
 
 
 def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
-    greedy = not run.sampled
+    play_it = functools.partial(
+        play,
+        env,
+        agent,
+        run.num_episodes,
+        seed,
+        greedy=not run.sampled,
+        random_start=_random_start(env, run),
+    )
     if run.mode != "test_render":
-        return play(env, agent, run.num_episodes, seed, greedy=greedy)
+        return play_it()
     from torchbeast.runtime.video import VideoWriter, picture  # OpenCV, which nothing else needs
 
     with VideoWriter(run.folder / "video.mp4") as video:
@@ -65,7 +86,7 @@ def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
         def film(observation: Any) -> None:
             video.write(picture(env, observation))
 
-        episodes = play(env, agent, run.num_episodes, seed, watch=film, greedy=greedy)
+        episodes = play_it(watch=film)
     print(f"The video is {video.path}")
     return episodes
 
