@@ -2,10 +2,12 @@
 
 #include "libtorchbeast/env_stream.h"
 
+#include <grpc/grpc.h>
 #include <grpcpp/grpcpp.h>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <utility>
 
@@ -22,7 +24,27 @@ constexpr std::int64_t kMaxFrameStack = 256;
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
 
+// Has gRPC wait for sockets by poll(), unless it has started already or the user chose.
+//
+// By default, epoll, whichever thread waits takes what comes for any stream and wakes the thread
+// that it is for. A stream has a connection and a thread of its own: with poll() each thread waits
+// for its own socket, which doubles the messages a second. gRPC learns of the choice once, when it
+// starts, and from the environment only. It is not left there: what this process starts may be a
+// server, which is slower with poll().
+void wait_for_own_sockets() {
+  constexpr auto kVariable = "GRPC_POLL_STRATEGY";
+  static const bool chosen_by_user = [] {
+    if (std::getenv(kVariable) != nullptr) return true;
+    ::setenv(kVariable, "poll", 1);
+    grpc_init();  // never shut down: it would learn of another choice when it starts again
+    ::unsetenv(kVariable);
+    return false;
+  }();
+  static_cast<void>(chosen_by_user);
+}
+
 std::shared_ptr<grpc::Channel> make_channel(const std::string& address) {
+  wait_for_own_sockets();
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
   arguments.SetMaxSendMessageSize(codec::kMaxMessageBytes);
