@@ -23,6 +23,10 @@ constexpr std::int64_t kProtocolVersion = 1;
 constexpr std::int64_t kMaxFrameStack = 256;
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
+// A call that has ended says at once why. Where that does not come the call has not ended: what was
+// read was no message.
+constexpr std::chrono::milliseconds kReasonTimeout(5000);
+constexpr char kNoMessage[] = "instead of a step it sent bytes that are no message of the protocol";
 
 // Has gRPC wait for sockets by poll(), unless it has started already or the user chose.
 //
@@ -373,6 +377,7 @@ EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientC
   const bool got_step = stream->Read(&step);
   stream->WritesDone();
   const grpc::Status status = stream->Finish();
+  if (!got_step && status.ok()) throw std::invalid_argument(kNoMessage);
   if (!got_step) std::rethrow_exception(as_exception(status, address));
   return {.observation = codec::decode(step.observation()), .protocol_version = 0};
 }
@@ -475,30 +480,41 @@ StreamStep EnvStream::step(const ArrayNest& action) {
 template <typename Call>
 StreamStep EnvStream::waiting(const Call& call) {
   check_cancelled();
-  waiting_since_ = Clock::now().time_since_epoch().count();
+  wait_at_most(step_timeout_);
   try {
     const std::optional<RawStep> raw = call();
-    waiting_since_ = 0;
     if (!raw) fail();
+    overdue_at_ = 0;
     return (*translation_)(*raw);
   } catch (const std::invalid_argument& error) {
-    waiting_since_ = 0;
+    overdue_at_ = 0;
     throw std::invalid_argument(with_origin(address_, error.what()));
   }
 }
 
+void EnvStream::wait_at_most(std::chrono::milliseconds limit) {
+  overdue_at_ = (Clock::now() + limit).time_since_epoch().count();
+}
+
+// Throws why there is no next step.
 void EnvStream::fail() {
+  const bool ended = !overdue_;
+  if (ended) wait_at_most(std::min(step_timeout_, kReasonTimeout));
   const grpc::Status status = wire_->finish();
+  overdue_at_ = 0;
   {
     MutexLock lock(mutex_);
     wire_.reset();
   }
   check_cancelled();
-  if (overdue_) {
-    throw TimeoutError("environment server at " + address_ + " sent no step within " +
-                       seconds(step_timeout_));
-  }
+  if (overdue_) throw_overdue(ended);
   std::rethrow_exception(as_exception(status, address_));
+}
+
+void EnvStream::throw_overdue(bool ended) const {
+  if (ended) throw std::invalid_argument(kNoMessage);
+  throw TimeoutError("environment server at " + address_ + " sent no step within " +
+                     seconds(step_timeout_));
 }
 
 void EnvStream::close() {
@@ -517,10 +533,8 @@ void EnvStream::cancel() {
 }
 
 void EnvStream::cancel_if_overdue() {
-  const Clock::rep since = waiting_since_;
-  if (since == 0) return;
-  const auto waited = Clock::now().time_since_epoch() - Clock::duration(since);
-  if (waited < step_timeout_) return;
+  const Clock::rep at = overdue_at_;
+  if (at == 0 || Clock::now().time_since_epoch().count() < at) return;
   overdue_ = true;
   MutexLock lock(mutex_);
   if (wire_ != nullptr) wire_->cancel();

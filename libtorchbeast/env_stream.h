@@ -57,7 +57,8 @@ EnvDescription describe_server(const std::string& address, std::chrono::millisec
 // Everything the server sends is checked before it is used; every step must look like the first.
 //
 // Thread safety: one thread uses the stream; cancel() and cancel_if_overdue() may come from
-// another. Ending: cancel() ends whatever blocks, with StreamCancelled.
+// another. Ending: cancel() ends whatever blocks, with StreamCancelled. No wait is without a limit
+// as long as somebody calls cancel_if_overdue() now and then.
 class EnvStream {
  public:
   EnvStream(std::string address, std::chrono::milliseconds step_timeout);
@@ -71,7 +72,8 @@ class EnvStream {
 
   // Sends action leaves [1, E, ...] and waits for what they lead to. Throws LostStream,
   // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback,
-  // std::invalid_argument for a step that makes no sense. Each message names the address.
+  // std::invalid_argument for a step that makes no sense, bytes that are no message included. Each
+  // message names the address.
   StreamStep step(const ArrayNest& action);
 
   std::int64_t num_envs() const { return description_.num_envs; }
@@ -80,7 +82,8 @@ class EnvStream {
   void close();
 
   void cancel();
-  // Cancels a step that has been waited for longer than step_timeout.
+  // Cancels a step that has been waited for longer than step_timeout, and an ended call whose
+  // reason does not come.
   void cancel_if_overdue();
 
  private:
@@ -93,6 +96,8 @@ class EnvStream {
   StreamStep waiting(const Call& call);
   EnvDescription describe(const std::shared_ptr<grpc::Channel>& channel);
   [[noreturn]] void fail();
+  [[noreturn]] void throw_overdue(bool ended) const;
+  void wait_at_most(std::chrono::milliseconds limit);
   void check_cancelled() const;
 
   const std::string address_;
@@ -105,7 +110,7 @@ class EnvStream {
   std::shared_ptr<grpc::ClientContext> describing_;
   std::atomic<bool> cancelled_ = false;
   std::atomic<bool> overdue_ = false;
-  std::atomic<Clock::rep> waiting_since_ = 0;  // 0: not waiting
+  std::atomic<Clock::rep> overdue_at_ = 0;  // 0: nothing is waited for
 };
 
 }  // namespace torchbeast
