@@ -195,7 +195,8 @@ class ActorPool:
             initial_agent_state: of one environment, leaves [layers, 1, ...].
             rollout_columns: environments in one item, a divisor of each stream's; 0: all of them.
             seed: of the pool; each stream, and each connection of it, derives its own.
-            connect_timeout_s: for each stream's server to be there at the start.
+            connect_timeout_s: for each stream's server to be there at the start; a connection that
+                is lost before its first step is tried again until then.
             step_timeout_s: for one step.
             reconnect_timeout_s: after which a lost stream ends the run when fewer than half of the
                 streams live.
@@ -209,7 +210,7 @@ class ActorPool:
         Raises the first failure that reconnecting does not mend, with the stream's address:
         RuntimeError with an environment's own traceback, ConnectionError, TimeoutError, ValueError
         for what servers or agent sent, AsyncError when a batch was dropped. Queue and batcher are
-        closed then.
+        closed then. Does not wait for batches that are held unanswered.
         """
 
     def count(self) -> int:

@@ -11,7 +11,8 @@
 namespace torchbeast {
 namespace {
 
-constexpr auto kFirstPause = std::chrono::milliseconds(100);  // before a reconnection
+constexpr std::chrono::milliseconds kNoPause(0);
+constexpr std::chrono::milliseconds kFirstPause(100);  // before a reconnection
 constexpr std::chrono::milliseconds kLongestPause(5000);
 // How long streams may end by themselves, in order, before they are cancelled.
 constexpr auto kGrace = std::chrono::milliseconds(250);
@@ -57,6 +58,22 @@ LostStream fruitless_error(const LostStream& last, int connections) {
   return LostStream(std::string(last.what()) + "; this was connection " +
                     std::to_string(connections) +
                     " in a row that ended before its first rollout: look into that server's log");
+}
+
+// Of a stream whose server is there now and then, but never until the first step.
+LostStream never_up_error(const LostStream& last, std::uint64_t connections,
+                          std::chrono::milliseconds timeout) {
+  return LostStream(std::string(last.what()) + "; this was connection " +
+                    std::to_string(connections) + ", and none brought a first step within " +
+                    std::to_string(timeout.count()) + " ms: look into that server's log");
+}
+
+// Names the stream in a complaint about the agent's answer or what was made of it. Complaints about
+// what the server sent name it already.
+std::string with_stream(const std::string& message, std::size_t index, const std::string& address) {
+  if (message.find(address) != std::string::npos) return message;
+  return message + " (stream " + std::to_string(index) + ", of the environment server at " +
+         address + ")";
 }
 
 // Counts a stream as live for a scope.
@@ -154,32 +171,47 @@ void ActorPool::run_stream(std::size_t index) noexcept {
 
 // Plays, and reconnects when the stream is lost.
 void ActorPool::keep_playing(std::size_t index) {
-  Clock::time_point away_since = Clock::now();
-  std::chrono::milliseconds pause = kFirstPause;
-  int fruitless = 0;  // connections in a row
+  History history;
   for (std::uint64_t attempt = 0;; ++attempt) {
-    Connection connection{.attempt = attempt};
+    Connection connection{.attempt = attempt, .timeout = patience(history)};
     try {
       play(index, &connection);
     } catch (const LostStream& lost) {
       if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
-      if (attempt == 0 && !connection.came_up) throw;
-      if (connection.came_up) {
-        ++lost_;
-        away_since = Clock::now();
-        if (!connection.was_fruitful) ++fruitless;
-      }
-      if (connection.was_fruitful) {
-        pause = kFirstPause;
-        fruitless = 0;
-      }
-      if (fruitless >= options_.fruitless_connections) throw fruitless_error(lost, fruitless);
-      const bool too_long = Clock::now() - away_since >= options_.reconnect_timeout;
-      if (too_long && !enough_streams_live()) throw;
+      judge(lost, connection, &history);
     }
     clocks_[index].enter(Stage::kEnvironment);
-    pause_or_give_up(pause);
-    pause = std::min(2 * pause, kLongestPause);
+    pause_or_give_up(history.pause);
+  }
+}
+
+// How long the next connection may wait for its server to be there.
+std::chrono::milliseconds ActorPool::patience(const History& history) const {
+  if (history.came_up) return std::min(kLongestPause, options_.reconnect_timeout);
+  const auto waited = Clock::now() - history.away_since;
+  return std::chrono::ceil<std::chrono::milliseconds>(options_.connect_timeout - waited);
+}
+
+// Counts a connection that was lost. Throws when another one is not worth it.
+void ActorPool::judge(const LostStream& lost, const Connection& connection, History* history) {
+  history->pause = connection.was_fruitful || history->pause == kNoPause
+                       ? kFirstPause
+                       : std::min(2 * history->pause, kLongestPause);
+  if (connection.came_up) {
+    ++lost_;
+    history->came_up = true;
+    history->away_since = Clock::now();
+    history->fruitless = connection.was_fruitful ? 0 : history->fruitless + 1;
+  }
+  if (history->fruitless >= options_.fruitless_connections) {
+    throw fruitless_error(lost, history->fruitless);
+  }
+  const auto away = Clock::now() - history->away_since;
+  if (history->came_up) {
+    if (away >= options_.reconnect_timeout && !enough_streams_live()) throw lost;
+  } else if (away + history->pause >= options_.connect_timeout) {
+    if (connection.attempt == 0) throw lost;
+    throw never_up_error(lost, connection.attempt + 1, options_.connect_timeout);
   }
 }
 
@@ -200,11 +232,8 @@ void ActorPool::play(std::size_t index, Connection* connection) {
   clocks_[index].enter(Stage::kEnvironment);
   EnvStream stream(options_.addresses[index], options_.step_timeout);
   const Registration registration(this, &stream);
-  const auto timeout = connection->attempt == 0
-                           ? options_.connect_timeout
-                           : std::min(kLongestPause, options_.reconnect_timeout);
   StreamStep first =
-      stream.connect(derived_seed(options_.seed, index, connection->attempt), timeout);
+      stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
   connection->came_up = true;
   const Alive alive(&live_);
   try {
@@ -212,6 +241,8 @@ void ActorPool::play(std::size_t index, Connection* connection) {
   } catch (const ClosedBatchingQueue&) {
     stream.close();
     throw;
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(with_stream(error.what(), index, options_.addresses[index]));
   }
 }
 
@@ -303,12 +334,14 @@ void ActorPool::cancel_overdue_streams() {
   for (EnvStream* stream : streams_) stream->cancel_if_overdue();
 }
 
-// Lets streams end in order for a moment, then cancels whatever still waits for a server.
+// Lets streams end in order for a moment, then cancels whatever still waits for a server or for an
+// answer: an inference thread may take minutes over a batch.
 void ActorPool::cancel_until_ended() {
   const auto deadline = Clock::now() + kGrace;
   MutexLock lock(mutex_);
   while (running_ > 0) {
     if (changed_.wait_until(mutex_, std::max(deadline, Clock::now() + kPollInterval))) continue;
+    inference_batcher_->cancel();
     for (EnvStream* stream : streams_) stream->cancel();
   }
 }

@@ -24,7 +24,7 @@ struct ActorPoolOptions {
   std::vector<std::string> addresses;  // one stream for each entry
   std::int64_t rollout_columns = 0;    // environments in one item; 0: all of a stream's
   std::uint64_t seed = 0;              // of the pool; every stream derives its own
-  std::chrono::milliseconds connect_timeout = std::chrono::minutes(1);    // at the start
+  std::chrono::milliseconds connect_timeout = std::chrono::minutes(1);    // see below
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);      // of one step
   std::chrono::milliseconds reconnect_timeout = std::chrono::minutes(1);  // see below
   int fruitless_connections = 10;  // in a row, of one stream, that end the run
@@ -37,14 +37,18 @@ struct ActorPoolOptions {
 //                                             v        |
 //                                          DynamicBatcher::compute
 //
-// A lost stream reconnects with growing pauses; its unfinished rollout is dropped, its environments
-// start new episodes. Only when it has been away for reconnect_timeout and fewer than half of the
-// streams live does the loss end the run. A stream that comes up again and again and is lost before
-// it has handed over anything is no lost connection but a broken server: that ends the run too.
+// A stream has connect_timeout to bring its first step; connections that are lost on the way there
+// are tried again. A lost stream reconnects with growing pauses; its unfinished rollout is dropped,
+// its environments start new episodes. Only when it has been away for reconnect_timeout and fewer
+// than half of the streams live does the loss end the run. A stream that comes up again and again
+// and is lost before it has handed over anything is no lost connection but a broken server: that
+// ends the run too.
 //
 // Thread safety: run() once, in one thread; the counters from any.
 // Closing: closing the queue or the batcher ends run(). The first failure of a stream that
-// reconnecting does not mend closes both, and run() throws it, with its address.
+// reconnecting does not mend closes both, and run() throws it, with its address. Either way streams
+// have a quarter of a second to end in order; then their calls are cancelled, and so are the
+// questions that the batcher has handed out and nobody has answered.
 class ActorPool {
  public:
   ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
@@ -82,12 +86,23 @@ class ActorPool {
   // What came of one connection of a stream.
   struct Connection {
     std::uint64_t attempt = 0;
+    std::chrono::milliseconds timeout{};  // for its server to be there
     bool came_up = false;
     bool was_fruitful = false;  // handed over a rollout
   };
 
+  // A stream's connections so far.
+  struct History {
+    bool came_up = false;  // ever
+    Clock::time_point away_since = Clock::now();
+    int fruitless = 0;                  // connections in a row
+    std::chrono::milliseconds pause{};  // before the next one
+  };
+
   void run_stream(std::size_t index) noexcept;
   void keep_playing(std::size_t index);
+  std::chrono::milliseconds patience(const History& history) const;
+  void judge(const LostStream& lost, const Connection& connection, History* history);
   void play(std::size_t index, Connection* connection);
   void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step, bool* fruitful);
   void hand_over(std::vector<QueueItem> items, std::int64_t columns);

@@ -517,12 +517,21 @@ TEST(ActorPoolTest, AServerThatIsNeverThereIsAConnectionErrorWithItsAddress) {
                 " within 200 ms; start one there, or name the address of one that runs");
 }
 
+// What stands behind a complaint about the agent's answers.
+std::string of_stream(int index, const std::string& address) {
+  return " (stream " + std::to_string(index) + ", of the environment server at " + address + ")";
+}
+
+// The complaint about an answer, without the stream that it names.
 std::string error_of_answer(const ArrayNest& answer) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address());
   Play play(options_for({folder.address()}),
             [answer](const ArrayNest&, std::int64_t) { return answer; });
-  return play.failure<std::invalid_argument>();
+  const std::string error = play.failure<std::invalid_argument>();
+  const std::string stream = of_stream(0, folder.address());
+  EXPECT_TRUE(error.ends_with(stream)) << error;
+  return error.substr(0, error.size() - std::min(error.size(), stream.size()));
 }
 
 TEST(ActorPoolTest, AnswersOfAnotherFormAreRefused) {
@@ -546,7 +555,82 @@ TEST(ActorPoolTest, AnswersThatChangeTheirFormAreRefused) {
     return tuple({tuple({answer.as_vector()[0].as_vector()[0], small}), answer.as_vector()[1]});
   });
   EXPECT_EQ(play.failure<std::invalid_argument>(),
-            "agent output at [1]: expected float32[1, 1, 2] as before, got float32[1, 1, 1]");
+            "agent output at [1]: expected float32[1, 1, 2] as before, got float32[1, 1, 1]" +
+                of_stream(0, folder.address()));
+}
+
+TEST(ActorPoolTest, AnAnswerThatOneStreamCannotUseNamesThatStreamsServer) {
+  TestFolder folder;
+  RunningServer one(fake_env(), folder.address(0));
+  RunningServer two(fake_env({.num_envs = 2}), folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.rollout_columns = 2;
+  Play play(options);
+  EXPECT_EQ(play.failure<std::invalid_argument>(),
+            "rollouts of 2 columns cannot be cut from a stream of 1 environments; the one must "
+            "divide the other" +
+                of_stream(0, folder.address(0)));
+}
+
+// A pool of two streams whose inference holds what the first one asks, for ever, and answers the
+// second one. The two are told apart by the number of their environments.
+class HeldInference {
+ public:
+  explicit HeldInference(ActorPoolOptions options)
+      : pool_(std::move(options), queue_, batcher_,
+              ArrayNest(Array::zeros(DType::kFloat32, {1, 1, 1}))),
+        inference_([this] { infer(); }),
+        run_([this] { pool_.run(); }) {}
+
+  void end() { run_.get(); }
+  ~HeldInference() {
+    batcher_->try_close();
+    inference_.get();
+  }
+
+  Notification held;
+  const std::shared_ptr<RolloutQueue> queue_ =
+      std::make_shared<RolloutQueue>(RolloutQueueOptions{.queue = {.maximum_batch_size = 1}});
+
+ private:
+  void infer() {
+    while (auto batch = batcher_->next()) {
+      if (batch->size() == 1) {
+        held_ = std::move(batch);
+        held.notify();
+      } else {
+        held.wait();
+        batch->set_outputs(policy(batch->get_inputs(), 0), 0);
+      }
+    }
+  }
+
+  const std::shared_ptr<DynamicBatcher> batcher_ = std::make_shared<DynamicBatcher>(
+      DynamicBatcherOptions{.queue = {.maximum_batch_size = 1, .timeout = std::nullopt}});
+  std::unique_ptr<Batch> held_;
+  ActorPool pool_;
+  Background<void> inference_;
+  Background<void> run_;
+};
+
+TEST(ActorPoolTest, AFailureArrivesThoughInferenceHoldsTheBatchOfAnotherStream) {
+  TestFolder folder;
+  RunningServer healthy(fake_env(), folder.address(0));
+  RunningServer failing(
+      fake_env({.num_envs = 2, .on_step = [](int) { throw EnvironmentFailure("ouch"); }}),
+      folder.address(1));
+  HeldInference play(options_for({folder.address(0), folder.address(1)}));
+  EXPECT_EQ(message_of<EnvironmentFailure>([&] { play.end(); }),
+            "environment server at " + folder.address(1) + ": ouch");
+}
+
+TEST(ActorPoolTest, ClosingEndsRunThoughInferenceHoldsABatch) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  HeldInference play(options_for({folder.address()}));
+  play.held.wait();
+  play.queue_->close();
+  play.end();
 }
 
 TEST(ActorPoolTest, ABatchThatIsDroppedEndsRun) {
@@ -667,6 +751,39 @@ testing::Script dying(std::atomic<int>* connections, const std::function<int()>&
                 for (int left = steps(); left >= 0 && stream->Read(&action); --left) send(stream);
                 return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the process crashed");
               }};
+}
+
+TEST(ActorPoolTest, AConnectionThatIsLostBeforeItsFirstStepIsTriedAgain) {
+  TestFolder folder;
+  std::atomic<int> connections = 0, questions = 0;
+  testing::Script script = dying(&connections, [&] { return connections <= 2 ? -1 : 100; });
+  script.describe = [&, describe = script.describe](rpcenv::Description* message) {
+    return ++questions == 1 ? grpc::Status(grpc::StatusCode::CANCELLED, "") : describe(message);
+  };
+  testing::ScriptedServer server(script, folder.address());
+  Play play(options_for({folder.address()}));
+  EXPECT_EQ(play.take(1).size(), 1u);
+  EXPECT_EQ(questions, 4);
+  EXPECT_EQ(connections, 3);
+  EXPECT_EQ(play.pool().lost_streams(), 0) << "what never came up cannot be lost";
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AServerThatNeverComesUpIsAConnectionErrorWithItsAddress) {
+  TestFolder folder;
+  std::atomic<int> connections = 0;
+  testing::ScriptedServer server(dying(&connections, [] { return -1; }), folder.address());
+  ActorPoolOptions options = options_for({folder.address()});
+  options.connect_timeout = 500ms;
+  Play play(options);
+  const std::string error = play.failure<ConnectionError>();
+  EXPECT_EQ(error,
+            "environment server at " + folder.address() +
+                ": connection lost (the process crashed); this was connection " +
+                std::to_string(connections) +
+                ", and none brought a first step within 500 ms: look into that server's log");
+  EXPECT_GT(connections, 1);
 }
 
 TEST(ActorPoolTest, AStreamThatDiesAgainAndAgainBeforeItsFirstRolloutEndsRun) {

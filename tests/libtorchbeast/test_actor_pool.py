@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -263,7 +264,7 @@ class TestRollouts:
     def test_columns_that_do_not_divide_the_environments_are_refused(self, address: str) -> None:
         with serving(Vector, address):
             game = Game([address], rollout_columns=2)
-            with pytest.raises(ValueError, match="2 columns cannot be cut from .* 3 environments"):
+            with pytest.raises(ValueError, match=f"2 columns .* 3 environments.*{address}"):
                 game.end()
             game.close()
 
@@ -352,12 +353,16 @@ class TestAgentErrors:
             with pytest.raises(ValueError) as failure:
                 game.end()
             game.close()
-        assert str(failure.value) == text
+        assert str(failure.value) == text + self.of_stream_0(address)
+
+    @staticmethod
+    def of_stream_0(address: str) -> str:
+        return f" (stream 0, of the environment server at {address})"
 
     def test_outputs_without_time_and_batch_are_named(self, address: str) -> None:
         with serving(Counting, address):
             game = Game([address], lambda inputs: ((torch.zeros(2, 1),), ()))
-            with pytest.raises(ValueError, match=r"\[1, 1, ...\], got \[2, 1\]"):
+            with pytest.raises(ValueError, match=rf"\[1, 1, ...\], got \[2, 1\].*{address}"):
                 game.end()
             game.close()
 
@@ -370,7 +375,26 @@ class TestAgentErrors:
 
         with serving(Counting, address):
             game = Game([address], agent, agent_state=torch.zeros(1, 1, 4))
-            with pytest.raises(ValueError, match=r"got|nests don't match"):
+            with pytest.raises(ValueError, match=rf"(got|nests don't match).*{address}"):
+                game.end()
+            game.close()
+
+    @pytest.mark.parametrize(
+        "action",
+        [torch.zeros(1, 1, 2).double(), torch.zeros(1, 1), {"move": torch.zeros(1, 1)}],
+        ids=["shape", "dtype", "structure"],
+    )
+    def test_an_action_that_the_environment_cannot_take_is_named(
+        self, action: Any, address: str
+    ) -> None:
+        class Env(Counting):
+            def step(self, action: Any) -> Any:
+                assert action.shape == () and action.dtype == np.int64
+                return super().step(action)
+
+        with serving(Env, address):
+            game = Game([address], lambda inputs: ((action,), ()))
+            with pytest.raises(RuntimeError, match=address):
                 game.end()
             game.close()
 
@@ -395,7 +419,7 @@ class TestAgentErrors:
 
         with serving(Counting, address):
             game = Game([address], agent, unroll_length=20)
-            with pytest.raises(ValueError, match="float32|nests don't match"):
+            with pytest.raises(ValueError, match=f"(float32|nests don't match).*{address}"):
                 game.end()
             game.close()
         assert game.pool.count() == 0
@@ -538,6 +562,26 @@ class TestEnvironmentFailures:
                 with pytest.raises(RuntimeError, match=f"{bad}: Traceback"):
                     game.end(timeout=2)
                 game.close()
+
+    def test_a_failure_reaches_run_while_inference_is_busy(self, runtime_folder: Path) -> None:
+        good, bad = (f"unix:{runtime_folder}/{name}" for name in ("good", "bad"))
+        Waiting.forget()
+        busy, free = threading.Event(), threading.Event()
+
+        def agent(inputs: Any) -> Any:
+            if Waiting.inside.is_set():  # so this is the question of the good stream
+                busy.set()
+                free.wait(2 * SOON)
+            return zeros_agent(inputs)
+
+        with serving(Counting, good), serving(served_envs.WaitingThenRaising, bad):
+            game = Game([good, bad], agent, queue_size=10**6)
+            assert busy.wait(SOON)
+            Waiting.go_on.set()
+            with pytest.raises(RuntimeError, match=f"{bad}: Traceback"):
+                game.end()
+            free.set()
+            game.close()
 
     def test_a_failure_reaches_run_while_other_streams_wait_for_room_in_the_queue(
         self, runtime_folder: Path

@@ -322,8 +322,28 @@ class TestEnding:
         for _ in range(5):
             with serving(Counting, address) as server:
                 with playing([address] * 2) as game:
+                    wait_for(lambda: game.pool.live_streams() == 2)
                     game.rollouts(3)
                     Background(server.stop).result(timeout=2)
+
+    def test_a_pool_that_was_not_up_yet_waits_for_it_to_serve_again(self, address: str) -> None:
+        class Env(Counting):
+            def reset(self, **kwargs: Any) -> Any:
+                inside.set()
+                go_on.wait(SOON)
+                return super().reset(**kwargs)
+
+        for _ in range(3):
+            inside, go_on = threading.Event(), threading.Event()
+            with serving(Env, address) as server, playing([address]) as game:
+                assert inside.wait(SOON)
+                stopping = Background(server.stop)
+                wait_for(lambda: not path_of(address).exists())
+                go_on.set()
+                stopping.result()
+                assert game.pool.lost_streams() == 0
+                with serving(Counting, address):
+                    game.rollout()
 
     def test_it_waits_for_a_step_that_the_environment_is_in(self, address: str) -> None:
         with serving(Waiting, address) as server, RawStream(address) as stream:
