@@ -22,7 +22,8 @@ def test_every_proof_that_is_named_exists() -> None:
 
 
 def test_every_fault_has_a_proof() -> None:
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    shown = PAGE.read_text(encoding="utf-8").partition("## Open")[0]
+    rows = [line for line in shown.splitlines() if line.startswith("|")]
     faults = [row for row in rows if not row.startswith(("| what went wrong", "| ---"))]
     assert len(faults) > 30
     assert all("::test_" in row.rsplit("|", 2)[1] for row in faults)
