@@ -72,6 +72,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         env_id=flags.environment.env_id,
         model=learner.agent.model_name,
         use_lstm=flags.model.use_lstm,
+        reward_input=learner.agent.model.reward_input,
         precision=flags.precision(),
         num_actors=flags.actors.num_actors,
         num_processes=flags.actors.processes(),

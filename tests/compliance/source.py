@@ -33,6 +33,7 @@ from torchbeast import envs
 from torchbeast.core.actors.actor_critic import ModelInputs
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent
@@ -50,6 +51,7 @@ class Setup:
     env_id: str
     model: str = COUNTING
     use_lstm: bool = False
+    reward_input: RewardClipping = "abs_one"  # of the model
     num_envs: int = 2
     num_groups: int = 1  # of environments that are stepped together: processes, streams
     batch_size: int = 2
@@ -90,6 +92,7 @@ CASES = {
     "vector-lstm": Setup(env_id="Catch", model="mlp", use_lstm=True, unroll_length=12),
     "memory-lstm": Setup(env_id="Memory", model="mlp", use_lstm=True, unroll_length=12),
     "stacked-lstm": Setup(env_id="source_envs:Stacked", model="shallow", use_lstm=True),
+    "rewards": Setup(env_id="source_envs:Counting", model="mlp", reward_input="none"),
     "nested-lstm": Setup(env_id="source_envs:Nested", model="mlp", use_lstm=True, unroll_length=7),
     "counting": Setup(env_id="source_envs:Counting", num_envs=4, batch_size=4),
 }

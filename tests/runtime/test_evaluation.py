@@ -257,6 +257,28 @@ def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
     assert "over 3 episodes." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("clipping", ["abs_one", "none"])
+def test_test_mode_gives_the_network_rewards_as_training_did(tmp_path: Path, clipping: str) -> None:
+    run = save_run(tmp_path, "Catch")
+    path = run.folder / "model.tar"
+    checkpoints.save(path, checkpoints.load(path) | {"reward_input": clipping})
+    assert [player.model.reward_input for player in players(run)] == [clipping]
+
+
+def players(run: RunFlags) -> list[Agent]:
+    """Who plays in test mode; nothing is played."""
+    found: list[Agent] = []
+
+    def note(env: VecEnv, agent: Agent, *_: Any, **__: Any) -> Episodes:
+        found.append(agent)
+        return Episodes([0.0], [1], [2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "play", note)
+        assert run_test(run) == 0
+    return found
+
+
 class WideCatch(Catch):
     """Every ball is caught, wherever the paddle is."""
 
@@ -349,10 +371,13 @@ def test_the_flag_sampled_reaches_the_play(
 
 
 def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> RunFlags:
-    """A checkpoint as the original programs write it: no name of the network, but devices."""
+    """A checkpoint as the original programs write it: no name of the network, but devices. Its
+    networks clip rewards also where the loss does not.
+    """
     env = envs.make("Mock", 1)
     agent = make_agent(model, env.observation_space, env.action_space, env.frame_stack, use_lstm)
     flags = {"env": "Mock", "use_lstm": use_lstm, "device": torch.device("cpu"), "num_buffers": 60}
+    flags["reward_clipping"] = "none"
     optimiser: dict[str, Any] = {"optimizer_state_dict": {}, "scheduler_state_dict": {}}
     saved = {"model_state_dict": agent.model.state_dict(), "flags": flags, **optimiser, **more}
     (folder / "run").mkdir()
@@ -399,14 +424,6 @@ def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
     tmp_path: Path, model: str, by_hand: Any, use_lstm: bool
 ) -> None:
     run = save_original(tmp_path, model, use_lstm)
-    players: list[Agent] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            testing,
-            "play",
-            lambda _, agent, *a, **k: players.append(agent) or Episodes([0], [1], [2]),
-        )
-        assert run_test(run) == 0
     weights = torch.load(run.folder / "model.tar")["model_state_dict"]
     inputs = ModelInputs(
         torch.randint(256, (3, 2, 4, 84, 84), dtype=torch.uint8),
@@ -414,7 +431,7 @@ def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
         torch.tensor([[True, True], [False, False], [False, True]]),
         torch.randint(6, (3, 2)),
     )
-    (player,) = players
+    (player,) = players(run)
     with torch.no_grad():
         output = player.model(inputs, player.model.initial_state(2))
     logits, baseline = by_hand(weights, inputs)

@@ -54,6 +54,9 @@ def agent(model: str = "mlp") -> Agent:
     return make_agent(model, ArraySpec((4,), "float32"), Discrete(3), 1, False)
 
 
+LEARNERS: list[Learner[PublishedWeights]] = []  # of every run
+
+
 def train(
     folder: Path, *rewards: float, groups: dict[str, Any] | None = None, **flags: bool
 ) -> None:
@@ -62,6 +65,7 @@ def train(
     every = resolved(MonoBeastFlags(run=run, **(groups or {})), "Catch")
 
     def source(learner: Learner[PublishedWeights]) -> EndingSource:
+        LEARNERS.append(learner)
         return EndingSource([rollout(reward) for reward in rewards])
 
     with session(every) as parts:
@@ -122,6 +126,32 @@ def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
     for name in ("model.tar", "last_good.tar"):
         saved = checkpoints.load(tmp_path / "run" / name)
         assert (saved["format"], saved["model"], saved["flags"]["model"]) == (1, "mlp", "auto")
+
+
+def with_rewards(clipping: Any) -> dict[str, Any]:
+    return {"groups": {"learning": LearningFlags(reward_clipping=clipping)}}
+
+
+@pytest.mark.parametrize("clipping", ["abs_one", "none"])
+def test_the_network_is_given_rewards_as_they_are_learnt_from(
+    tmp_path: Path, clipping: str
+) -> None:
+    train(tmp_path, GOOD, **with_rewards(clipping))
+    assert LEARNERS[-1].agent.model.reward_input == clipping
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["reward_input"] == clipping
+
+
+def test_a_run_that_goes_on_is_given_rewards_as_before(tmp_path: Path) -> None:
+    """What its weights were learnt for; the loss has rewards as the flag says."""
+    train(tmp_path, GOOD, **with_rewards("none"))
+    train(tmp_path, GOOD, **with_rewards("abs_one"))
+    assert LEARNERS[-1].agent.model.reward_input == "none"
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    assert saved.pop("reward_input") == "none"
+    checkpoints.save(path, saved)  # as before it was recorded
+    train(tmp_path, GOOD, **with_rewards("none"))
+    assert LEARNERS[-1].agent.model.reward_input == "abs_one"
 
 
 def with_model(name: str) -> dict[str, Any]:

@@ -25,11 +25,13 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
     observation, action, frame_stack = setup.spaces()
     torch.manual_seed(0)
     agent = make_agent(setup.model, observation, action, frame_stack, setup.use_lstm)
+    agent.model.reward_input = setup.reward_input
     config = MonoSourceConfig(
         **{
             "env_id": setup.env_id,
             "model": setup.model,
             "use_lstm": setup.use_lstm,
+            "reward_input": setup.reward_input,
             "num_actors": setup.num_envs,
             "num_processes": setup.num_groups,
             "num_buffers": 2 * setup.num_envs,

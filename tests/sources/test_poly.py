@@ -66,6 +66,7 @@ def playing(address: str, setup: Setup) -> Iterator[Running]:
     torch.manual_seed(0)
     spaces = fleet.observation_space, fleet.action_space
     agent = make_agent(setup.model, *spaces, fleet.frame_stack, setup.use_lstm)
+    agent.model.reward_input = setup.reward_input
     weights = PublishedWeights(agent.model, setup.version)
     config = PolySourceConfig(
         batch_size=setup.batch_size,

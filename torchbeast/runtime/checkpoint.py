@@ -6,6 +6,7 @@ stats                                                          step and other co
 flags                                                          every flag of the run
 format                                                         FORMAT of the program that wrote it
 model                                                          the network's name, never auto
+reward_input                                                   how rewards are given to it
 rng                                                            torch's generators
 """
 
@@ -23,6 +24,7 @@ import numpy as np
 import torch
 
 from torchbeast.core.algos.base import check_fits
+from torchbeast.core.losses import RewardClipping
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.run_folder import write_atomically
 
@@ -74,6 +76,14 @@ def model_name(checkpoint: Mapping[str, Any]) -> str:
     if recorded == "auto":
         return _model_of_weights(checkpoint["model_state_dict"])
     return {"shallow": "shallow-norm"}.get(recorded, recorded)
+
+
+def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
+    """How the network was given rewards. Where a file does not say it, they were clipped, whatever
+    the loss did with them; so does the original TorchBeast.
+    """
+    recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
+    return recorded
 
 
 def _model_of_weights(weights: Iterable[str]) -> str:

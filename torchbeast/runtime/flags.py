@@ -163,8 +163,9 @@ class LearningFlags:
     Returns of about one are learnt best."""
     reward_clipping: Literal["auto", "abs_one", "none"] = "auto"
     """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs). none: they are
-    learnt from as they are. auto: abs_one for Atari games, none elsewhere; abs_one also with
-    servers of the original TorchBeast, which do not say what they serve."""
+    learnt from as they are. The network sees them clamped too, or else as sign(r) log(1 + |r|).
+    auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
+    TorchBeast, which do not say what they serve."""
     entropy_cost: float = 0.0006
     """Weight of the entropy bonus: more keeps exploring longer."""
     baseline_cost: float = 0.5

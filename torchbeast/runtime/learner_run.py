@@ -130,7 +130,8 @@ class LearnerRun:
         torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
         agent, device = make_agent(self._model_name()), compute.device
         self._check_same_model(agent.model_name)
-        self._labels["model"] = agent.model_name
+        agent.model.reward_input = self._reward_input()
+        self._labels |= {"model": agent.model_name, "reward_input": agent.model.reward_input}
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
         if self._flags.machine.compile:
@@ -302,6 +303,12 @@ class LearnerRun:
         if self._saved is None or asked not in ("auto", self._saved["flags"].get("model")):
             return asked
         return checkpoints.model_name(self._saved)
+
+    def _reward_input(self) -> RewardClipping:
+        """As rewards are learnt from; in a run that is resumed as its weights know them."""
+        if self._saved is not None:
+            return checkpoints.reward_input(self._saved)
+        return cast(RewardClipping, self._flags.learning.reward_clipping)
 
     def _check_same_model(self, now: str) -> None:
         """Weights of one network may fit another that computes something else."""

@@ -123,6 +123,7 @@ def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
         env.frame_stack,
         bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
     )
+    agent.model.reward_input = checkpoints.reward_input(saved)
     checkpoints.load_model(agent.model, saved, path)
     agent.model.eval()
     return agent

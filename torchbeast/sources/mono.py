@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.envs.spaces import ObservationSpace
+from torchbeast.core.losses import RewardClipping
 from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent
@@ -60,6 +61,7 @@ class MonoSourceConfig:
     env_id: str
     model: str  # the name from which every actor makes its own copy
     use_lstm: bool
+    reward_input: RewardClipping = "abs_one"  # of the model
     precision: Precision = "float32"  # of the actors' features, on the CPU
     num_actors: int  # environments in all
     num_processes: int  # that they are spread over
@@ -266,6 +268,7 @@ class MonoSource:
             "env_id": config.env_id,
             "model": config.model,
             "use_lstm": config.use_lstm,
+            "reward_input": config.reward_input,
             "precision": config.precision,
             "unroll_length": config.unroll_length,
             "num_envs": actor.num_envs,

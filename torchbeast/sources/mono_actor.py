@@ -95,6 +95,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         agent = make_agent(
             arguments["model"], space, env.action_space, env.frame_stack, arguments["use_lstm"]
         )
+        agent.model.reward_input = arguments["reward_input"]
         agent.model.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
         weights = SharedWeights(
             agent.model, size=arguments["ring_size"], descriptor=arguments["weights"]

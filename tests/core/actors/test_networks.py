@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -343,6 +344,31 @@ def test_the_last_action_is_seen_and_the_reward_is_clamped(net: Any) -> None:
     assert not torch.equal(model(inputs, ()).policy_logits, model(other, ()).policy_logits)
     big, bigger = (inputs._replace(reward=torch.full((T, B), r)) for r in (1.0, 50.0))
     assert torch.equal(model(big, ()).policy_logits, model(bigger, ()).policy_logits)
+
+
+@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize(
+    ("how", "formula"),
+    [
+        ("abs_one", lambda r: max(-1.0, min(1.0, r))),
+        ("none", lambda r: math.copysign(math.log(1.0 + abs(r)), r)),
+    ],
+)
+def test_the_reward_is_seen_as_the_formula_has_it(net: Any, how: Any, formula: Any) -> None:
+    """The heads are linear in it, so the weight behind the features shows it."""
+    space, rewards = ArraySpec((5,), "float32"), [0.0, 0.3, -0.7, 1.0, 5.0, -40.0, 1e30, 3e-4]
+    model = net(space, Discrete(ACTIONS), False)
+    model.reward_input = how
+    inputs = ModelInputs(
+        observation=torch.randn(5).expand(1, 8, 5),
+        reward=torch.tensor([rewards]),
+        done=torch.zeros(1, 8, dtype=torch.bool),
+        last_action=torch.ones(1, 8, dtype=torch.int64),
+    )
+    logits = model(inputs, ()).policy_logits.detach()[0]
+    seen = torch.tensor([formula(reward) for reward in rewards])
+    weight = model.policy.weight.detach()[:, model.fc.out_features]
+    torch.testing.assert_close(logits - logits[:1], seen[:, None] * weight, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import Nest
 
 
@@ -43,13 +44,25 @@ class ActorCritic(nn.Module):
 
     compute_dtype: what features may be computed in, set by the program before it learns or acts.
     Outputs and state are float32 in any case.
+
+    reward_input: the form in which `seen_reward` gives rewards to the network, set likewise.
     """
 
     compute_dtype: torch.dtype = torch.float32
+    reward_input: RewardClipping = "abs_one"
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         """The state at the start, leaves [layers, batch_size, hidden]; () when feed-forward."""
         return ()
+
+    def seen_reward(self, reward: Tensor) -> Tensor:
+        """A reward as an input, of the same shape: in [-1, 1] for "abs_one", as in the original's
+        networks; for "none" sign(r) log(1 + |r|), which keeps their order and is no larger than 20
+        for rewards of hundreds of millions.
+        """
+        if self.reward_input == "abs_one":
+            return reward.clamp(-1.0, 1.0)
+        return reward.sign() * reward.abs().log1p()
 
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
         """Policies, values and the state after the last row."""

@@ -101,7 +101,10 @@ class TorsoActorCritic(ActorCritic):
         with computing_in(self.compute_dtype, inputs.reward.device):
             seen = [torso(leaf) for torso, leaf in zip(self._torsos, leaves, strict=True)]
             features = F.relu(self.fc(seen[0] if len(seen) == 1 else torch.cat(seen, -1)))
-        parts = [features.float().view(steps, batch, -1), inputs.reward.clamp(-1, 1).unsqueeze(-1)]
+        parts = [
+            features.float().view(steps, batch, -1),
+            self.seen_reward(inputs.reward).unsqueeze(-1),
+        ]
         if self._sees_last_action:
             parts.append(self._actions.features(inputs.last_action))
         return torch.cat(parts, -1)
