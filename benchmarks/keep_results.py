@@ -3,46 +3,52 @@
 
 usage: PYTHONPATH=. python benchmarks/keep_results.py RUNS_FOLDER PRESET
 
-Writes docs/results/PRESET/curve.png (both programs over all their steps), a CSV of at most 150
-rows for each run, each row the mean over a stretch of updates, and prints the lines of the table in
-docs/results/README.md.
+Writes docs/results/PRESET/PROGRAM-SEED.csv for each run: commit, date and command, then at most 150
+rows, each over a stretch of updates. Draws curve.png there from all that is kept (both programs,
+earlier seeds too), and prints the lines of the table in docs/results/README.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import json
 import math
 import re
+import shlex
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from torchbeast import plot
 from torchbeast.runtime.log_files import read_logs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-COLUMNS = ("step", "seconds", "mean_episode_return", "mean_episode_length", "total_loss")
+PROGRAMS = ("monobeast", "polybeast")
+# Of the games that ended in the stretch, each counted once; the others of updates.
+OF_EPISODES = ("mean_episode_return", "mean_episode_length")
+OF_UPDATES = ("total_loss", "entropy", "grad_norm", "mean_lag", "learning_rate")
+COLUMNS = ("step", "seconds", "episodes", *OF_EPISODES, *OF_UPDATES)
 ROWS = 150
+
+Row = dict[str, float]
 
 
 def main() -> None:
     """Keeps the runs of one preset."""
     arguments = _arguments()
     runs, preset = arguments.runs.expanduser(), arguments.preset
-    found = {
-        program: sorted(folder for folder in runs.glob(f"{preset}-{program}-[0-9]"))
-        for program in ("monobeast", "polybeast")
-    }
     target = RESULTS / preset
     target.mkdir(parents=True, exist_ok=True)
-    for program, folders in found.items():
+    for program in PROGRAMS:
+        folders = sorted(runs.glob(f"{preset}-{program}-[0-9]*"))
         for folder in folders:
             write_thinned(folder, target / f"{program}-{folder.name.rpartition('-')[2]}.csv")
         if folders:
             print(table_line(preset, program, folders))
-    every = [str(folder) for folders in found.values() for folder in folders]
-    plot.main([*every, "--output", str(target / "curve.png")])
+    kept = sorted(str(path) for name in PROGRAMS for path in target.glob(f"{name}-[0-9]*.csv"))
+    plot.main([*kept, "--output", str(target / "curve.png")])
 
 
 def _arguments() -> argparse.Namespace:
@@ -53,34 +59,96 @@ def _arguments() -> argparse.Namespace:
 
 
 def write_thinned(folder: Path, target: Path) -> None:
-    """The run's logs with the means of equal stretches as rows."""
-    rows = list(read_logs(folder))
+    """The run's logs with equal stretches as rows, below what made them."""
+    meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    rows = list(_with_entropy(with_counts(read_logs(folder)), meta["args"]))
     began = rows[0]["_time"] - rows[0].get("update_seconds", 0.0)
     stretch = math.ceil(len(rows) / ROWS)
     with open(target, "w", newline="", encoding="utf-8") as file:
+        file.writelines(f"# {line}\n" for line in provenance(meta))
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         for start in range(0, len(rows), stretch):
-            part = rows[start : start + stretch]
-            means = [_mean(part, name) for name in COLUMNS[2:]]
-            writer.writerow([int(part[-1]["step"]), round(part[-1]["_time"] - began, 1), *means])
+            writer.writerow(thinned(rows[start : start + stretch], began))
 
 
-def _mean(rows: list[dict[str, float]], name: str) -> float | str:
+def provenance(meta: dict[str, Any]) -> Iterator[str]:
+    """Commit, dates and command of a run, a line each."""
+    git = meta.get("git") or {"commit": "unknown", "is_dirty": False}
+    yield f"commit {git['commit']}" + " with changes that were not committed" * git["is_dirty"]
+    yield f"date {meta['date_start']} to {meta['date_end']}"
+    program, *words = meta["argv"]
+    yield f"command python -m torchbeast.{Path(program).stem} {shlex.join(_without_places(words))}"
+
+
+def _without_places(words: list[str]) -> Iterator[str]:
+    """The command line without the names of this machine's folders."""
+    following = iter(words)
+    for word in following:
+        if word in ("--savedir", "--xpid"):
+            next(following)
+        elif not word.startswith(("--savedir=", "--xpid=")):
+            yield word
+
+
+def with_counts(rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows with the number of games that ended in each in the place of those until then."""
+    before = 0.0
+    for row in rows:
+        ended = row.get("episodes", before)
+        yield {**row, "episodes": max(0.0, ended - before)}
+        before = ended
+
+
+def _with_entropy(rows: Iterator[Row], args: dict[str, Any]) -> Iterator[Row]:
+    """Logs of earlier versions have it only in the loss, weighted and summed over the batch."""
+    scale = args["entropy_cost"] * args["unroll_length"] * args["batch_size"]
+    for row in rows:
+        if "entropy" not in row and "entropy_loss" in row and scale:
+            row["entropy"] = -row["entropy_loss"] / scale
+        yield row
+
+
+def thinned(rows: list[Row], began: float) -> list[float | str]:
+    """One row of COLUMNS."""
+    games = sum(row["episodes"] for row in rows)
+    return [
+        int(rows[-1]["step"]),
+        round(rows[-1]["_time"] - began, 1),
+        int(games),
+        *(_mean_of_games(rows, name) for name in OF_EPISODES),
+        *(_mean(rows, name) for name in OF_UPDATES),
+    ]
+
+
+def _mean_of_games(rows: list[Row], name: str) -> float | str:
+    games = [(row[name], row["episodes"]) for row in rows if name in row and row["episodes"]]
+    count = sum(count for _, count in games)
+    return _rounded(sum(value * count for value, count in games) / count) if count else ""
+
+
+def _mean(rows: list[Row], name: str) -> float | str:
     """Of the rows that have it; an empty cell where none has."""
     values = [row[name] for row in rows if name in row]
-    return float(f"{statistics.fmean(values):.4g}") if values else ""
+    return _rounded(statistics.fmean(values)) if values else ""
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def table_line(preset: str, program: str, folders: list[Path]) -> str:
-    """Preset, program, steps, minutes (median), evaluated means, their median."""
-    means = [evaluated_mean(folder) for folder in folders]
+    """Preset, program, seeds, steps, minutes (median), means of greedy and of sampled play."""
+    seeds = ", ".join(folder.name.rpartition("-")[2] for folder in folders)
     steps = max(steps_trained(folder) for folder in folders)
     minutes = statistics.median(_seconds(folder) / 60 for folder in folders)
-    each = ", ".join(f"{mean:g}" for mean in means)
+    played = [
+        ", ".join(f"{evaluated_mean(folder / name):g}" for folder in folders)
+        for name in ("evaluation.txt", "evaluation-sampled.txt")
+    ]
     return (
-        f"| [{preset}]({preset}/curve.png) | {program} | {steps:,} | {minutes:.1f} | {each} | "
-        f"**{statistics.median(means):g}** |"
+        f"| [{preset}]({preset}/curve.png) | {program} | {seeds} | {steps:,} | {minutes:.1f} | "
+        f"{played[0]} | {played[1]} |"
     )
 
 
@@ -91,23 +159,17 @@ def steps_trained(folder: Path) -> int:
     return max(int(row["step"]) for row in read_logs(folder))
 
 
-def evaluated_mean(folder: Path) -> float:
+def evaluated_mean(said: Path) -> float:
     """What `--mode test` said."""
-    said = (folder / "evaluation.txt").read_text(encoding="utf-8")
-    match = re.search(r"^Mean (-?[\d.]+)", said, re.MULTILINE)
+    match = re.search(r"^Mean (-?[\d.]+)", said.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
-        raise ValueError(f"{folder}/evaluation.txt has no line that begins with Mean")
+        raise ValueError(f"{said} has no line that begins with Mean")
     return float(match[1])
 
 
 def _seconds(folder: Path) -> float:
-    times = list(_times(folder))
+    times = [row["_time"] for row in read_logs(folder)]
     return times[-1] - times[0]
-
-
-def _times(folder: Path) -> Iterator[float]:
-    for row in read_logs(folder):
-        yield row["_time"]
 
 
 if __name__ == "__main__":

@@ -1,21 +1,26 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Trains a preset with several seeds, one after the other, and evaluates each: 100 whole episodes with
-# the most likely actions, into evaluation.txt in the run's folder. What is complete is left out, so
-# that the same command goes on after an interruption.
-# usage: benchmarks/presets.sh PROGRAM PRESET [SEEDS]      (default "1 2 3")
+# Trains a preset with several seeds, one after the other, and evaluates each twice: 100 whole episodes
+# with the most likely actions, into evaluation.txt in the run's folder, and with sampled ones, into
+# evaluation-sampled.txt. What is complete is left out, so that the same command goes on after an
+# interruption. Give seeds that the settings were not tuned on.
+# usage: benchmarks/presets.sh PROGRAM PRESET [SEEDS]      (default "11 12 13")
 #        RUNS=FOLDER (default ~/logs/torchbeast/presets), FLAGS="more flags", EPISODES=100
 set -euo pipefail
-program=$1 preset=$2 seeds=${3:-1 2 3}
+program=$1 preset=$2 seeds=${3:-11 12 13}
 runs=${RUNS:-$HOME/logs/torchbeast/presets}
 python=${PYTHON:-python}
+evaluate() { # FILE [FLAGS]
+  "$python" -m "torchbeast.$program" "${run[@]}" --mode test --num_episodes "${EPISODES:-100}" --seed 1 "${@:2}" \
+    >"$runs/$preset-$program-$seed/$1"
+  echo "$preset $program $seed, $1: $(grep -h "^Mean\|^Distinct" "$runs/$preset-$program-$seed/$1" | tr '\n' ' ')"
+}
 for seed in $seeds; do
   run=(--savedir "$runs" --xpid "$preset-$program-$seed")
   # shellcheck disable=SC2086
   "$python" -m "torchbeast.$program" "${run[@]}" --preset "$preset" --seed "$seed" ${FLAGS:-} |
     { grep -a "^Learnt" || true; } # a training that fails ends this script: nothing of it is evaluated
-  "$python" -m "torchbeast.$program" "${run[@]}" --mode test --num_episodes "${EPISODES:-100}" --seed 1 \
-    >"$runs/$preset-$program-$seed/evaluation.txt"
-  echo "$preset $program $seed: $(grep "^Mean" "$runs/$preset-$program-$seed/evaluation.txt")"
+  evaluate evaluation.txt
+  evaluate evaluation-sampled.txt --sampled
 done

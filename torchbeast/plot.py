@@ -3,6 +3,7 @@
 
 python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png
 python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3
+python -m torchbeast.plot docs/results/catch/*.csv
 
 Runs that differ in nothing but their seed are one line, the mean over them, in a band: from the
 lowest to the highest, or one standard deviation on each side where there are more than five.
@@ -25,6 +26,7 @@ from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.runtime.log_files import read_logs
 
 _SMOOTHED = 20  # updates in the mean that is drawn
+_SMOOTHED_KEPT = 5  # likewise rows of a kept curve, each of which is a mean over some updates
 _GRID = 500  # points of a line
 _MANY = 5  # runs, above which the band is a standard deviation: the extremes only ever widen
 _LABEL_PARTS = 3
@@ -46,7 +48,8 @@ class PlotFlags:
     """Draws the mean episode return of runs against their steps, with the spread over seeds."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs. Those that differ in nothing but their seed are one line."""
+    """Folders of runs, or kept curves called PROGRAM-SEED.csv. Those that differ in nothing but
+    their seed are one line."""
     output: Path = Path("curve.png")
     """The PNG to write."""
 
@@ -111,7 +114,11 @@ def _group_of(settings: Settings, groups: list[Group]) -> Group:
 
 
 def settings_of(folder: Path) -> Settings:
-    """The program and the flags that matter; of a folder without meta.json, its place alone."""
+    """The program and the flags that matter; of a folder without meta.json, its place alone; of a
+    kept curve its name without the seed.
+    """
+    if folder.is_file():
+        return {"program": folder.stem.rpartition("-")[0] or folder.stem}
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         args, argv = dict(meta["args"]), meta.get("argv") or [""]
@@ -126,7 +133,7 @@ def curve(folder: Path) -> Points:
     """`(step, mean return of the last updates in which episodes ended)`; UsageError when the
     folder is not a run's.
     """
-    if not (folder / "logs.csv").exists():
+    if not (folder.is_file() or (folder / "logs.csv").exists()):
         raise UsageError(f"{folder} is no folder of a run: it has no logs.csv")
     points: Points = []
     for step, value in _smoothed(folder):
@@ -137,10 +144,11 @@ def curve(folder: Path) -> Points:
 
 
 def _smoothed(folder: Path) -> Iterator[tuple[float, float]]:
+    smoothed = _SMOOTHED_KEPT if folder.is_file() else _SMOOTHED
     recent: list[float] = []
     for row in read_logs(folder):
         if "mean_episode_return" in row:
-            recent = [*recent, row["mean_episode_return"]][-_SMOOTHED:]
+            recent = [*recent, row["mean_episode_return"]][-smoothed:]
             yield row["step"], sum(recent) / len(recent)
 
 

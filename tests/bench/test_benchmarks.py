@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,3 +47,56 @@ def test_sample_factory_is_compared_over_windows_of_many_of_its_batches(
     monkeypatch.setattr(sys, "argv", ["sample_factory.py"])
     arguments = runpy.run_path(str(FOLDER / "sample_factory.py"))["_arguments"]()
     assert arguments.seconds >= 70
+
+
+META = {
+    "args": {"entropy_cost": 0.01, "unroll_length": 20, "batch_size": 8},
+    "argv": ["/x/torchbeast/polybeast.py", "--savedir", "/x", "--xpid=a", "--preset", "pong"],
+    "git": {"commit": "abc", "is_dirty": True},
+    "date_start": "2026-01-01",
+    "date_end": "2026-01-02",
+}
+LOGS = """# _tick,_time,step,mean_episode_return,episodes,entropy_loss,grad_norm,mean_lag,entropy
+0,100,160,,0,-1.6,3,0,
+1,101,320,1,3,-1.6,5,1,
+2,102,480,5,4,,,2,0.5
+"""
+
+
+@pytest.fixture
+def keep_results(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return runpy.run_path(str(FOLDER / "keep_results.py"))
+
+
+def test_a_kept_curve_says_what_made_it_and_counts_each_game_once(
+    tmp_path: Path, keep_results: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(keep_results["write_thinned"].__globals__, "ROWS", 1)
+    (tmp_path / "meta.json").write_text(json.dumps(META))
+    (tmp_path / "logs.csv").write_text(LOGS)
+    keep_results["write_thinned"](tmp_path, tmp_path / "polybeast-11.csv")
+    *said, columns, row = (tmp_path / "polybeast-11.csv").read_text().splitlines()
+    assert said == [
+        "# commit abc with changes that were not committed",
+        "# date 2026-01-01 to 2026-01-02",
+        "# command python -m torchbeast.polybeast --preset pong",
+    ]
+    found = dict(zip(columns.split(","), row.split(","), strict=True))
+    assert (found["step"], found["seconds"], found["episodes"]) == ("480", "2.0", "4")
+    assert float(found["mean_episode_return"]) == 2.0, "(3 * 1 + 1 * 5) / 4"
+    entropies = [1.6 / (0.01 * 20 * 8)] * 2 + [0.5]
+    assert float(found["entropy"]) == pytest.approx(sum(entropies) / 3, rel=1e-3)
+    assert (float(found["grad_norm"]), float(found["mean_lag"])) == (4.0, 1.0)
+
+
+def test_the_table_has_greedy_and_sampled_play(
+    tmp_path: Path, keep_results: dict[str, Any]
+) -> None:
+    folder = tmp_path / "pong-polybeast-11"
+    folder.mkdir()
+    (folder / "logs.csv").write_text(LOGS)
+    for name, mean in (("evaluation", 20), ("evaluation-sampled", -3.5)):
+        (folder / f"{name}.txt").write_text(f"Returns: 1\nMean {mean:.2f}, median 0.00\n")
+    line = keep_results["table_line"]("pong", "polybeast", [folder])
+    assert line == "| [pong](pong/curve.png) | polybeast | 11 | 480 | 0.0 | 20 | -3.5 |"

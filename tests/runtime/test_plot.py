@@ -191,3 +191,18 @@ def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
 def test_a_committed_curve_without_fields_csv_is_read_by_its_first_line(tmp_path: Path) -> None:
     (tmp_path / "logs.csv").write_text("step,mean_episode_return\n10,1.5\n20,\n30,2.5\n")
     assert plot.curve(tmp_path) == [(10.0, 1.5), (30.0, 2.0)]
+
+
+def test_kept_curves_are_drawn_a_line_a_program_with_and_without_their_history(
+    tmp_path: Path,
+) -> None:
+    columns, points = "step,seconds,mean_episode_return", "10,0.5,1.5\n20,1,\n30,2,2.5"
+    said = "# commit abc\n# command python -m torchbeast.polybeast --preset catch, step, step\n"
+    kept = [tmp_path / f"{name}.csv" for name in ("monobeast-1", "monobeast-12", "polybeast-1")]
+    for path, history in zip(kept, ("", said, said), strict=True):
+        path.write_text(f"{history}{columns}\n{points}\n")
+    groups = plot.group_runs(kept)
+    assert plot.labels(groups) == ["monobeast (2 runs)", "polybeast"]
+    assert {tuple(curve) for group in groups for curve in group.curves} == {
+        ((10.0, 1.5), (30.0, 2.0))
+    }

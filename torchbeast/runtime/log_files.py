@@ -73,13 +73,23 @@ def _cell(value: Any) -> Any:
 
 def read_fields(folder: Path) -> list[str]:
     """The columns of logs.csv: the last row of fields.csv; without one, as beside a curve that was
-    copied elsewhere, the first line of logs.csv. [] when there is neither.
+    copied elsewhere, the first line of logs.csv with a step. [] when there is neither.
+
+    folder: of a run; or a file that is such a logs.csv.
     """
-    for name, row in (("fields.csv", -1), ("logs.csv", 0)):
-        rows = _read_rows(folder / name)
-        if rows:
-            return [rows[row][0].removeprefix("# "), *rows[row][1:]]
-    return []
+    if rows := _read_rows(folder / "fields.csv"):
+        return _names(rows[-1])
+    return next(
+        (names for row in _read_rows(_logs_of(folder)) if "step" in (names := _names(row))), []
+    )
+
+
+def _names(row: list[str]) -> list[str]:
+    return [row[0].removeprefix("# "), *row[1:]]
+
+
+def _logs_of(folder: Path) -> Path:
+    return folder / "logs.csv" if folder.is_dir() else folder
 
 
 def _read_rows(path: Path) -> list[list[str]]:
@@ -90,9 +100,12 @@ def _read_rows(path: Path) -> list[list[str]]:
 
 
 def read_logs(folder: Path) -> Iterator[dict[str, float]]:
-    """The rows of logs.csv, oldest first; a figure that a row does not have is left out."""
+    """The rows of logs.csv, oldest first; a figure that a row does not have is left out.
+
+    folder: of a run; or a file that is such a logs.csv.
+    """
     fields = read_fields(folder)
-    with open(folder / "logs.csv", newline="", encoding="utf-8") as file:
+    with open(_logs_of(folder), newline="", encoding="utf-8") as file:
         for row in csv.reader(file):
             if row and not row[0].startswith("#") and row != fields:
                 yield {k: float(v) for k, v in zip(fields, row, strict=False) if v != ""}

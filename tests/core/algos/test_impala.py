@@ -220,6 +220,16 @@ def test_the_mean_is_the_sum_divided_by_the_steps(make_rollout: Make) -> None:
         torch.testing.assert_close(means[name] * rollout.num_steps, total)
 
 
+@pytest.mark.parametrize("how", ["sum", "mean"])
+def test_an_update_reports_the_mean_entropy_in_nats(make_rollout: Make, how: str) -> None:
+    algorithm, rollout = impala(loss_reduction=how), make_rollout(T, B)
+    with torch.no_grad():
+        logits = algorithm.model.policy(rollout.observation[:-1])
+    expected = torch.distributions.Categorical(logits=logits).entropy().mean().item()
+    assert algorithm.update(rollout)["entropy"] == pytest.approx(expected, rel=1e-5)
+    assert math.isnan(impala(entropy_cost=0.0).update(rollout)["entropy"])
+
+
 def test_an_update_reports_its_losses_and_changes_the_weights(make_rollout: Make) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
     losses = algorithm.losses(rollout)

@@ -12,6 +12,7 @@ TensorFlow programs do not carry over as they are.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import get_args
 
@@ -84,6 +85,17 @@ class Impala(Algorithm):
         )
         self._distribution = distribution
         self._config = config
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """Learns from a batch; what Algorithm.update returns, and the policy's mean entropy."""
+        figures = super().update(rollout)
+        return figures | {"entropy": self._entropy(figures["entropy_loss"], rollout.num_steps)}
+
+    def _entropy(self, loss: float, num_steps: int) -> float:
+        """Nats a step, of the loss that it was weighted into; NaN where its weight is 0."""
+        config = self._config
+        summed = num_steps if config.loss_reduction == "sum" else 1
+        return -loss / (config.entropy_cost * summed) if config.entropy_cost else math.nan
 
     def losses(self, rollout: Rollout) -> dict[str, Tensor]:
         """pg_loss, baseline_loss and entropy_loss, with their costs."""
