@@ -222,6 +222,10 @@ class ActorPool:
     def lost_streams(self) -> int:
         """How often a stream was lost so far."""
 
+    def away_streams(self) -> list[tuple[str, float]]:
+        """The streams that were lost and are not connected again yet: address, and seconds since.
+        """
+
     def seconds(self) -> dict[str, float]:
         """What all streams together have spent their time on since run() began: "environment"
         (stepping, or waiting for a server that is away), "inference" (waiting for actions),
@@ -252,7 +256,8 @@ class Server:
             env_id: what describe() tells.
             num_streams: that a learner should open at once.
             description: what describe() tells, with its keys but without "protocol_version";
-                "observation_space" may be left out. None: an environment is made to see.
+                "observation_space" and "num_servers" may be left out. None: an environment is made
+                to see.
         """
 
     def run(self) -> None:
@@ -274,8 +279,9 @@ def describe(address: str, timeout_s: float = 60.0) -> dict[str, Any]:
     """Asks the server at `address` what it serves.
 
     Returns a dict of "protocol_version" (0: a server of the original TorchBeast), "env_id",
-    "num_envs" (of one stream), "num_streams", "frame_stack", "observation" (a nest of (dtype,
-    shape), of one environment and without stacking), "action_space" (a dict with "type", or None),
+    "num_envs" (of one stream), "num_streams", "num_servers" (started together with this one,
+    itself included; 0: not told), "frame_stack", "observation" (a nest of (dtype, shape), of one
+    environment and without stacking), "action_space" (a dict with "type", or None),
     "observation_space" (likewise: bounds and categories).
 
     Raises TimeoutError when nobody answers, ValueError when the answer makes no sense,

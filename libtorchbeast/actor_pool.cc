@@ -108,7 +108,8 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
-      clocks_(options_.addresses.size()) {
+      clocks_(options_.addresses.size()),
+      away_since_(options_.addresses.size()) {
   if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
   if (inference_batcher_ == nullptr) {
     throw std::invalid_argument("inference_batcher must not be None");
@@ -178,6 +179,7 @@ void ActorPool::keep_playing(std::size_t index) {
       play(index, &connection);
     } catch (const LostStream& lost) {
       if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
+      if (connection.came_up) away_since_[index] = Clock::now().time_since_epoch().count();
       judge(lost, connection, &history);
     }
     clocks_[index].enter(Stage::kEnvironment);
@@ -235,6 +237,7 @@ void ActorPool::play(std::size_t index, Connection* connection) {
   StreamStep first =
       stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
   connection->came_up = true;
+  away_since_[index] = 0;
   const Alive alive(&live_);
   try {
     step_until_stopped(&stream, index, std::move(first), &connection->was_fruitful);
@@ -288,6 +291,16 @@ void ActorPool::hand_over(std::vector<QueueItem> items, std::int64_t columns) {
     learner_queue_->enqueue(std::move(item));
     count_ += options_.unroll_length * columns;
   }
+}
+
+std::vector<AwayStream> ActorPool::away_streams() const {
+  const auto now = Clock::now().time_since_epoch();
+  std::vector<AwayStream> away;
+  for (std::size_t i = 0; i < away_since_.size(); ++i) {
+    const Clock::duration since(away_since_[i]);
+    if (since.count() != 0) away.push_back({options_.addresses[i], now - since});
+  }
+  return away;
 }
 
 StageTimes ActorPool::times() const {

@@ -30,6 +30,12 @@ struct ActorPoolOptions {
   int fruitless_connections = 10;  // in a row, of one stream, that end the run
 };
 
+// A stream that was lost.
+struct AwayStream {
+  std::string address;
+  Clock::duration away;  // since it was lost
+};
+
 // Plays all streams and hands their rollouts to the learner.
 //
 //   environment server <-> EnvStream <-> thread of the stream -> RolloutWriter -> RolloutQueue
@@ -66,6 +72,8 @@ class ActorPool {
   std::int64_t live_streams() const { return live_; }
   // How often a stream was lost so far.
   std::int64_t lost_streams() const { return lost_; }
+  // The streams that were lost and are not connected again yet.
+  std::vector<AwayStream> away_streams() const;
   // What all streams together have spent their time on since run() began.
   StageTimes times() const;
 
@@ -124,6 +132,7 @@ class ActorPool {
   std::atomic<std::int64_t> count_ = 0;
   std::atomic<std::int64_t> live_ = 0;
   std::atomic<std::int64_t> lost_ = 0;
+  std::vector<std::atomic<Clock::rep>> away_since_;  // of each stream; 0: not lost, or back
   std::atomic<bool> ran_ = false;
 
   Mutex mutex_;

@@ -827,6 +827,9 @@ TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {
   while (play.pool().lost_streams() == 0) play.take(1);
   EXPECT_EQ(play.take(20).size(), 20u);
   EXPECT_EQ(play.pool().live_streams(), 1);
+  ASSERT_EQ(play.pool().away_streams().size(), 1u);
+  EXPECT_EQ(play.pool().away_streams()[0].address, folder.address(1));
+  EXPECT_GT(play.pool().away_streams()[0].away, 0ms);
   play.queue().close();
   play.end();
 }

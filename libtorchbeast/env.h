@@ -19,6 +19,7 @@ struct EnvDescription {
   std::string env_id = {};
   std::int64_t num_envs = 1;           // E of one stream
   std::int64_t num_streams = 1;        // streams that the server would like to have opened
+  std::int64_t num_servers = 0;        // that were started together; 0: not known
   std::int64_t frame_stack = 1;        // see rpcenv.proto
   ArrayNest observation = {};          // one environment's; only dtype and shape count
   std::string action_space = {};       // JSON, see rpcenv.proto; empty: unknown

@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::int64_t kProtocolVersion = 1;
 constexpr std::int64_t kMaxFrameStack = 256;
+constexpr std::int64_t kMaxServers = 1 << 16;
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
 // A call that has ended says at once why. Where that does not come the call has not ended: what was
@@ -105,10 +106,11 @@ std::exception_ptr as_exception(const grpc::Status& status, const std::string& a
   }
 }
 
-void check_range(const char* what, std::int64_t value, std::int64_t maximum) {
-  if (value >= 1 && value <= maximum) return;
-  throw std::invalid_argument(std::string(what) + " must lie between 1 and " +
-                              std::to_string(maximum) + ", got " + std::to_string(value));
+void check_range(const char* what, std::int64_t value, std::int64_t maximum,
+                 std::int64_t minimum = 1) {
+  if (value >= minimum && value <= maximum) return;
+  throw std::invalid_argument(std::string(what) + " must lie between " + std::to_string(minimum) +
+                              " and " + std::to_string(maximum) + ", got " + std::to_string(value));
 }
 
 EnvDescription read_description(const rpcenv::Description& message) {
@@ -119,10 +121,12 @@ EnvDescription read_description(const rpcenv::Description& message) {
   }
   check_range("the number of environments of a stream", message.num_envs(), kMaxEnvsPerStream);
   check_range("the number of streams", message.num_streams(), kMaxEnvsPerStream);
+  check_range("the number of servers", message.num_servers(), kMaxServers, 0);
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
   return {.env_id = message.env_id(),
           .num_envs = message.num_envs(),
           .num_streams = message.num_streams(),
+          .num_servers = message.num_servers(),
           .frame_stack = message.frame_stack(),
           .observation = codec::decode_spec(message.observation()),
           .action_space = message.action_space(),

@@ -59,6 +59,7 @@ py::dict describe(const std::string& address, double timeout_s) {
   result["env_id"] = description.env_id;
   result["num_envs"] = description.num_envs;
   result["num_streams"] = description.num_streams;
+  result["num_servers"] = description.num_servers;
   result["frame_stack"] = description.frame_stack;
   result["observation"] = nest::to_python(description.observation, spec_leaf);
   result["action_space"] = from_json(address, description.action_space);
@@ -68,6 +69,14 @@ py::dict describe(const std::string& address, double timeout_s) {
 
 double in_seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
+}
+
+py::list away_streams(const ActorPool& pool) {
+  py::list result;
+  for (const AwayStream& stream : pool.away_streams()) {
+    result.append(py::make_tuple(stream.address, in_seconds(stream.away)));
+  }
+  return result;
 }
 
 py::dict seconds_of(const ActorPool& pool) {
@@ -92,6 +101,7 @@ void bind_actor_pool(py::module_& module) {
       .def("count", &ActorPool::count)
       .def("live_streams", &ActorPool::live_streams)
       .def("lost_streams", &ActorPool::lost_streams)
+      .def("away_streams", &away_streams)
       .def("seconds", &seconds_of);
 
   module.def("describe", &describe, py::arg("address"), py::arg("timeout_s") = 60.0);

@@ -51,6 +51,9 @@ EnvDescription read_description(const py::dict& dict) {
   description.env_id = dict["env_id"].cast<std::string>();
   description.num_envs = dict["num_envs"].cast<std::int64_t>();
   description.num_streams = dict["num_streams"].cast<std::int64_t>();
+  if (dict.contains("num_servers")) {
+    description.num_servers = dict["num_servers"].cast<std::int64_t>();
+  }
   description.frame_stack = dict["frame_stack"].cast<std::int64_t>();
   description.observation = read_specs(dict["observation"]);
   const py::object dumps = py::module_::import("json").attr("dumps");

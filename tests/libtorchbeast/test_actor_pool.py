@@ -75,6 +75,7 @@ class TestConstructor:
     def test_counters_begin_at_zero(self) -> None:
         pool = ActorPool(**self.arguments())
         assert (pool.count(), pool.live_streams(), pool.lost_streams()) == (0, 0, 0)
+        assert pool.away_streams() == [], "they were never there"
 
     def test_it_keeps_its_queue_and_batcher_alive(self) -> None:
         arguments = self.arguments()
@@ -746,9 +747,11 @@ class TestLostStreams:
             server.kill()
             drain = Background(lambda: list(game.queue.with_info()))
             wait_for(lambda: game.pool.lost_streams() == 2)
+            assert [where for where, _ in game.pool.away_streams()] == [address] * 2
             again = ServerProcess(address)
             count = game.pool.count()
             wait_for(lambda: game.pool.live_streams() == 2 and game.pool.count() > count + 8)
+            assert game.pool.away_streams() == []
             game.close()
             after = drain.result()
             again.kill()
@@ -774,9 +777,14 @@ class TestLostStreams:
                 server.kill()
                 drain = Background(lambda: list(game.queue))
                 wait_for(lambda: game.pool.lost_streams() == 1)
+                [(where, before)] = game.pool.away_streams()
+                began = time.monotonic()
                 count = game.pool.count()
                 wait_for(lambda: game.pool.count() > count + 100)
                 assert game.pool.live_streams() == 1
+                at_least = time.monotonic() - began
+                [(still, seconds)] = game.pool.away_streams()
+                assert where == still == address and seconds - before >= at_least > 0
                 game.close()
                 drain.result()
 

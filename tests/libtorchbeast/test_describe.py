@@ -31,6 +31,7 @@ def test_a_single_environment_is_described(address: str) -> None:
             "env_id": "Counting-v0",
             "num_envs": 1,
             "num_streams": 2,
+            "num_servers": 0,
             "frame_stack": 1,
             "observation": ("uint8", (2, 2)),
             "action_space": {"type": "Discrete", "n": 4, "start": 1},
@@ -65,6 +66,7 @@ def test_a_description_that_is_given_is_passed_on_and_no_environment_is_made(add
         "env_id": "Given",
         "num_envs": 5,
         "num_streams": 2,
+        "num_servers": 7,
         "frame_stack": 3,
         "observation": {"x": ("float32", (3,)), "y": [("bool", ())]},
         "action_space": {"type": "Box", "low": [-1.0], "high": ["inf"], "shape": [1]},
@@ -116,6 +118,7 @@ def test_an_original_server_is_described_from_its_first_step(address: str) -> No
             "env_id": "",
             "num_envs": 1,
             "num_streams": 1,
+            "num_servers": 0,
             "frame_stack": 1,
             "observation": ("uint8", (2, 3)),
             "action_space": None,
@@ -165,6 +168,8 @@ def test_a_server_that_never_answers_is_a_timeout_error(address: str) -> None:
         (wire.description(OBSERVATION, num_envs=2**31 - 1), "environments .* got 2147483647"),
         (wire.description(OBSERVATION, num_streams=-5), "streams .* got -5"),
         (wire.description(OBSERVATION, stack=10**6), "stack .* got 1000000"),
+        (wire.description(OBSERVATION) + wire.number(9, -1), "servers .* between 0 and .* got -1"),
+        (wire.description(OBSERVATION) + wire.number(9, 10**6), "servers .* got 1000000"),
         (wire.description(b""), "none of them"),
         (wire.description(wire.leaf(17, (2,))), "dtype number 17"),
         (wire.description(wire.leaf(wire.UINT8, (-1,))), "dimension -1"),
@@ -238,6 +243,11 @@ def test_a_description_with_an_unknown_dtype_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="complex64"):
         with serving(Counting, address, description=given):
             pass
+
+
+def test_a_server_tells_how_many_were_started_with_it(address: str) -> None:
+    with raw_server(address, Describe=wire.description(OBSERVATION) + wire.number(9, 10)):
+        assert describe(address, SOON)["num_servers"] == 10
 
 
 def test_describing_does_not_disturb_a_game(address: str) -> None:
