@@ -223,8 +223,7 @@ class ActorPool:
         """How often a stream was lost so far."""
 
     def away_streams(self) -> list[tuple[str, float]]:
-        """The streams that were lost and are not connected again yet: address, and seconds since.
-        """
+        """Address, and seconds since the loss, of each stream that is lost at this moment."""
 
     def seconds(self) -> dict[str, float]:
         """What all streams together have spent their time on since run() began: "environment"

@@ -268,6 +268,7 @@ class SourceCompliance:
         for stage in ("environment", "inference"):
             assert late[stage] > early[stage] > 0, stage
         assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
+        assert running.source.hanging() == "" and running.source.away() == []
 
     def test_a_batch_that_nobody_takes_is_told_in_rollouts(self) -> None:
         setup = Setup(env_id="source_envs:Counting", num_envs=4, batch_size=4)

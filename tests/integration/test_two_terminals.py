@@ -113,10 +113,15 @@ def test_a_server_that_dies_is_replaced_and_the_learner_goes_on(workshop: Worksh
     wait_for(lambda: last_row(workshop) == {"live_streams": 4, "lost_streams": 1})
     found = workshop.servers()
     assert len(found) == 4 and all(server in found for server in (first, third, last))
-    learner.send(signal.SIGINT)
-    assert learner.end() == 0, learner.said
     servers.send(signal.SIGINT)
     assert servers.end(timeout=20) == 0, servers.said
+    learner.wait_for(r"streams 0 of 4, 4 lost, the first \d+ s ago")
+    learner.wait_for(
+        r"^4 of 4 streams lost, the first \d+ s ago: unix:.*; they go on when a server"
+    )
+    learner.send(signal.SIGINT)
+    assert learner.end() == 0, learner.said
+    assert "add servers" not in learner.said
     workshop.assert_nothing_is_left()
 
 

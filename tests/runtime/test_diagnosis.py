@@ -16,12 +16,14 @@ from torchbeast.runtime.diagnosis import (
     ACTOR_STAGES,
     LEARNER_STAGES,
     UNKNOWN,
+    Away,
     Reading,
     Setup,
     Shares,
     Window,
     alive,
     diagnose,
+    lost_streams,
     setup_of,
     shares,
     spent,
@@ -192,6 +194,20 @@ def test_the_setup_is_that_of_the_flags() -> None:
     poly = setup_of("polybeast", PolyBeastFlags(fleet=FleetFlags(num_servers=2)), False, 9)
     assert (poly.num_actors, poly.processes, poly.has_large_model) == (4, 2, False)
     assert setup_of("polybeast_learner", PolyBeastLearnerFlags(), False, 9).processes is None
+
+
+def test_lost_streams_are_named_with_the_time_since_and_no_more_servers_are_advised() -> None:
+    assert lost_streams([], live=4) is None
+    one = lost_streams([Away("unix:/a.1", 12.3)], live=3)
+    assert one is not None and one.limit == "lost"
+    assert one.sentence == (
+        "1 of 4 streams lost 12 s ago: unix:/a.1; it goes on when a server answers there"
+    )
+    many = lost_streams([Away(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0)
+    assert many is not None and many.sentence == (
+        "10 of 10 streams lost, the first 19 s ago: unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
+        "they go on when a server answers there"
+    )
 
 
 def test_streams_and_actor_processes_are_both_what_collects() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from torchbeast.runtime.diagnosis import Diagnosis, Shares
+from torchbeast.runtime.diagnosis import Away, Diagnosis, Shares, lost_streams
 from torchbeast.runtime.display import Display, Rate, Shown, _panel, clock
 from torchbeast.runtime.summary import next_commands, summary
 from torchbeast.runtime.training import Progress
@@ -78,6 +78,28 @@ def test_no_plain_line_is_longer_than_180_columns() -> None:
     (first, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
     assert "steps/s 6,516" in line and "lag 123.4/456" in line and len(line) <= 180
     assert "length 12  " in first and "lag 1.5/4  " in first
+
+
+def test_lost_streams_are_shown_with_the_time_since_and_said_at_once() -> None:
+    away = [Away("unix:/a.2", 11.6), Away("unix:/a.1", 3.0)]
+    busy, loss = Diagnosis("environment", "add servers"), lost_streams(away, live=2)
+    lines = plain_lines(
+        (0, shown(10, diagnosis=busy)),
+        (5, shown(20, away=away, collectors=("streams", 2), diagnosis=loss)),
+        (10, shown(30, away=away, collectors=("streams", 2), diagnosis=loss)),
+        (15, shown(40)),
+    )
+    assert [line.rpartition("  streams ")[2] for line in lines if line.startswith("steps")] == [
+        "4",
+        "2 of 4, 2 lost, the first 12 s ago",
+        "2 of 4, 2 lost, the first 12 s ago",
+        "4",
+    ]
+    assert [line for line in lines if not line.startswith("steps")] == [
+        "add servers",
+        "2 of 4 streams lost, the first 12 s ago: unix:/a.2, unix:/a.1; "
+        "they go on when a server answers there",
+    ]
 
 
 def test_a_terminal_shows_where_the_time_goes_below_the_table() -> None:

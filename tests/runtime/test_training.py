@@ -20,6 +20,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import make_agent
+from torchbeast.runtime.diagnosis import Away
 from torchbeast.runtime.log_files import LogFiles, read_logs
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.runtime.training import DONE, Progress, Training, TrainingParts
@@ -72,6 +73,9 @@ class ListSource:
 
     def hanging(self) -> str:
         return ""
+
+    def away(self) -> list[Away]:
+        return []
 
     def seconds(self) -> dict[str, float]:
         """Three seconds for each batch."""

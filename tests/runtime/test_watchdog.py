@@ -84,6 +84,14 @@ def test_who_hangs_is_named_in_a_stall_but_not_where_the_learner_is_to_blame() -
         assert said is not None and (f"batch are there: {hangs} (" in said) == named
 
 
+def test_lost_streams_are_named_in_place_of_the_queues() -> None:
+    lost = "2 of 2 streams lost 65 s ago: unix:/a.0"
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    watchdog.check(0, POLY, 0.0)
+    said = watchdog.check(0, POLY | {"live_streams": 0, "lost_streams": 2}, 80.0, lost)
+    assert said is not None and said.startswith(f"nothing was learnt for 80 s: {lost} (")
+
+
 def test_who_hangs_is_told_once_a_minute_though_others_go_on() -> None:
     watchdog, hangs = Watchdog(now=0.0, batch_size=BATCH_SIZE), "actor 1 hangs"
     said = [watchdog.check(now, MONO, float(now), hangs * (now > 30)) for now in range(150)]

@@ -7,6 +7,7 @@ import collections
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TextIO
@@ -16,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from torchbeast.runtime.diagnosis import UNKNOWN, Diagnosis, Limit, Shares
+from torchbeast.runtime.diagnosis import UNKNOWN, Away, Diagnosis, Shares, since
 
 _WINDOW_S = 10.0  # of the rate that is shown
 _PLAIN_EVERY_S = 5.0
@@ -36,6 +37,7 @@ class Shown:
     lag: tuple[float, float]  # of the last batch's acting weights, in updates: mean and maximum
     learner_queue_size: int
     collectors: tuple[str, int]  # what collects, and how many of it live: ("streams", 4)
+    away: Sequence[Away] = ()  # streams that are lost
     shares: Shares = UNKNOWN
     diagnosis: Diagnosis | None = None  # None: not known yet
 
@@ -64,7 +66,7 @@ class Display:
         self._title = title
         self._rate = Rate()
         self._last_line = self._last_said = -math.inf
-        self._said: Limit | None = None
+        self._said: str | None = None  # the limit
         self._step = 0  # on the last line
         self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
 
@@ -102,9 +104,11 @@ class Display:
         return self._step == 0 < shown.step
 
     def _say_what_is_new(self, shown: Shown, now: float) -> None:
-        """Another stage limits the run than was said before."""
+        """Another stage limits the run than was said before. A loss is said at once."""
         found = shown.diagnosis
-        if found is None or found.limit == self._said or now - self._last_said < _SAID_EVERY_S:
+        if found is None or found.limit == self._said:
+            return
+        if now - self._last_said < _SAID_EVERY_S and found.limit != "lost":
             return
         self._said, self._last_said = found.limit, now
         self._print(found.sentence)
@@ -120,7 +124,7 @@ class Display:
 def _cells(shown: Shown, rate: float) -> dict[str, str]:
     """Each figure as text. What is not known yet is a dash."""
     left = (shown.total_steps - shown.step) / rate if rate > 0 else math.nan
-    collectors, count = shown.collectors
+    collectors, _ = shown.collectors
     return {
         "steps": f"{shown.step:,} of {shown.total_steps:,}",
         "steps/s": f"{rate:,.0f}",
@@ -131,8 +135,15 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "loss": _number(shown.loss),
         "lag": _lag(*shown.lag),
         "queue": f"{shown.learner_queue_size}",
-        collectors: f"{count}",
+        collectors: _alive(shown),
     }
+
+
+def _alive(shown: Shown) -> str:
+    """4; or 3 of 4, 1 lost 12 s ago."""
+    _, count = shown.collectors
+    lost = len(shown.away)
+    return f"{count} of {count + lost}, {lost} {since(shown.away)}" if lost else f"{count}"
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,7 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +31,13 @@ from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.compute import choose, share_cores
 from torchbeast.runtime.diagnosis import (
     UNKNOWN,
+    Away,
     Diagnosis,
     Shares,
     Window,
     alive,
     diagnose,
+    lost_streams,
     setup_of,
 )
 from torchbeast.runtime.display import Display, Shown
@@ -204,7 +206,9 @@ class LearnerRun:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = source.status(), time.monotonic()
                 shares = window.add(training.reading()) if training.updates_here else UNKNOWN
-                display.show(self._shown(training.progress, status, shares, advise(shares)))
+                away = source.away()
+                diagnosis = lost_streams(away, alive(status)[1]) or advise(shares)
+                display.show(self._shown(training.progress, status, away, shares, diagnosis))
                 if stall := watchdog.check(training.updates, status, now, source.hanging()):
                     display.warn(stall)
                 if now - saved_at >= interval:
@@ -222,6 +226,7 @@ class LearnerRun:
         self,
         progress: Progress,
         status: dict[str, int],
+        away: Sequence[Away],
         shares: Shares,
         diagnosis: Diagnosis | None,
     ) -> Shown:
@@ -235,6 +240,7 @@ class LearnerRun:
             lag=(progress.mean_lag, progress.max_lag),
             learner_queue_size=status["learner_queue_size"],
             collectors=alive(status),
+            away=away,
             shares=shares,
             diagnosis=diagnosis,
         )

@@ -27,7 +27,7 @@ from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.device_lane import DeviceLane
-from torchbeast.runtime.diagnosis import Reading, spent
+from torchbeast.runtime.diagnosis import Away, Reading, spent
 from torchbeast.runtime.errors import RunError
 from torchbeast.runtime.learner_clock import LearnerClock
 from torchbeast.runtime.log_files import LogFiles
@@ -56,6 +56,9 @@ class Source(Protocol):
 
     def hanging(self) -> str:
         """Who does one thing for a minute and more, by name and in words; "" when nobody does."""
+
+    def away(self) -> list[Away]:
+        """Streams that were lost and are not connected again."""
 
 
 class Algo(Protocol):

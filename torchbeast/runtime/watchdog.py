@@ -54,7 +54,7 @@ class Watchdog:
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
         if count == 0:
-            return _NONE_ALIVE[collectors]
+            return hanging or _NONE_ALIVE[collectors]
         if rollouts >= self._batch_size:
             return "rollouts wait in the learner queue, and the learner does not take them"
         few = f"{rollouts} of {self._batch_size} rollouts of a batch are there"

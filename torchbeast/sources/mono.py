@@ -34,7 +34,7 @@ from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.child_process import ChildProcess, Deaths, ProcessDied, end_all
-from torchbeast.runtime.diagnosis import ACTOR_STAGES
+from torchbeast.runtime.diagnosis import ACTOR_STAGES, Away
 from torchbeast.runtime.env_plan import deal
 from torchbeast.runtime.seeds import seed_of
 from torchbeast.runtime.supervisor import Supervisor
@@ -211,6 +211,10 @@ class MonoSource:
         if said and self._config.fixed_lag is not None:
             said.append("with a fixed lag the others wait for its turn")
         return "; ".join(said)
+
+    def away(self) -> list[Away]:
+        """Nothing: an actor that died is replaced at once."""
+        return []
 
     def _busy(self) -> list[tuple[_Actor, str, float]]:
         """What each living actor does and since when, without those that wait for a grant."""

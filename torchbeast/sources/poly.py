@@ -25,8 +25,10 @@ from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.device_lane import DeviceLane
+from torchbeast.runtime.diagnosis import Away, lost_streams
 from torchbeast.runtime.env_plan import rollout_columns
 from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.runtime.watchdog import STALL_S
 from torchbeast.runtime.weights import PublishedWeights
 from torchbeast.sources.discovery import Fleet
 from torchbeast.sources.inference import answer
@@ -115,8 +117,17 @@ class PolySource:
         return self._pool.seconds()
 
     def hanging(self) -> str:
-        """Nobody by name: the core itself gives up a step that takes too long."""
-        return ""
+        """Names streams that have been lost for a minute and more. A step that takes too long is
+        given up by the core itself.
+        """
+        away = self.away()
+        loss = lost_streams(away, self._pool.live_streams())
+        long = any(stream.seconds >= STALL_S for stream in away)
+        return loss.sentence if loss and long else ""
+
+    def away(self) -> list[Away]:
+        """Streams that were lost and are not connected again."""
+        return [Away(*stream) for stream in self._pool.away_streams()]
 
     def _initial_agent_state(self) -> Any:
         state = self._model.initial_state(1), self._distribution.zero_action((1, 1))
