@@ -7,8 +7,12 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
+from torchbeast.core.algos.base import LinearDecay
+from torchbeast.core.algos.rmsprop import RMSprop
 from torchbeast.runtime.command_line import flatten, parse
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.flags import (
@@ -124,3 +128,41 @@ def test_an_unknown_preset_ends_a_program_with_exit_code_2() -> None:
 
 def test_a_program_without_any_argument_has_the_defaults() -> None:
     assert flatten(parse(MonoBeastFlags, "monobeast", []))["preset"] is None
+
+
+def papers_moves(gradients: np.ndarray) -> np.ndarray:
+    """How far TensorFlow's RMSProp moves a weight at each update with the paper's 0.01 and 0.99:
+    epsilon is inside the root, and the average starts at 1. The learning rate is that of 50 million
+    steps.
+    """
+    moves, average = np.zeros_like(gradients), 1.0
+    for update, gradient in enumerate(gradients):
+        average = 0.99 * average + 0.01 * gradient**2
+        rate = 0.0006 * (1 - update * 32 * 20 / 50e6)
+        moves[update] = rate * gradient / np.sqrt(average + 0.01)
+    return moves
+
+
+def moves_of_preset(gradients: np.ndarray) -> np.ndarray:
+    """How far our optimiser moves it with the flags of atari-paper."""
+    flags = flags_of("polybeast", "--preset", "atari-paper")
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    names = {"lr": "learning_rate", "alpha": "alpha", "eps": "epsilon", "momentum": "momentum"}
+    optimiser = RMSprop([weight], **{name: flags[flag] for name, flag in names.items()})
+    schedule = LinearDecay(optimiser, flags["total_steps"], flags["warmup_steps"])
+    places = [0.0]
+    for gradient in gradients:
+        weight.grad = torch.tensor([gradient])
+        optimiser.step()
+        schedule.advance(flags["batch_size"] * flags["unroll_length"])
+        places.append(-weight.item())
+    return np.diff(places)
+
+
+@pytest.mark.parametrize("size", [0.001, 0.01, 0.1])
+def test_atari_paper_moves_weights_as_far_as_the_papers_optimiser(size: float) -> None:
+    """Within a third over all, and by half in the first 500 updates, where averages differ."""
+    gradients = np.random.default_rng(0).normal(0, size, 3000)
+    ours, theirs = abs(moves_of_preset(gradients)), abs(papers_moves(gradients))
+    assert 2 / 3 < ours[500:].sum() / theirs[500:].sum() < 1.1
+    assert 1 / 2 < ours[:500].sum() / theirs[:500].sum() < 2
