@@ -22,14 +22,23 @@ FIRE = 1
 class Game:
     """One emulated frame for each action; screens are uint8 [210, 160, 3], or without 3."""
 
-    def __init__(self, rom: str, *, gray: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self,
+        rom: str,
+        *,
+        gray: bool = False,
+        seed: int = 0,
+        sticky: float = 0.0,
+        every_action: bool = False,
+    ) -> None:
         self.gray = gray
         ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
         self.ale = ale_py.ALEInterface()
-        self.ale.setFloat("repeat_action_probability", 0.0)
+        self.ale.setFloat("repeat_action_probability", sticky)
         self.ale.setInt("random_seed", seed)
         self.ale.loadROM(roms.get_rom_path(rom))
-        self.actions = self.ale.getMinimalActionSet()
+        minimal, legal = self.ale.getMinimalActionSet(), self.ale.getLegalActionSet()
+        self.actions = legal if every_action else minimal
         self.can_fire = ale_py.Action.FIRE in self.actions
 
     def act(self, action: int) -> float:
@@ -53,8 +62,8 @@ def begin_like_ale(noops: int) -> Callable[[Game], None]:
 
 
 class MaxAndSkip:
-    def __init__(self, game: Game, begin: Callable[[Game], None]) -> None:
-        self.game, self.begin = game, begin
+    def __init__(self, game: Game, begin: Callable[[Game], None], skip: int = 4) -> None:
+        self.game, self.begin, self.skip = game, begin, skip
         self.frames = [np.zeros_like(game.screen())] * 2
 
     def reset(self) -> np.ndarray:
@@ -64,13 +73,14 @@ class MaxAndSkip:
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool]:
         reward = 0.0
-        for skipped in range(4):
+        for left in reversed(range(self.skip)):
             reward += self.game.act(action)
-            if skipped >= 2:
-                self.frames[skipped - 2] = self.game.screen()
+            if left < 2:
+                self.frames[1 - left] = self.game.screen()
             if self.game.ale.game_over():
                 break
-        return np.maximum(*self.frames), reward, self.game.ale.game_over()
+        seen = np.maximum(*self.frames) if self.skip > 1 else self.frames[1]
+        return seen, reward, self.game.ale.game_over()
 
 
 class EpisodicLife:

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import ale_py
+import gymnasium
 import numpy as np
 import pytest
 from atari_reference import (
@@ -20,8 +22,10 @@ from atari_reference import (
     warp,
 )
 
+from torchbeast import envs
 from torchbeast.core.envs.frame_stack import FrameStacker
-from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.core.envs.spaces import Discrete
+from torchbeast.core.envs.vec_env import VecStep, environment_seeds
 from torchbeast.envs.atari import AtariEnv
 
 GAMES = ["pong", "breakout"]
@@ -98,6 +102,83 @@ def test_the_maximum_over_colours_differs_in_few_pixels(rom: str) -> None:
         for ours, theirs, _ in played(rom, gray=False, num_steps=300)
     ]
     assert np.mean(different) < 1e-4
+
+
+STICKY, SEED = 0.25, 11
+
+
+def frames_of_ours(rom: str, actions: list[int], **options: Any) -> list[np.ndarray]:
+    env = AtariEnv(rom, 1, noop_max=0, **options)
+    env.reset(SEED)
+    return [env.step(np.array([action])).observation[0, 0] for action in actions]
+
+
+def frames_of_the_wrappers(
+    rom: str, actions: list[int], *, skip: int = 4, **options: Any
+) -> list[np.ndarray]:
+    (seed,) = environment_seeds(SEED, 1)
+    env = MaxAndSkip(Game(rom, gray=True, seed=seed, **options), begin_like_ale(0), skip)
+    env.reset()
+    return [warp(env.step(action)[0]) for action in actions]
+
+
+def random_actions(count: int, num_steps: int = 60) -> list[int]:
+    return np.random.default_rng(1).integers(count, size=num_steps).tolist()
+
+
+@pytest.mark.parametrize("sticky", [0.0, STICKY])
+def test_actions_stick_as_often_as_they_are_told_to(sticky: float) -> None:
+    """ALE draws from the environment's seed when: the same frames, then, and others without."""
+    actions = random_actions(6)
+    ours = frames_of_ours("pong", actions, sticky_actions=sticky)
+    np.testing.assert_array_equal(ours, frames_of_the_wrappers("pong", actions, sticky=sticky))
+    other = frames_of_the_wrappers("pong", actions, sticky=STICKY - sticky)
+    assert any((a != b).any() for a, b in zip(ours, other, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("env_id", "sticky"),
+    [
+        ("ALE/Breakout-v5", 0.25),
+        ("BreakoutNoFrameskip-v4", 0.0),
+        ("Breakout-v4", 0.0),
+        ("Breakout-v0", 0.25),
+        ("BreakoutNoFrameskip-v0", 0.25),
+    ],
+)
+def test_an_id_has_the_sticky_actions_that_gymnasium_registers_with_it(
+    env_id: str, sticky: float
+) -> None:
+    gymnasium.register_envs(ale_py)
+    registered = gymnasium.spec(env_id).kwargs["repeat_action_probability"]
+    assert registered == sticky, "what the test expects"
+    actions = random_actions(4)
+    frames = {}
+    for name, env in {
+        "made": envs.make(env_id, 1),
+        "sticks": AtariEnv("breakout", 1, sticky_actions=sticky),
+        "other": AtariEnv("breakout", 1, sticky_actions=STICKY - sticky),
+    }.items():
+        env.reset(SEED)
+        frames[name] = np.stack([env.step(np.array([a])).observation for a in actions])
+    np.testing.assert_array_equal(frames["made"], frames["sticks"])
+    assert (frames["made"] != frames["other"]).any()
+
+
+@pytest.mark.parametrize("skip", [1, 2, 3, 5])
+def test_as_many_frames_are_emulated_for_an_action_as_are_asked_for(skip: int) -> None:
+    actions = random_actions(4)
+    ours = frames_of_ours("breakout", actions, frame_skip=skip)
+    np.testing.assert_array_equal(ours, frames_of_the_wrappers("breakout", actions, skip=skip))
+
+
+def test_the_full_action_space_is_the_consoles() -> None:
+    actions = random_actions(18)
+    ours = frames_of_ours("breakout", actions, full_action_space=True)
+    theirs = frames_of_the_wrappers("breakout", actions, every_action=True)
+    np.testing.assert_array_equal(ours, theirs)
+    assert AtariEnv("breakout", 1, full_action_space=True).action_space == Discrete(18)
+    assert AtariEnv("breakout", 1).action_space == Discrete(4)
 
 
 @pytest.mark.parametrize("rom", GAMES)

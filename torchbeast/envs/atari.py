@@ -21,11 +21,14 @@ from torchbeast.envs.errors import EnvError, did_you_mean
 MAX_FRAMES_PER_EPISODE = 108_000
 
 # Gymnasium has a Blackjack-v1 of its own, so a bare name needs one of old Gym's Atari versions.
-_ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v[04])")
+_ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
+
+# Machado et al. 2018, arXiv 1709.06009
+_STICKY_ACTIONS = 0.25
 
 
 class AtariEnv:
-    """E games of one kind: gray 84x84 frames, four emulated for each action, no sticky actions.
+    """E games of one kind, in gray frames of 84x84.
 
     Sends each new frame only, [E, 1, 84, 84]; the policy sees the newest four. terminated says
     that a life or the game was lost, episode_end that the whole game is over. Rewards are the
@@ -43,11 +46,17 @@ class AtariEnv:
         num_threads: int = 1,
         noop_max: int = 30,
         max_frames: int = MAX_FRAMES_PER_EPISODE,
+        sticky_actions: float = 0.0,
+        frame_skip: int = 4,
+        full_action_space: bool = False,
     ) -> None:
         """rom: the name of the game as ALE spells it, such as ms_pacman.
 
         noop_max: a game begins with fewer than this many frames in which nothing is done.
         max_frames: emulated frames after which an episode is truncated.
+        sticky_actions: chance, at each emulated frame, that the action before is done again.
+        frame_skip: emulated frames for each action; seen is the maximum of the last two.
+        full_action_space: all 18 actions of the console, not only those that the game uses.
         """
         from ale_py.vector_env import AtariVectorEnv
 
@@ -56,7 +65,9 @@ class AtariEnv:
             num_envs,
             num_threads=num_threads,
             max_num_frames_per_episode=max_frames,
-            repeat_action_probability=0.0,
+            repeat_action_probability=sticky_actions,
+            full_action_space=full_action_space,
+            frameskip=frame_skip,
             autoreset_mode="SameStep",
             stack_num=1,
             noop_max=noop_max,
@@ -115,7 +126,22 @@ def is_atari(env_id: str) -> bool:
 def make(env_id: str, num_envs: int, num_threads: int) -> AtariEnv:
     if find_spec("ale_py") is None:
         raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")
-    return AtariEnv(rom_name(env_id), num_envs, env_id=env_id, num_threads=num_threads)
+    return AtariEnv(
+        rom_name(env_id),
+        num_envs,
+        env_id=env_id,
+        num_threads=num_threads,
+        sticky_actions=usual_sticky_actions(env_id),
+    )
+
+
+def usual_sticky_actions(env_id: str) -> float:
+    """The chance that an action is repeated which Gymnasium registers with the id: ALE/Pong-v5 and
+    ids with -v0 have one, those with -v4 do not.
+    """
+    match = _ATARI_ID.fullmatch(env_id)
+    promised = match is not None and (match[1] is not None or match[4] == "0")
+    return _STICKY_ACTIONS if promised else 0.0
 
 
 def rom_name(env_id: str) -> str:
