@@ -39,8 +39,8 @@ struct EnvStep {
 
 // E environments stepped together; an ended one restarts in the same step.
 //
-// Thread safety: one thread at a time. Whatever an implementation throws ends its stream;
-// EnvironmentFailure carries the environment's own traceback.
+// Thread safety: one thread, its stream's, makes, uses and destroys it. What it throws ends the
+// stream; EnvironmentFailure carries the environment's own traceback.
 class Env {
  public:
   virtual ~Env() = default;

@@ -28,6 +28,28 @@ inline void raise_pending_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+// Keeps the Python thread state of a thread that C++ started, for a scope within that thread.
+//
+// Without it each gil_scoped_acquire makes a thread state and destroys it again, and with it what
+// Python keeps for a thread: threading.local, context variables, numpy's error state.
+// Made and dropped by the same thread, which takes the GIL for both.
+class PythonThread {
+ public:
+  PythonThread() : before_(PyGILState_Ensure()) {
+    if (before_ == PyGILState_UNLOCKED) released_ = PyEval_SaveThread();
+  }
+  ~PythonThread() {
+    if (released_ != nullptr) PyEval_RestoreThread(released_);
+    PyGILState_Release(before_);
+  }
+  PythonThread(const PythonThread&) = delete;
+  PythonThread& operator=(const PythonThread&) = delete;
+
+ private:
+  const PyGILState_STATE before_;
+  PyThreadState* released_ = nullptr;
+};
+
 // The one holder of a Python object that C++ keeps: it may be copied and dropped by any thread.
 class SharedObject {
  public:

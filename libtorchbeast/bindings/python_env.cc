@@ -26,7 +26,7 @@ std::string traceback_of(const py::error_already_set& error) {
   return py::str("").attr("join")(lines).cast<std::string>();
 }
 
-// Runs Python code with the GIL; what it raises becomes EnvironmentFailure.
+// Runs Python code with the GIL, in a thread that has a PythonThread; what it raises becomes EnvironmentFailure.
 template <typename Call>
 auto in_python(const Call& call) {
   const py::gil_scoped_acquire acquire;
@@ -93,7 +93,8 @@ std::optional<std::vector<Shape>> shapes_of_actions(const py::object& env) {
 
 class SinglePythonEnv final : public Env {
  public:
-  explicit SinglePythonEnv(py::object env) : env_(std::move(env)) {}
+  SinglePythonEnv(std::unique_ptr<PythonThread> thread, py::object env)
+      : thread_(std::move(thread)), env_(std::move(env)) {}
   ~SinglePythonEnv() override { close(env_); }
 
   static void close(const SharedObject& env) noexcept {
@@ -202,14 +203,16 @@ class SinglePythonEnv final : public Env {
     return converted;
   }
 
+  const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
   const SharedObject env_;
   std::optional<ArrayNest> first_;
 };
 
 class VectorPythonEnv final : public Env {
  public:
-  explicit VectorPythonEnv(py::object env)
-      : num_envs_(env.attr("num_envs").cast<std::int64_t>()),
+  VectorPythonEnv(std::unique_ptr<PythonThread> thread, py::object env)
+      : thread_(std::move(thread)),
+        num_envs_(env.attr("num_envs").cast<std::int64_t>()),
         frame_stack_(py::getattr(env, "frame_stack", py::int_(1)).cast<std::int64_t>()),
         env_(std::move(env)) {}
   ~VectorPythonEnv() override { SinglePythonEnv::close(env_); }
@@ -270,6 +273,7 @@ class VectorPythonEnv final : public Env {
                                 summary(array));
   }
 
+  const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
   const std::int64_t num_envs_;
   const std::int64_t frame_stack_;
   const SharedObject env_;
@@ -278,10 +282,13 @@ class VectorPythonEnv final : public Env {
 }  // namespace
 
 std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
+  auto thread = std::make_unique<PythonThread>();
   return in_python([&]() -> std::unique_ptr<Env> {
     py::object env = env_class.get()();
-    if (py::hasattr(env, "num_envs")) return std::make_unique<VectorPythonEnv>(std::move(env));
-    return std::make_unique<SinglePythonEnv>(std::move(env));
+    if (py::hasattr(env, "num_envs")) {
+      return std::make_unique<VectorPythonEnv>(std::move(thread), std::move(env));
+    }
+    return std::make_unique<SinglePythonEnv>(std::move(thread), std::move(env));
   });
 }
 

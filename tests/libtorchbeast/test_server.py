@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import re
 import socket
@@ -10,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,48 @@ class TestEnvironments:
                     game.rollout()
                 wait_for(lambda: len(Recording.closed) == connections)  # noqa: B023
                 assert len(made) == connections
+
+    @pytest.mark.parametrize("vector", [False, True], ids=["one", "many"])
+    def test_keep_what_python_keeps_for_a_thread(self, vector: bool, address: str) -> None:
+        base = Vector if vector else Counting
+
+        class Env(base):  # type: ignore[misc, valid-type]
+            """Fails in the step before which something was forgotten."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                local.owner = self
+                variable.set(self)
+                np.seterr(under="raise")
+
+            def step(self, action: Any) -> Any:
+                assert local.owner is self, "threading.local"
+                assert variable.get() is self, "contextvars"
+                assert np.geterr()["under"] == "raise", "numpy's error state"
+                return super().step(action)
+
+        local = threading.local()
+        variable: contextvars.ContextVar[Any] = contextvars.ContextVar("variable", default=None)
+        with serving(Env, address), playing([address] * 2) as game:
+            game.rollouts(4)
+
+    def test_leave_nothing_with_their_thread(self, address: str) -> None:
+        class Kept:
+            pass
+
+        class Env(Counting):
+            def __init__(self) -> None:
+                super().__init__()
+                local.kept = Kept()
+                kept.append(weakref.ref(local.kept))
+
+        local = threading.local()
+        kept: list[weakref.ref[Kept]] = []
+        with serving(Env, address):
+            with playing([address] * 2) as game:
+                game.rollouts(4)
+                assert any(reference() for reference in kept)
+            wait_for(lambda: not any(reference() for reference in kept))
 
     def test_get_a_discrete_action_as_a_0_d_int64_array(self, address: str) -> None:
         def agent(inputs: Any) -> Any:
