@@ -25,13 +25,13 @@ from pathlib import Path
 
 from figures import print_table, write_json
 
+from torchbeast import envs
 from torchbeast.bench import still
 from torchbeast.bench.sample import Measure
 from torchbeast.bench.transport import transport
 from torchbeast.bench.turns import in_turn
 from torchbeast.core.distributions import distribution_for
 from torchbeast.runtime.env_plan import ServerPlan
-from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.session import raise_failure
 from torchbeast.runtime.supervisor import Supervisor
 from torchbeast.sources.poly import PolySourceConfig
@@ -108,7 +108,7 @@ def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator
     config = PolySourceConfig(batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH)
     served = still.like("PongNoFrameskip-v4") if flow.newest_only else nullcontext("Mock")
     with served as env_id:
-        with closing(make_environment(env_id, 1)) as env:
+        with closing(envs.make(env_id, 1)) as env:
             zero_action = distribution_for(env.action_space).zero_action
         with transport(env_id, plans, config, zero_action, supervisor) as measure:
             yield measure

@@ -13,6 +13,7 @@ from contextlib import ExitStack, closing
 from torch import nn
 
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.selection import names
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.command_line import parse
 from torchbeast.runtime.environment import make_environment
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: MonoBeastFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        return test(flags.run, flags.environment.env)
+        return test(flags.run, flags.environment.env, flags.environment.observation_keys)
     with session(flags) as parts, ExitStack() as ending:
         train(flags, parts, ending)
     return EXIT_DONE
@@ -46,8 +47,9 @@ def run(flags: MonoBeastFlags) -> int:
 
 def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the actors."""
-    flags = resolved(flags, flags.environment.env_id)
-    with closing(make_environment(flags.environment.env_id, 1)) as env:
+    env_id, options = flags.environment.env_id, flags.environment.options
+    flags = resolved(flags, env_id)
+    with closing(make_environment(env_id, 1, options)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
     def agent(model: str) -> Agent:
@@ -63,13 +65,15 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
         ending.callback(made.end)
         return made
 
-    LearnerRun(PROGRAM, flags, flags.environment.env_id, parts).train(agent, weights, source)
+    run = LearnerRun(PROGRAM, flags, env_id, parts, names(spaces[0]))
+    run.train(agent, weights, source)
 
 
 def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
     num_threads = learner_threads(flags.machine.num_learner_threads, learner.device)
     return MonoSourceConfig(
         env_id=flags.environment.env_id,
+        options=flags.environment.options,
         model=learner.agent.model_name,
         use_lstm=flags.model.use_lstm,
         reward_input=learner.agent.model.reward_input,

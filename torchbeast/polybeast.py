@@ -32,7 +32,7 @@ def run(flags: PolyBeastFlags) -> int:
     if flags.run.mode != "train":
         from torchbeast.runtime.testing import test
 
-        return test(flags.run, flags.environment.env)
+        return test(flags.run, flags.environment.env, flags.environment.observation_keys)
     import libtorchbeast  # noqa: F401 - raises at once where it was not built
 
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
@@ -56,7 +56,8 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
         folder = new_run_folder()
         basename = folder_basename(folder)
     addresses = server_addresses(basename, len(plans))
-    servers = EnvServers(supervisor, flags.environment.env_id, plans, addresses, folder)
+    env_id, options = flags.environment.env_id, flags.environment.options
+    servers = EnvServers(supervisor, env_id, plans, addresses, folder, options)
     try:
         yield servers
     finally:

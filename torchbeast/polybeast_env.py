@@ -38,7 +38,8 @@ def run(flags: PolyBeastEnvFlags) -> int:
     addresses = server_addresses(flags.servers.pipes_basename or user_basename(), count)
     supervisor = Supervisor()
     with supervisor.signals():
-        servers = EnvServers(supervisor, flags.environment.env_id, plans, addresses)
+        env_id, options = flags.environment.env_id, flags.environment.options
+        servers = EnvServers(supervisor, env_id, plans, addresses, options=options)
         try:
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.runtime.addresses import user_basename
 from torchbeast.runtime.agent import Agent, make_agent
@@ -78,7 +79,8 @@ def train(
         model, distribution = learner.agent.model, learner.agent.distribution
         return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
 
-    LearnerRun(program, flags, env_id, parts).train(agent, PublishedWeights, source)
+    run = LearnerRun(program, flags, env_id, parts, names(fleet.observation_space))
+    run.train(agent, PublishedWeights, source)
 
 
 def _source_config(

@@ -18,6 +18,7 @@ from torchbeast.runtime.flags import PolyBeastFlags
     [
         [],
         ["--preset", "cartpole-lstm", "--num_servers", "1"],
+        ["--env", "a:b", "--observation_keys", "glyphs", "inner/map"],
         ["--entropy_cost", "0", "--megabytes_at_once", "0", "--disable_cuda", "--momentum", "0.5"],
     ],
 )

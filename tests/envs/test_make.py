@@ -13,7 +13,7 @@ from example_envs import Counting
 
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import SyncVecEnv
-from torchbeast.envs import atari
+from torchbeast.envs import atari, gym
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,6 +54,7 @@ def test_a_gymnasium_id_may_name_the_module_to_import() -> None:
         ("ALE/Pogn-v5", "ALE has no game called Pogn; did you mean Pong"),
         ("PnogNoFrameskip-v4", "ALE has no game called Pnog; did you mean Pong"),
         ("ALE/Pong-ram-v5", "Atari games are called like ALE/Pong-v5"),
+        ("Some-Other-v0", "; one of another package is given as package:Id-v0$"),
         ("no_such_module:make", "there is no module no_such_module; install it"),
         ("no_such_module:Thing-v0", "there is no module no_such_module; install it"),
         ("example_envs:vectro", "the module example_envs has no 'vectro'; did you mean vector"),
@@ -67,6 +68,18 @@ def test_a_name_that_is_not_found_is_answered_with_one_sentence(env_id: str, sen
     with pytest.raises(envs.EnvError, match=sentence) as raised:
         envs.make(env_id, 2)
     assert "\n" not in str(raised.value)
+
+
+def test_the_package_of_a_known_family_is_imported_without_being_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("minigrid")
+    options = envs.EnvOptions(observation_keys=("image",))
+    assert envs.make("MiniGrid-Empty-5x5-v0", 1, options=options).num_envs == 1
+    for env_id, package in (("MiniHack-River-v0", "minihack"), ("NetHackLore-v9", "nle")):
+        monkeypatch.setattr(gym, "find_spec", lambda name: None)
+        with pytest.raises(envs.EnvError, match=f"{env_id} needs a package .*: {package}$"):
+            envs.make(env_id, 1)
 
 
 def test_no_environment_at_all_is_refused() -> None:

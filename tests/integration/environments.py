@@ -120,6 +120,14 @@ class Truncated(Plain):
         return observation, reward, False, over, info
 
 
+class Worded(Truncated):
+    """A dict with a word, as MiniGrid's, and one of two arrays in it."""
+
+    def observation(self):
+        vector = np.full(3, self.episode_step, np.float32)
+        return {"mission": "go on", "inner": {"vector": vector, "big": np.zeros(1000)}}
+
+
 class Mixed(Truncated):
     """A dict of an image and a number, cut by a time limit."""
 

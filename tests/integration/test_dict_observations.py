@@ -31,3 +31,32 @@ def test_an_image_and_a_number_are_learnt_from_in_pieces_over_time_limits(
     assert code == 0, said
     assert "mean return 10.00" in said, said
     workshop.assert_nothing_is_left()
+
+
+KEYS = ["--observation_keys", "inner/vector"]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_leaves_that_are_chosen_are_learnt_from_recorded_and_tested(
+    workshop: Workshop, program: str
+) -> None:
+    args = [*SMALL, *PROGRAMS[program], "--env", "environments:Worded", "--total_steps", "80"]
+    code, said = workshop.run(program, *args)
+    assert code == 2 and "Traceback" not in said, said
+    flag = "--observation_keys inner/vector inner/big"
+    assert "observation['mission'] has dtype <U5" in said and flag in said, said
+    code, said = workshop.run(program, *args, *KEYS)
+    assert code == 0, said
+    assert workshop.meta("a")["args"]["observation_keys"] == ["inner/vector"]
+    code, said = workshop.run(program, "--mode", "test", "--xpid", "a", "--num_episodes", "2")
+    assert code == 0 and "Returns: 10, 10" in said, said
+
+
+def test_a_learner_alone_sees_and_tests_what_the_servers_chose(workshop: Workshop) -> None:
+    env = ["--env", "environments:Worded", *KEYS]
+    servers = workshop.start("polybeast_env", "--num_servers", "1", "--num_actors", "2", *env)
+    servers.wait_for("Serving 2 environments")
+    code, said = workshop.run("polybeast_learner", *SMALL, "--total_steps", "80")
+    assert code == 0, said
+    code, said = workshop.run("polybeast_learner", "--mode", "test", "--xpid", "a")
+    assert code == 0 and "over 10 episodes" in said, said

@@ -315,15 +315,16 @@ def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
     [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)],
 )
 def test_every_program_tests_the_environment_that_is_named(program: str, parsed: Any) -> None:
-    named = parsed(run=RunFlags(mode="test"), environment=EnvironmentFlags(env="Catch"))
-    seen: list[str | None] = []
+    environment = EnvironmentFlags(env="Catch", observation_keys=("image",))
+    named = parsed(run=RunFlags(mode="test"), environment=environment)
+    seen: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module(f"torchbeast.{program}")
         where = module if program == "monobeast" else testing
-        patch.setattr(where, "test", lambda run, env_id: seen.append(env_id) or 0)
+        patch.setattr(where, "test", lambda run, *played: seen.append(played) or 0)
         module.run(named)
         module.run(parsed(run=RunFlags(mode="test")))
-    assert seen == ["Catch", None]
+    assert seen == [("Catch", ("image",)), (None, ())]
 
 
 class Undecided(ActorCritic):

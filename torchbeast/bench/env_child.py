@@ -18,6 +18,7 @@ import numpy as np
 
 from torchbeast.bench.sample import in_threads
 from torchbeast.core.envs.random_actions import random_action
+from torchbeast.envs.options import EnvOptions
 from torchbeast.runtime.child_main import failure, take_stdin, take_stdout
 from torchbeast.runtime.environment import make_environment
 from torchbeast.runtime.supervisor import Supervisor
@@ -56,7 +57,8 @@ def _read(
 
 def _stream(arguments: dict[str, Any], index: int) -> Callable[[], int]:
     """Steps one group of environments once."""
-    env = make_environment(arguments["env_id"], arguments["envs_per_stream"])
+    options = EnvOptions.of(arguments["options"])
+    env = make_environment(arguments["env_id"], arguments["envs_per_stream"], options)
     seed = arguments["seed"] * arguments["num_streams"] + index
     rng = np.random.default_rng(seed)
     env.reset(seed)

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchbeast.bench.sample import Measure, Sample, check_goes_on
+from torchbeast.envs.options import EnvOptions
 from torchbeast.runtime.child_process import ChildProcess, Report, end_all
 from torchbeast.runtime.env_plan import ServerPlan
 from torchbeast.runtime.supervisor import Supervisor
@@ -20,11 +21,12 @@ _POLL_S = 0.02
 
 @contextmanager
 def environments(
-    env_id: str, plans: Sequence[ServerPlan], supervisor: Supervisor
+    env_id: str, plans: Sequence[ServerPlan], supervisor: Supervisor, options: EnvOptions
 ) -> Iterator[Measure]:
     """One process for each plan, as with environment servers."""
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    processes = [_process(i, env_id, plan, reports, supervisor) for i, plan in enumerate(plans)]
+    made = {"env_id": env_id, "options": options.as_json()}
+    processes = [_process(i, made, plan, reports, supervisor) for i, plan in enumerate(plans)]
 
     def measure(seconds: float) -> Sample:
         for process in processes:
@@ -41,14 +43,14 @@ def environments(
 
 def _process(
     index: int,
-    env_id: str,
+    made: dict[str, Any],
     plan: ServerPlan,
     reports: queue.SimpleQueue[Report],
     supervisor: Supervisor,
 ) -> ChildProcess:
     name = f"environment process {index}"
     arguments: dict[str, Any] = {
-        "env_id": env_id,
+        **made,
         "num_streams": plan.num_streams,
         "envs_per_stream": plan.envs_per_stream,
         "seed": index,

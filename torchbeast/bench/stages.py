@@ -39,7 +39,7 @@ class Stages:
         self._flags = flags
         self._compute = compute
         self._supervisor = supervisor
-        self._env_id = flags.environment.env_id
+        self._env_id, self._options = flags.environment.env_id, flags.environment.options
         self._plans = beside_the_learner(flags)
         self._agent, self._space = _agent(flags, compute)
         self._piece_threads = share_cores(compute, flags, self._agent)
@@ -57,7 +57,7 @@ class Stages:
             yield found
 
     def _environments(self) -> AbstractContextManager[Measure]:
-        return environments(self._env_id, self._plans, self._supervisor)
+        return environments(self._env_id, self._plans, self._supervisor, self._options)
 
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
         """As in the program; and with one environment a stream, where the program has more."""
@@ -73,7 +73,7 @@ class Stages:
         if plans[SINGLE] == self._plans:
             del plans[SINGLE]
         zero = self._agent.distribution.zero_action
-        with still.like(self._env_id) as served:
+        with still.like(self._env_id, self._options) as served:
             return {
                 name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
                 for name, plan in plans.items()
@@ -114,7 +114,8 @@ class Stages:
 def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
     """The run's agent, where it is used, and what it sees."""
     torch.set_num_threads(compute.threads)
-    with closing(make_environment(flags.environment.env_id, 1)) as env:
+    env_id, options = flags.environment.env_id, flags.environment.options
+    with closing(make_environment(env_id, 1, options)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
     agent = make_agent(flags.model.model, *spaces, flags.model.use_lstm)
     agent.model.to(compute.device)

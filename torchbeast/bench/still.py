@@ -7,6 +7,7 @@ A server makes them by the name FACTORY; what they look like is in a variable of
 from __future__ import annotations
 
 import functools
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -16,6 +17,7 @@ import numpy as np
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 from torchbeast.runtime.environment import make_environment
 
 FACTORY = "torchbeast.bench.still:make"
@@ -23,10 +25,10 @@ _LIKE = "TORCHBEAST_BENCH_LIKE"
 
 
 @contextmanager
-def like(env_id: str) -> Iterator[str]:
+def like(env_id: str, options: EnvOptions = DEFAULTS) -> Iterator[str]:
     """What to serve to move the same as `env_id` does; for servers that are started meanwhile."""
     before = os.environ.get(_LIKE)
-    os.environ[_LIKE] = env_id
+    os.environ[_LIKE] = json.dumps([env_id, options.as_json()])
     try:
         yield FACTORY
     finally:
@@ -74,6 +76,7 @@ class Still:
 
 
 @functools.cache
-def _spaces(env_id: str) -> tuple[ObservationSpace, ActionSpace, int]:
-    with closing(make_environment(env_id, 1)) as env:
+def _spaces(like: str) -> tuple[ObservationSpace, ActionSpace, int]:
+    env_id, options = json.loads(like)
+    with closing(make_environment(env_id, 1, EnvOptions.of(options))) as env:
         return env.observation_space, env.action_space, env.frame_stack

@@ -11,7 +11,7 @@ import functools
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torchbeast.bench.processor_time import cpu_seconds, family
 from torchbeast.bench.sample import Measure, Sample
@@ -55,11 +55,15 @@ def arguments(flags: PolyBeastFlags) -> list[str]:
     """The command line that these flags are parsed from."""
     known = {field.name: getattr(flags, field.name) for field in dataclasses.fields(PolyBeastFlags)}
     words = flatten(PolyBeastFlags(**known)).items()
-    return [
-        f"--{name}" if value is True else f"--{name}={value}"
-        for name, value in words
-        if value is not None and value is not False
-    ]
+    return [word for name, value in words for word in _words(name, value)]
+
+
+def _words(name: str, value: Any) -> list[str]:
+    if value is None or value is False or value == ():
+        return []
+    if isinstance(value, tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}" if value is True else f"--{name}={value}"]
 
 
 class _Update(NamedTuple):

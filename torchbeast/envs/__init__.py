@@ -16,21 +16,40 @@ from __future__ import annotations
 
 import re
 
-from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.envs.selection import SelectedVecEnv
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.envs.errors import EnvError
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 
-__all__ = ["EnvError", "make"]
+__all__ = ["EnvError", "EnvOptions", "make"]
 
 BUILT_IN = ("Catch", "Dials", "Memory", "Mock")
 
 
-def make(env_id: str, num_envs: int, *, num_threads: int = 1, render: bool = False) -> VecEnv:
+def make(
+    env_id: str,
+    num_envs: int,
+    *,
+    num_threads: int = 1,
+    render: bool = False,
+    options: EnvOptions = DEFAULTS,
+) -> VecEnv:
     """num_envs environments of that name, stepped together.
 
     num_threads: threads that step them; only Atari games use more than one.
     render: Gymnasium's can draw themselves (SyncVecEnv.render).
+    options: what a run decides for all of its environments.
     An EnvError says in one sentence why the environment cannot be made.
     """
+    env = _make(env_id, num_envs, num_threads, render, options)
+    keys = options.observation_keys
+    kept_already = isinstance(env, SyncVecEnv) and env.observation_keys == keys
+    return SelectedVecEnv(env, keys) if keys and not kept_already else env
+
+
+def _make(
+    env_id: str, num_envs: int, num_threads: int, render: bool, options: EnvOptions
+) -> VecEnv:
     if num_envs < 1:
         raise EnvError(f"{env_id}: at least one environment is needed, got num_envs={num_envs}")
     if env_id in BUILT_IN:
@@ -38,7 +57,7 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1, render: bool = Fal
     if ":" in env_id and not re.search(r"-v\d+$", env_id):
         from torchbeast.envs import factory
 
-        return factory.make(env_id, num_envs)
+        return factory.make(env_id, num_envs, options)
     from torchbeast.envs import atari
 
     if atari.is_atari(env_id):
@@ -49,7 +68,7 @@ def make(env_id: str, num_envs: int, *, num_threads: int = 1, render: bool = Fal
         return minatar.make(env_id, num_envs)
     from torchbeast.envs import gym
 
-    return gym.make(env_id, num_envs, render)
+    return gym.make(env_id, num_envs, render, options)
 
 
 def _make_built_in(env_id: str, num_envs: int) -> VecEnv:

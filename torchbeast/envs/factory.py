@@ -14,12 +14,13 @@ from typing import Any
 
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts
 from torchbeast.envs.errors import EnvError, did_you_mean
+from torchbeast.envs.options import EnvOptions
 
 
-def make(env_id: str, num_envs: int) -> VecEnv:
+def make(env_id: str, num_envs: int, options: EnvOptions) -> VecEnv:
     factory = find(env_id)
     if not accepts(factory, "num_envs"):
-        return SyncVecEnv([factory] * num_envs, env_id)
+        return SyncVecEnv([factory] * num_envs, env_id, options.observation_keys)
     env: VecEnv = factory(num_envs=num_envs)
     if getattr(env, "num_envs", None) != num_envs:
         raise EnvError(

@@ -3,27 +3,48 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.envs.errors import EnvError, did_you_mean
 from torchbeast.envs.factory import import_module
+from torchbeast.envs.options import EnvOptions
+
+# By how their ids begin: packages that Gymnasium does not import by itself.
+_PACKAGES = {
+    "BabyAI-": "minigrid",
+    "MiniGrid-": "minigrid",
+    "MiniHack-": "minihack",
+    "NetHack": "nle",
+}
 
 
-def make(env_id: str, num_envs: int, render: bool = False) -> VecEnv:
+def make(env_id: str, num_envs: int, render: bool, options: EnvOptions) -> VecEnv:
     """num_envs environments of a Gymnasium id, with the time limit that is registered with it.
 
     render: they can draw themselves, which some need another package for.
     """
     gymnasium = _gymnasium(env_id)
     spec = _spec(gymnasium, env_id)
-    options = {"render_mode": "rgb_array"} if render else {}
+    mode = {"render_mode": "rgb_array"} if render else {}
+
+    def make_one() -> Any:
+        return gymnasium.make(spec, disable_env_checker=True, **mode)
+
     try:
-        return SyncVecEnv(
-            [lambda: gymnasium.make(spec, disable_env_checker=True, **options)] * num_envs, env_id
-        )
+        return SyncVecEnv([make_one] * num_envs, env_id, options.observation_keys)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
+
+
+def _import_package_of(env_id: str) -> None:
+    """Imports the package that is known to register such ids; EnvError where it is missing."""
+    for start, package in _PACKAGES.items():
+        if env_id.startswith(start):
+            if find_spec(package) is None:
+                raise EnvError(f"{env_id} needs a package that is not installed: {package}")
+            import_module(package, env_id)
 
 
 def _gymnasium(env_id: str) -> Any:
@@ -43,10 +64,13 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
     module_name, _, name = env_id.rpartition(":")
     if module_name:
         import_module(module_name, env_id)
+    elif name not in gymnasium.registry:
+        _import_package_of(name)
     try:
         return gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv as error:
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        raise EnvError(f"no environment is called {env_id}{hint}") from error
+        where = "" if hint or module_name else "; one of another package is given as package:Id-v0"
+        raise EnvError(f"no environment is called {env_id}{hint}{where}") from error
     except gymnasium.error.Error as error:  # malformed, deprecated
         raise EnvError(f"{env_id}: {error}") from error

@@ -58,13 +58,15 @@ def _make_server(arguments: dict[str, Any]) -> Any:
     from torchbeast.runtime.environment import make_environment
 
     env_id, num_envs = arguments["env_id"], arguments["envs_per_stream"]
-    first = [make_environment(env_id, num_envs)]  # made now, so that a wrong name is told at once
+    options = envs.EnvOptions.of(arguments["options"])
+    # Made now, so that a wrong name is told at once.
+    first = [make_environment(env_id, num_envs, options)]
 
     def make() -> Any:
         try:
             return first.pop()
         except IndexError:
-            return envs.make(env_id, num_envs)
+            return envs.make(env_id, num_envs, options=options)
 
     return libtorchbeast.Server(
         make, arguments["address"], description=_description(first[0], arguments)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 from torchbeast.runtime.addresses import socket_path
 from torchbeast.runtime.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
 from torchbeast.runtime.env_plan import ServerPlan
@@ -41,6 +42,7 @@ class EnvServers:
         plans: Sequence[ServerPlan],
         addresses: Sequence[str],
         folder: Path | None = None,
+        options: EnvOptions = DEFAULTS,
     ) -> None:
         """`folder`: a folder of this run for its sockets, removed when the servers end."""
         self.addresses = list(addresses)
@@ -50,7 +52,7 @@ class EnvServers:
         self._closed = False
         self._any_has_served = False
         self._servers = [
-            _Server(i, self, _arguments(env_id, plan, address, folder))
+            _Server(i, self, _arguments(env_id, options, plan, address, folder))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
         with self._lock:
@@ -123,9 +125,12 @@ class EnvServers:
             server.start()
 
 
-def _arguments(env_id: str, plan: ServerPlan, address: str, folder: Path | None) -> dict[str, Any]:
+def _arguments(
+    env_id: str, options: EnvOptions, plan: ServerPlan, address: str, folder: Path | None
+) -> dict[str, Any]:
     return {
         "env_id": env_id,
+        "options": options.as_json(),
         "address": address,
         "num_streams": plan.num_streams,
         "envs_per_stream": plan.envs_per_stream,

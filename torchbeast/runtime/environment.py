@@ -7,13 +7,16 @@ import traceback
 
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 from torchbeast.runtime.errors import RunError, UsageError, without_our_frames
 
 
-def make_environment(env_id: str, num_envs: int, render: bool = False) -> VecEnv:
+def make_environment(
+    env_id: str, num_envs: int, options: EnvOptions = DEFAULTS, render: bool = False
+) -> VecEnv:
     """`num_envs` environments; UsageError for a wrong name, RunError for what their code raised."""
     try:
-        return envs.make(env_id, num_envs, render=render)
+        return envs.make(env_id, num_envs, render=render, options=options)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except Exception as error:

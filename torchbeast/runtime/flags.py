@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from torchbeast.envs.options import EnvOptions
+
 # Of torchbeast.core.precision, which imports torch; `--help` does not.
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -55,10 +57,20 @@ class EnvironmentFlags:
     Default: PongNoFrameskip-v4; with --mode test that of the run. --mode test in another one needs
     the same observations and actions."""
 
+    observation_keys: tuple[str, ...] = ()
+    """Leaves of a dict observation that the network sees, such as --observation_keys blstats
+    inventory/glyphs; others are dropped where the environment runs. Default: all; with
+    --mode test those of the run."""
+
     @property
     def env_id(self) -> str:
         """What is trained on."""
         return DEFAULT_ENV if self.env is None else self.env
+
+    @property
+    def options(self) -> EnvOptions:
+        """How it is made."""
+        return EnvOptions(observation_keys=self.observation_keys)
 
 
 @dataclass(frozen=True, kw_only=True)

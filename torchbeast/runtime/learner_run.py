@@ -101,15 +101,23 @@ def inference_threads(count: int | None, device: torch.device) -> int:
 class LearnerRun:
     """One run of one learner program, used by its main thread."""
 
-    def __init__(self, program: str, flags: LearnerGroups, env_id: str, session: Session) -> None:
-        """`flags`: with `reward_clipping.resolved`. `env_id`: what is really played, which the
-        servers say.
+    def __init__(
+        self,
+        program: str,
+        flags: LearnerGroups,
+        env_id: str,
+        session: Session,
+        observation_keys: Sequence[str] = (),
+    ) -> None:
+        """`flags`: with `reward_clipping.resolved`. `env_id`: what is really played, and
+        `observation_keys`: what is seen of it; both as the servers say.
         """
         self._program = program
         self._flags = flags
         self._session = session
         self._saved = self._load()
-        self._recorded = {**flatten(flags), "env": env_id, "seed": self._seed()}
+        played = {"env": env_id, "observation_keys": list(observation_keys)}
+        self._recorded = {**flatten(flags), **played, "seed": self._seed()}
         self._labels = {"format": checkpoints.FORMAT, "flags": self._recorded}
         session.folder.update(args=self._recorded)
         torch.manual_seed(self._recorded["seed"])

@@ -6,6 +6,7 @@ Checkpoints of the original TorchBeast are played too.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import secrets
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import torch
 
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.atari import is_atari
+from torchbeast.envs.options import EnvOptions
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.environment import make_environment, what_it_raised
@@ -28,15 +30,19 @@ from torchbeast.runtime.reward_clipping import UNKNOWN
 _ATARI_RANDOM_START = 30  # the literature's number of no-ops
 
 
-def test(run: RunFlags, env_id: str | None = None) -> int:
+def test(run: RunFlags, env_id: str | None = None, observation_keys: tuple[str, ...] = ()) -> int:
     """Plays whole episodes, prints their returns; writes a video when the mode says so.
 
     env_id: None for the environment that the checkpoint was trained on.
+    observation_keys: () for those that it was trained with.
     """
     path = run.folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
     trained_on = saved["flags"].get("env")
-    with closing(_environment(env_id or trained_on, run)) as env:
+    options = EnvOptions.of(saved["flags"])
+    if observation_keys:
+        options = dataclasses.replace(options, observation_keys=observation_keys)
+    with closing(_environment(env_id or trained_on, options, run)) as env:
         with _fitting(trained_on, env_id or trained_on):
             agent = _agent(saved, env, path)
         seed = secrets.randbits(31) if run.seed is None else run.seed
@@ -91,13 +97,14 @@ def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
     return episodes
 
 
-def _environment(env_id: str | None, run: RunFlags) -> VecEnv:
+def _environment(env_id: str | None, options: EnvOptions, run: RunFlags) -> VecEnv:
     if not env_id or env_id == UNKNOWN:
         raise UsageError(
             "the checkpoint does not say which environment it was trained on: give --env"
         )
     render = run.mode == "test_render"
-    return make_environment(env_id, 1 if render else min(run.num_episodes, MAX_PARALLEL), render)
+    num_envs = 1 if render else min(run.num_episodes, MAX_PARALLEL)
+    return make_environment(env_id, num_envs, options, render)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.losses import RewardClipping
 from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.child_process import ChildProcess, Deaths, ProcessDied, end_all
 from torchbeast.runtime.diagnosis import ACTOR_STAGES, Away
@@ -59,6 +60,7 @@ class MonoSourceConfig:
     """How rollouts are collected."""
 
     env_id: str
+    options: EnvOptions = DEFAULTS
     model: str  # the name from which every actor makes its own copy
     use_lstm: bool
     reward_input: RewardClipping = "abs_one"  # of the model
@@ -270,6 +272,7 @@ class MonoSource:
         config = self._config
         return {
             "env_id": config.env_id,
+            "options": config.options.as_json(),
             "model": config.model,
             "use_lstm": config.use_lstm,
             "reward_input": config.reward_input,

@@ -30,6 +30,7 @@ import torch
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import dtype_for
+from torchbeast.envs.options import EnvOptions
 from torchbeast.runtime.agent import make_agent
 from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
 from torchbeast.runtime.environment import make_environment
@@ -90,7 +91,8 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
     torch.set_num_threads(1)  # as many processes as cores
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
-    with closing(make_environment(arguments["env_id"], num_envs)) as env:
+    options = EnvOptions.of(arguments["options"])
+    with closing(make_environment(arguments["env_id"], num_envs, options)) as env:
         space = env.observation_space
         agent = make_agent(
             arguments["model"], space, env.action_space, env.frame_stack, arguments["use_lstm"]

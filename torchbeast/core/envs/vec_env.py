@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from torchbeast.core.envs.selection import check_keys, select, those_that_can_be_sent
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArrayNest,
@@ -123,16 +124,21 @@ class SyncVecEnv:
 
     frame_stack = 1
 
-    def __init__(self, env_fns: Sequence[Callable[[], Any]], env_id: str) -> None:
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], Any]],
+        env_id: str,
+        observation_keys: Sequence[str] = (),
+    ) -> None:
+        """observation_keys: what is kept of dict observations; (): everything. See `select`."""
         self.env_id = env_id
         self.num_envs = len(env_fns)
+        self.observation_keys = tuple(observation_keys)
         self._envs = [make_env() for make_env in env_fns]
         self.action_space = self._common_action_space()
         self._action_leaves = flatten(self.action_space)
         first = _reset_observation(_reset(self._envs[0], None))
-        said = getattr(self._envs[0], "observation_space", None)
-        path = f"{self._name(0)}: observation"
-        self.observation_space: ObservationSpace = observation_space_of(first, said, path)
+        self.observation_space: ObservationSpace = self._space_of(first)
         self._specs: list[ArraySpec] = flatten(self.observation_space)
 
     def reset(self, seed: int) -> ArrayNest:
@@ -197,6 +203,18 @@ class SyncVecEnv:
         except ValueError as error:
             raise ValueError(f"{self._name(index)}: action space: {error}") from error
 
+    def _space_of(self, first: Any) -> ObservationSpace:
+        check_keys(first, self.observation_keys, self._name(0))
+        try:
+            said = getattr(self._envs[0], "observation_space", None)
+            path = f"{self._name(0)}: observation"
+            return observation_space_of(select(first, self.observation_keys), said, path)
+        except ValueError as error:
+            if not (others := those_that_can_be_sent(first)):
+                raise
+            flag = f"--observation_keys {' '.join(others)}"
+            raise ValueError(f"{error}, or leave it out: {flag}") from error
+
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 
     def _empty_rows(self, count: int) -> list[np.ndarray]:
@@ -204,7 +222,8 @@ class SyncVecEnv:
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
         path = f"{self._name(index)}: observation"
-        leaves = matching_leaves(self.observation_space, observation, path)
+        selected = select(observation, self.observation_keys)
+        leaves = matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
             row[index] = leaf
 

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--observation_keys`: parts of dict observations, chosen where the environment runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from example_envs import Truncating
+
+from torchbeast import envs
+from torchbeast.core.envs.selection import SelectedVecEnv, names, select
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.envs.options import EnvOptions
+
+NESTED: Any = {
+    "glyphs": 1,
+    "inventory": {"glyphs": 2, "letters": {"upper": 3, "lower": 4}},
+    "inventory/old": 5,
+    "pair": (6, {"seven": 7}),
+}
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ([], NESTED),
+        (["glyphs"], {"glyphs": 1}),
+        (["inventory"], {"inventory": NESTED["inventory"]}),
+        (["inventory/glyphs"], {"inventory": {"glyphs": 2}}),
+        (["inventory/letters/lower"], {"inventory": {"letters": {"lower": 4}}}),
+        (["inventory/glyphs", "glyphs"], {"glyphs": 1, "inventory": {"glyphs": 2}}),
+        (["glyphs/upper", "pair/seven", "inventory/gly"], {}),
+        (["inventory/old"], {"inventory/old": 5}),
+        (["pair"], {"pair": NESTED["pair"]}),
+        (["inventory", "inventory/glyphs"], {"inventory": NESTED["inventory"]}),
+    ],
+)
+def test_what_is_selected_keeps_its_place(keys: list[str], expected: Any) -> None:
+    assert select(NESTED, keys) == expected
+
+
+def test_all_names_together_select_everything() -> None:
+    found = names(NESTED)
+    assert found == [
+        "glyphs",
+        "inventory/glyphs",
+        "inventory/letters/upper",
+        "inventory/letters/lower",
+        "inventory/old",
+        "pair",
+    ]
+    assert select(NESTED, found) == NESTED
+
+
+def test_what_is_no_dict_has_no_names_and_is_left_as_it_is() -> None:
+    assert names(3) == names((1, 2)) == []
+    assert select((1, 2), ["glyphs"]) == (1, 2)
+
+
+class Rich(Truncating):
+    """A word, arrays in two depths, and one whose shape changes."""
+
+    def observation(self) -> Any:
+        grid = np.full((2, 3), self.time, np.uint8)
+        changing = np.zeros(self.time)
+        return {"mission": "go", "a": np.float32(self.time), "b": {"grid": grid, "odd": changing}}
+
+
+def rich() -> Rich:
+    return Rich()
+
+
+def rich_vector(num_envs: int) -> VecEnv:
+    """A user's own vector environment, of which everything can be sent."""
+    return SyncVecEnv([Rich] * num_envs, "rich", ["a", "b/grid"])
+
+
+def test_only_what_is_selected_is_looked_at() -> None:
+    env = SyncVecEnv([Rich, Rich], "rich", ["a", "b/grid"])
+    space = map_leaves(lambda leaf: (leaf.dtype, len(leaf.shape)), env.observation_space)
+    assert space == {"a": ("float32", 0), "b": {"grid": ("uint8", 2)}}
+    assert env.reset(0)["b"]["grid"].shape == (2, 2, 3)
+    for time in (1, 2, 3, 4):
+        step = env.step(np.zeros(2, np.int64))
+        assert step.observation["a"].tolist() == [time % 4] * 2
+    assert set(step.final_observation) == {"a", "b"}
+    assert step.final_observation["b"]["grid"].tolist() == np.full((2, 2, 3), 4).tolist()
+
+
+@pytest.mark.parametrize("factory", ["rich", "rich_vector"])
+def test_environments_of_both_kinds_of_factory_are_selected_from(factory: str) -> None:
+    options = EnvOptions(observation_keys=("b/grid",))
+    env = envs.make(f"{__name__}:{factory}", 3, options=options)
+    assert list(env.observation_space) == ["b"] and list(env.observation_space["b"]) == ["grid"]
+    for observation in (env.reset(1), env.step(np.zeros(3, np.int64)).observation):
+        assert names(observation) == ["b/grid"]
+    for _ in range(3):
+        step = env.step(np.zeros(3, np.int64))
+    assert names(step.final_observation) == ["b/grid"] and step.truncated.all()
+    env.close()
+
+
+def test_a_gymnasium_environment_is_selected_from() -> None:
+    pytest.importorskip("minigrid")
+    options = EnvOptions(observation_keys=("image",))
+    env = envs.make("minigrid:MiniGrid-Empty-5x5-v0", 1, options=options)
+    assert names(env.observation_space) == ["image"]
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize(
+    ("keys", "sentence"),
+    [
+        (["aa"], r"observations have no 'aa' \(did you mean a\?\); --observation_keys may name "),
+        (
+            ["a", "b/gird"],
+            r"have no 'b/gird' \(did you mean b/grid\?\); --observation_keys may name",
+        ),
+        (["xyz"], r"have no 'xyz'; --observation_keys may name (mission )?a b/grid"),
+        (["a/b"], r"have no 'a/b'"),
+    ],
+)
+def test_a_wrong_key_is_answered_with_those_there_are(
+    vector: bool, keys: list[str], sentence: str
+) -> None:
+    factory = "rich_vector" if vector else "rich"
+    with pytest.raises(ValueError, match=sentence):
+        envs.make(f"{__name__}:{factory}", 1, options=EnvOptions(observation_keys=keys))
+
+
+@pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
+def test_of_observations_that_are_no_dict_nothing_can_be_selected(env_id: str) -> None:
+    with pytest.raises(ValueError, match=rf"{env_id}: .* no dict.* leave out --observation_keys"):
+        envs.make(env_id, 1, options=EnvOptions(observation_keys=("image",)))
+
+
+def test_a_word_is_answered_with_the_flag_that_leaves_it_out() -> None:
+    with pytest.raises(ValueError) as error:
+        SyncVecEnv([Rich], "rich")
+    assert "observation['mission'] has dtype <U2, which cannot be sent" in str(error.value)
+    assert str(error.value).endswith("or leave it out: --observation_keys a b/grid b/odd")
+
+
+def test_without_a_number_to_keep_the_flag_is_not_named() -> None:
+    class Words(Rich):
+        def observation(self) -> Any:
+            return {"mission": "go"}
+
+    with pytest.raises(ValueError) as error:
+        SyncVecEnv([Words], "words")
+    assert "--observation_keys" not in str(error.value)
+
+
+def test_options_go_through_json_and_flags() -> None:
+    options = EnvOptions(observation_keys=("a", "b"))
+    assert EnvOptions.of(options.as_json()) == options
+    assert EnvOptions.of({"env": "Catch", "observation_keys": ["a", "b"], "seed": 1}) == options
+    assert EnvOptions.of({}) == EnvOptions()
+
+
+def test_a_selected_vector_environment_closes_the_other() -> None:
+    inner = SyncVecEnv([Rich], "rich", ["a", "b/grid"])
+    SelectedVecEnv(inner, ["a"]).close()
+    assert inner._envs[0].closed

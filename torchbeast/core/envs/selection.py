@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Some of the parts of dict observations, by their keys.
+
+A key names an entry of the dict, `inventory`, or an entry of a dict in it, `inventory/glyphs`. What
+is selected keeps its place: {"inventory": {"glyphs": ...}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace, spec_of
+
+if TYPE_CHECKING:
+    from torchbeast.core.envs.vec_env import VecEnv, VecStep
+
+
+def select(observation: Any, keys: Sequence[str]) -> Any:
+    """The parts of that name; everything where no keys are given. Missing ones are left out."""
+    if not keys or not isinstance(observation, dict):
+        return observation
+    return _selected(observation, keys)
+
+
+def _selected(observation: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    selected = {}
+    for name, value in observation.items():
+        if name in keys:
+            selected[name] = value
+        elif isinstance(value, dict) and (part := _selected(value, _below(name, keys))):
+            selected[name] = part
+    return selected
+
+
+def names(observation: Any) -> list[str]:
+    """The keys that select its leaves; of tuples, which have no keys, the whole. None: no dict."""
+    if not isinstance(observation, dict):
+        return []
+    found = []
+    for name, value in observation.items():
+        inner = names(value)
+        found += [f"{name}/{deeper}" for deeper in inner] or [str(name)]
+    return found
+
+
+def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
+    """ValueError, naming the keys there are, when one of these selects nothing.
+
+    whose: what to call the environment in messages.
+    """
+    if not keys:
+        return
+    known = names(observation)
+    if not known:
+        raise ValueError(
+            f"{whose}: its observations are no dict, so they have no {keys[0]!r}: leave out "
+            "--observation_keys"
+        )
+    for key in keys:
+        if not select(observation, [key]):
+            raise ValueError(
+                f"{whose}: its observations have no {key!r}{_hint(key, known)}; "
+                f"--observation_keys may name {' '.join(known)}"
+            )
+
+
+def those_that_can_be_sent(observation: Any) -> list[str]:
+    """The keys of the leaves that are numbers."""
+    return [key for key in names(observation) if _can_be_sent(select(observation, [key]))]
+
+
+class SelectedVecEnv:
+    """A VecEnv of which some parts of the observations are seen."""
+
+    def __init__(self, env: VecEnv, keys: Sequence[str]) -> None:
+        """keys: at least one, each of a part that is there; else ValueError."""
+        check_keys(env.observation_space, keys, env.env_id)
+        self._env, self._keys = env, tuple(keys)
+        self.observation_space: ObservationSpace = select(env.observation_space, keys)
+        self.num_envs: int = env.num_envs
+        self.env_id: str = env.env_id
+        self.action_space: ActionSpace = env.action_space
+        self.frame_stack: int = env.frame_stack
+
+    def reset(self, seed: int) -> ArrayNest:
+        selected: ArrayNest = select(self._env.reset(seed), self._keys)
+        return selected
+
+    def step(self, action: ArrayNest) -> VecStep:
+        step = self._env.step(action)
+        return step._replace(
+            observation=select(step.observation, self._keys),
+            final_observation=select(step.final_observation, self._keys),
+        )
+
+    def close(self) -> None:
+        self._env.close()
+
+
+def _below(name: str, keys: Sequence[str]) -> list[str]:
+    """What the keys select inside of the entry of that name."""
+    start = f"{name}/"
+    return [key.removeprefix(start) for key in keys if key.startswith(start)]
+
+
+def _can_be_sent(part: Any) -> bool:
+    try:
+        spec_of(part)
+    except ValueError:
+        return False
+    return True
+
+
+def _hint(key: str, known: Sequence[str]) -> str:
+    close = get_close_matches(key, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
