@@ -19,7 +19,7 @@ TEST_PACKAGES := libgtest-dev
 SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.h' -o -name '*.proto' \
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 
-.PHONY: install train test test-cpp test-python lint wheel format sanitize clean
+.PHONY: install train test test-cpp test-python test-families lint wheel format sanitize clean
 
 install: $(VENV)/installed
 
@@ -37,8 +37,12 @@ test-cpp: $(VENV)/test-packages
 	ctest --test-dir build/tests --output-on-failure
 
 test-python: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not families"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
+
+# Both programs on every family of environments, which takes minutes.
+test-families: $(VENV)/installed-for-families
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sources/test_families.py tests/integration/test_family_runs.py
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
@@ -79,4 +83,10 @@ $(VENV)/installed: $(VENV)/system-packages $(SOURCES) $(CONSTRAINTS)
 
 $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -r tests/requirements.txt
+	touch $@
+
+# nle asks for one release of Gymnasium and no other; it works with the one that is here.
+$(VENV)/installed-for-families: $(VENV)/installed-for-tests
+	$(BIN)/python -m pip install $(PIP_ARGS) -e '.[minatar,minigrid,mujoco]'
+	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps nle
 	touch $@

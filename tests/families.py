@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Families of environments that people bring, and what each of them needs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import gymnasium
+import pytest
+
+
+class Family(NamedTuple):
+    """One environment that stands for others of its kind."""
+
+    name: str  # of Gymnasium's, without the version
+    package: str = "gymnasium"
+    observation_keys: tuple[str, ...] = ()
+    version: int | None = None  # None: the newest that is registered
+
+    def env_id(self) -> str:
+        """What users call it. Skips the test where its package is not installed."""
+        pytest.importorskip(self.package, reason=f"{self.name} needs {self.package}")
+        return f"{self.name}-v{self._newest() if self.version is None else self.version}"
+
+    def _newest(self) -> int:
+        specs = [spec for spec in gymnasium.registry.values() if spec.name == self.name]
+        return max(spec.version or 0 for spec in specs)
+
+
+FAMILIES = [
+    Family("FrozenLake"),
+    Family("Taxi"),
+    Family("Blackjack"),
+    Family("CliffWalking"),
+    Family("CartPole"),
+    Family("Acrobot"),
+    Family("MountainCar"),
+    Family("MountainCarContinuous"),
+    Family("Pendulum"),
+    Family("InvertedPendulum", "mujoco"),
+    Family("HalfCheetah", "mujoco"),
+    Family("MiniGrid-Empty-5x5", "minigrid", ("image", "direction"), 0),
+    Family("NetHackScore", "nle", version=0),
+    Family("NetHackScore", "nle", ("blstats", "glyphs"), 0),
+    Family("MinAtar/Breakout", "minatar", version=1),
+    Family("PongNoFrameskip", "ale_py", version=4),
+]
+
+
+def name_of(family: Family) -> str:
+    """For pytest."""
+    return "-".join([family.name.replace("/", "-"), *family.observation_keys])

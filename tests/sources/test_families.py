@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments that people bring are acted in and learnt from.
+
+Here in one process, as far as their packages are installed; `make test-families` installs them all,
+and runs both programs on each of them (integration/test_family_runs.py).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from families import FAMILIES, Family, name_of
+from test_rollout_buffers import Player, columns_of
+
+from torchbeast import envs
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+
+E = 2
+
+
+@pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
+@pytest.mark.parametrize("family", FAMILIES, ids=name_of)
+def test_an_installed_family_is_acted_in_and_learnt_from(
+    family: Family, use_lstm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where MuJoCo leaves a file
+    options = envs.EnvOptions(observation_keys=family.observation_keys)
+    torch.manual_seed(0)
+    with closing(envs.make(family.env_id(), E, options=options)) as env:
+        player = Player(env, model="auto", use_lstm=use_lstm, num_slots=1)
+        player.play(0)
+    rollout = columns_of(player, E, [(0, 0, E)])
+    rollout.check()
+    config = ImpalaConfig(bytes_at_once=1, reward_clipping="none")
+    figures = Impala(player.agent.model, player.agent.distribution, config).update(rollout)
+    assert math.isfinite(figures["total_loss"]) and figures["grad_norm"] > 0
