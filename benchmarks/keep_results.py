@@ -42,7 +42,7 @@ def main() -> None:
     target = RESULTS / preset
     target.mkdir(parents=True, exist_ok=True)
     for program in PROGRAMS:
-        folders = sorted(runs.glob(f"{preset}-{program}-[0-9]*"))
+        folders = sorted(path.parent for path in runs.glob(f"{preset}-{program}-[0-9]*/meta.json"))
         for folder in folders:
             write_thinned(folder, target / f"{program}-{folder.name.rpartition('-')[2]}.csv")
         if folders:

@@ -218,9 +218,11 @@ def _setting(name: str, value: Any) -> str:
 
 
 def _name_of(group: Group) -> str:
+    first = group.folders[0]
+    name = first.stem if first.is_file() else first.name
     if len(group.folders) == 1:
-        return group.folders[0].name
-    return str(group.settings.get("env", group.folders[0].name))
+        return name
+    return str(group.settings.get("env") or group.settings.get("program") or name)
 
 
 def _with_count(text: str, group: Group) -> str:

@@ -203,6 +203,8 @@ def test_kept_curves_are_drawn_a_line_a_program_with_and_without_their_history(
         path.write_text(f"{history}{columns}\n{points}\n")
     groups = plot.group_runs(kept)
     assert plot.labels(groups) == ["monobeast (2 runs)", "polybeast"]
+    assert plot.labels(plot.group_runs(kept[:2])) == ["monobeast (2 runs)"]
+    assert plot.labels(plot.group_runs(kept[2:])) == ["polybeast-1"]
     assert {tuple(curve) for group in groups for curve in group.curves} == {
         ((10.0, 1.5), (30.0, 2.0))
     }
