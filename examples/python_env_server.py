@@ -11,7 +11,7 @@ robot, in the game's own Python, or as a model for a server in another language.
 
 and, in another terminal, a learner that trains from it:
 
-    python -m torchbeast.polybeast_learner --pipes_basename unix:/tmp/catch --num_actors 8
+    python -m torchbeast.polybeast_learner --pipes_basename unix:/tmp/catch
 
 A learner looks for its servers at <basename>.0, <basename>.1, and so on.
 """

@@ -59,8 +59,7 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
     given = f" --pipes_basename {shlex.quote(basename)}" if basename else ""
     return (
         f"Serving {num_envs} environments of {flags.environment.env_id} at {where}; Ctrl-C ends it."
-        "\nLearn from them: python -m torchbeast.polybeast_learner "
-        f"--num_actors {num_envs}{given}"
+        f"\nLearn from them: python -m torchbeast.polybeast_learner{given}"
     )
 
 

@@ -2,7 +2,7 @@
 """PolyBeast's learner alone: learns from environment servers that run already.
 
 python -m torchbeast.polybeast_env --num_servers 10          in one terminal
-python -m torchbeast.polybeast_learner --num_actors 10       in another
+python -m torchbeast.polybeast_learner                       in another
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         wanted, patience = flags.fleet.num_actors, flags.fleet.connect_timeout
         fleet = find(basename, wanted, patience, lambda: parts.supervisor.wait(0))
         _check_environment(flags.environment.env, fleet)
+        print(_found(fleet), flush=True)
         train(PROGRAM, flags, fleet, parts, flags.environment.num_actions)
     return EXIT_DONE
 
@@ -108,6 +109,12 @@ def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
             "give --num_actions"
         )
     return Discrete(num_actions)
+
+
+def _found(fleet: Fleet) -> str:
+    servers = len(set(fleet.stream_addresses))
+    of = f" of {fleet.env_id}" if fleet.env_id else ""
+    return f"Found {fleet.num_envs} environments{of}, on {servers} servers."
 
 
 def _check_environment(env: str | None, fleet: Fleet) -> None:

@@ -30,9 +30,9 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "3")
     servers.wait_for("Serving 3 environments of Catch")
     for xpid in ("a", "b"):  # one learner after the other
-        args = [*SMALL, "--num_actors", "3", "--xpid", xpid]
-        code, said = workshop.run("polybeast_learner", *args)
+        code, said = workshop.run("polybeast_learner", *SMALL, "--xpid", xpid)
         assert code == 0, said
+        assert "Found 3 environments of Catch, on 3 servers." in said
         recorded = workshop.meta(xpid)["args"]
         assert recorded["env"] == "Catch"
         assert recorded["reward_clipping"] == "none", "decided by what the servers say they serve"
@@ -47,7 +47,7 @@ def test_a_basename_that_is_given_is_used(workshop: Workshop) -> None:
         "polybeast_env", "--env", "Catch", "--num_servers", "1", "--pipes_basename", basename
     )
     servers.wait_for("Serving 1 environments")
-    servers.wait_for(rf"polybeast_learner --num_actors 1 --pipes_basename {basename}$")
+    servers.wait_for(rf"polybeast_learner --pipes_basename {basename}$")
     assert [path.name for path in workshop.sockets()] == ["mine.0"]
     args = [*SMALL, "--num_actors", "1", "--pipes_basename", basename, "--env", "Catch"]
     code, said = workshop.run("polybeast_learner", *args)
@@ -61,7 +61,7 @@ def test_more_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> 
     servers.wait_for("Serving 6 environments")
     code, said = workshop.run("polybeast_learner", *SMALL, "--num_actors", "4")
     assert code == 2, said
-    assert "serve 6 environments, but --num_actors is 4: give --num_actors 6" in said, said
+    assert "serve 6 environments, but --num_actors is 4: give --num_actors 6, or" in said, said
 
 
 def test_fewer_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> None:
@@ -72,6 +72,18 @@ def test_fewer_environments_than_asked_for_are_a_sentence(workshop: Workshop) ->
     assert code == 1, said
     assert "polybeast.2" in said and "2 of --num_actors 4 environments were found" in said, said
     assert "Traceback" not in said, said
+
+
+def test_a_learner_takes_every_server_also_those_that_start_later(workshop: Workshop) -> None:
+    """It is started first, and asks before all of them serve."""
+    learner = workshop.start("polybeast_learner", *SMALL, "--connect_timeout", "60")
+    servers = workshop.start(
+        "polybeast_env", "--env", "Catch", "--num_servers", "10", "--num_actors", "20"
+    )
+    learner.wait_for("Found 20 environments of Catch, on 10 servers.")
+    assert learner.end() == 0, learner.said
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=20) == 0, servers.said
 
 
 def test_servers_of_another_environment_are_a_sentence(workshop: Workshop) -> None:

@@ -98,8 +98,14 @@ def test_the_one_command_takes_the_flags_of_servers_and_learner() -> None:
 
 
 def test_the_defaults_are_those_of_the_original() -> None:
-    flags = flatten(PolyBeastLearnerFlags())
+    flags = flatten(PolyBeastFlags())
     assert {name: flags[name] for name in ORIGINAL_DEFAULTS} == ORIGINAL_DEFAULTS
+
+
+def test_a_learner_alone_has_them_too_but_takes_every_environment_that_is_served() -> None:
+    flags = flatten(PolyBeastLearnerFlags())
+    expected = ORIGINAL_DEFAULTS | {"num_actors": None}
+    assert {name: flags[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

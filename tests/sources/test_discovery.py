@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +19,7 @@ CATCH: dict[str, Any] = {
     "env_id": "Catch",
     "num_envs": 2,
     "num_streams": 2,
+    "num_servers": 0,
     "frame_stack": 1,
     "observation": {"board": ("float32", (10, 5)), "rest": (("uint8", ()), ("bool", (3,)))},
     "action_space": {"type": "Discrete", "n": 3, "start": 0},
@@ -41,6 +45,40 @@ def test_servers_are_asked_until_enough_environments_are_found(servers: dict) ->
     fleet = discovery.find("unix:/a", 8, timeout=1.0)
     assert fleet.stream_addresses == ["unix:/a.0", "unix:/a.0", "unix:/a.1", "unix:/a.1"]
     assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
+
+
+def test_without_a_number_all_that_were_started_together_are_waited_for(
+    servers: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them listens when the first one answers."""
+    monkeypatch.setattr(discovery, "_listens", lambda address: False)
+    servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
+    fleet = discovery.find("unix:/a", None, timeout=1.0)
+    assert fleet.stream_addresses == [f"unix:/a.{i // 2}" for i in range(6)]
+    del servers["unix:/a.2"]
+    with pytest.raises(RunError, match=r"answers at unix:/a\.2 .*; 8 environments were found: st"):
+        discovery.find("unix:/a", None, timeout=0.1)
+
+
+def test_of_servers_that_do_not_tell_all_that_listen_are_taken(
+    servers: dict, runtime_folder: Path
+) -> None:
+    """One that was killed has left its socket, and does not end the search with a wait."""
+    base = f"unix:{runtime_folder}/a"
+    servers.update({f"{base}.{i}": CATCH for i in range(5)})
+    with ExitStack() as listening:
+        for i in range(4):
+            listener = listening.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(f"{runtime_folder}/a.{i}")
+            listener.listen()
+        listener.close()
+        fleet = discovery.find(base, None, timeout=1.0)
+    assert fleet.stream_addresses == [f"{base}.{i // 2}" for i in range(6)]
+
+
+def test_without_a_number_one_server_must_be_there(servers: dict) -> None:
+    with pytest.raises(RunError, match=r"answers at unix:/a\.0 \(waited 0\.1 s\): start servers"):
+        discovery.find("unix:/a", None, timeout=0.1)
 
 
 def test_what_is_served_is_told_in_our_words(servers: dict) -> None:

@@ -79,6 +79,7 @@ def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
         "env_id": arguments["env_id"],
         "num_envs": env.num_envs,
         "num_streams": arguments["num_streams"],
+        "num_servers": arguments["num_servers"],
         "frame_stack": env.frame_stack,
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": action_space_to_json(env.action_space),

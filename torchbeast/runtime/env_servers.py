@@ -52,7 +52,7 @@ class EnvServers:
         self._closed = False
         self._any_has_served = False
         self._servers = [
-            _Server(i, self, _arguments(env_id, options, plan, address, folder))
+            _Server(i, self, _arguments(env_id, options, plan, len(plans), address, folder))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
         with self._lock:
@@ -126,12 +126,18 @@ class EnvServers:
 
 
 def _arguments(
-    env_id: str, options: EnvOptions, plan: ServerPlan, address: str, folder: Path | None
+    env_id: str,
+    options: EnvOptions,
+    plan: ServerPlan,
+    num_servers: int,
+    address: str,
+    folder: Path | None,
 ) -> dict[str, Any]:
     return {
         "env_id": env_id,
         "options": options.as_json(),
         "address": address,
+        "num_servers": num_servers,
         "num_streams": plan.num_streams,
         "envs_per_stream": plan.envs_per_stream,
         "folder": None if folder is None else str(folder),

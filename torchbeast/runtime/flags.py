@@ -301,9 +301,9 @@ class FleetFlags:
 class ServedFleetFlags:
     """The environment servers to learn from, which run already."""
 
-    num_actors: int = 4
-    """Environments to find: servers {pipes_basename}.0, .1, ...
-    are asked until this many are found."""
+    num_actors: int | None = None
+    """Environments to find: servers {pipes_basename}.0, .1, ... are asked until exactly this many
+    are found. Default: those of all servers there."""
     pipes_basename: str | None = None
     """Where the servers listen. Default: the folder of this user where polybeast_env listens by
     default."""

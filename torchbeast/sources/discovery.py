@@ -6,6 +6,7 @@ The learner's model is made from what the servers say: nobody types sizes.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from torchbeast.core.envs.spaces import (
     action_space_from_json,
     observation_space_from_json,
 )
-from torchbeast.runtime.addresses import server_addresses
+from torchbeast.runtime.addresses import server_addresses, socket_path
 from torchbeast.runtime.errors import RunError, UsageError
 
 _FIRST_PATIENCE_S = 0.5  # of one question; doubled each time
@@ -54,33 +55,58 @@ def ask_all(
 
 
 def find(
-    basename: str, num_actors: int, timeout: float, stopped: Callable[[], bool] = _never
+    basename: str, num_actors: int | None, timeout: float, stopped: Callable[[], bool] = _never
 ) -> Fleet:
-    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found, or
-    until `stopped`.
+    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found (None: until
+    there are no more servers), or until `stopped`.
     """
     found: dict[str, dict[str, Any]] = {}
-    while (count := sum(map(_num_envs, found.values()))) < num_actors:
+    while (count := sum(map(_num_envs, found.values()))) != num_actors:
+        if num_actors is not None and count > num_actors:
+            raise _too_many(basename, len(found), count, num_actors)
         address = server_addresses(basename, len(found) + 1)[-1]
-        found[address] = _ask_another(address, timeout, count, num_actors, stopped)
-    if count > num_actors:
-        raise UsageError(
-            f"the servers {basename}.0 to .{len(found) - 1} serve {count} environments, "
-            f"but --num_actors is {num_actors}: give --num_actors {count}"
-        )
+        if num_actors is None and not _is_expected(address, found):
+            break
+        try:
+            found[address] = _ask(address, timeout, stopped)
+        except RunError as error:
+            raise _too_few(error, found, count, num_actors) from None
     return _fleet(found)
 
 
-def _ask_another(
-    address: str, timeout: float, count: int, num_actors: int, stopped: Callable[[], bool]
-) -> dict[str, Any]:
-    try:
-        return _ask(address, timeout, stopped)
-    except RunError as error:
-        raise RunError(
-            f"{error}; {count} of --num_actors {num_actors} environments were found: start more "
-            f"servers (python -m torchbeast.polybeast_env), or give their --pipes_basename"
-        ) from None
+def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
+    """Whether another server should answer there. Ours tell how many were started together, some
+    of which may not serve yet; of others, one that listens counts.
+    """
+    told = max((description["num_servers"] for description in found.values()), default=1)
+    return len(found) < told or _listens(address)
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody accepts connections there at this moment."""
+    path = socket_path(address)
+    if path is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def _too_many(basename: str, servers: int, count: int, num_actors: int) -> UsageError:
+    return UsageError(
+        f"the servers {basename}.0 to .{servers - 1} serve {count} environments, "
+        f"but --num_actors is {num_actors}: give --num_actors {count}, or leave it out"
+    )
+
+
+def _too_few(
+    error: RunError, found: dict[str, dict[str, Any]], count: int, num_actors: int | None
+) -> RunError:
+    wanted = "" if num_actors is None else f" of --num_actors {num_actors}"
+    told = f"; {count}{wanted} environments were found" if found or wanted else ""
+    return RunError(
+        f"{error}{told}: start {'more ' * bool(found)}servers "
+        "(python -m torchbeast.polybeast_env), or give their --pipes_basename"
+    )
 
 
 def _ask(address: str, timeout: float, stopped: Callable[[], bool]) -> dict[str, Any]:
