@@ -243,6 +243,64 @@ TEST(BufferPoolTest, IdleMemoryHasALimit) {
   EXPECT_EQ(pool.idle_bytes(), 0u);
 }
 
+TEST(BufferPoolTest, IdleMemoryOfManySizesHasALimitToo) {
+  BufferPool pool(10 * kLarge);
+  for (std::size_t size = kLarge; size < 4 * kLarge; size += 1000) {
+    pool.allocate(size).reset();
+    EXPECT_LE(pool.idle_bytes(), 10 * kLarge);
+  }
+  EXPECT_GT(pool.idle_bytes(), 6 * kLarge) << "what has room is kept";
+}
+
+TEST(BufferPoolTest, ABufferServesArraysOfNearlyItsSize) {
+  BufferPool pool;
+  pool.allocate(kLarge - 100).reset();
+  const std::size_t idle = pool.idle_bytes();
+  EXPECT_LE(idle, kLarge + kLarge / 8);
+  const auto buffer = pool.allocate(kLarge - 1);
+  EXPECT_EQ(pool.idle_bytes(), 0u) << "it is in use again";
+}
+
+TEST(BufferPoolTest, EveryBufferHoldsWhatWasAskedForAndAnEighthMoreAtTheMost) {
+  for (std::size_t size = BufferPool::kMinPooledBytes; size < 40'000; size += 61) {
+    BufferPool pool;
+    pool.allocate(size).reset();
+    EXPECT_GE(pool.idle_bytes(), size);
+    EXPECT_LE(pool.idle_bytes(), size + size / 8);
+  }
+}
+
+TEST(BufferPoolTest, SizesThatNobodyAsksForAnyMoreMakeRoom) {
+  BufferPool pool(2 * kLarge, Clock::duration::zero());
+  {
+    const auto first = pool.allocate(kLarge), second = pool.allocate(kLarge);
+  }
+  ASSERT_EQ(pool.idle_bytes(), 2 * kLarge);
+  pool.allocate(2 * kLarge).reset();
+  EXPECT_EQ(pool.idle_bytes(), 2 * kLarge) << "one of the new size instead of two old ones";
+  const auto again = pool.allocate(2 * kLarge);
+  EXPECT_EQ(pool.idle_bytes(), 0u);
+}
+
+TEST(BufferPoolTest, SizesThatWereAskedForOfLateAreKept) {
+  BufferPool pool(2 * kLarge, std::chrono::hours(1));
+  {
+    const auto first = pool.allocate(kLarge), second = pool.allocate(kLarge);
+  }
+  pool.allocate(2 * kLarge).reset();
+  const auto first = pool.allocate(kLarge), second = pool.allocate(kLarge);
+  EXPECT_EQ(pool.idle_bytes(), 0u) << "both came from the pool";
+}
+
+TEST(BufferPoolTest, ARetiredPoolKeepsNothing) {
+  BufferPool pool;
+  auto from_before = pool.allocate(kLarge);
+  pool.retire();
+  from_before.reset();
+  pool.allocate(kLarge).reset();
+  EXPECT_EQ(pool.idle_bytes(), 0u);
+}
+
 TEST(BufferPoolTest, ThreadsNeverShareABuffer) {
   std::vector<std::thread> threads;
   std::atomic<int> mistakes = 0;
