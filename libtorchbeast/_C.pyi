@@ -243,6 +243,7 @@ class Server:
         env_id: str = "",
         num_streams: int = 1,
         description: dict[str, Any] | None = None,
+        stop_timeout_s: float = 5.0,
     ) -> None:
         """Makes a server; run() starts it.
 
@@ -268,7 +269,9 @@ class Server:
     def stop(self) -> None:
         """Ends run(), also with clients connected; waits for the step an environment is in.
 
-        RuntimeError when the server does not run.
+        RuntimeError when the server does not run. TimeoutError when an environment was still in a
+        step after stop_timeout_s: run() has ended and the address is free, but the environment
+        lives on, in its thread, until the step returns. It does not keep the process from ending.
         """
 
     def wait_until_serving(self, timeout_s: float = 10.0) -> bool:

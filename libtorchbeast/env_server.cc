@@ -4,7 +4,9 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <future>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "libtorchbeast/errors.h"
@@ -239,8 +241,10 @@ void fill(const EnvDescription& description, rpcenv::Description* message) {
 
 class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
  public:
-  Service(EnvFactory factory, const EnvServerOptions& options)
-      : factory_(std::move(factory)), options_(options), description_(options.description) {}
+  Service(EnvFactory factory, EnvServerOptions options)
+      : factory_(std::move(factory)),
+        options_(std::move(options)),
+        description_(options_.description) {}
 
  private:
   grpc::Status StreamingEnv(
@@ -282,15 +286,13 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
   }
 
   const EnvFactory factory_;
-  const EnvServerOptions& options_;
+  const EnvServerOptions options_;
   Mutex mutex_;
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
 };
 
 EnvServer::EnvServer(EnvFactory factory, std::string address, EnvServerOptions options)
-    : address_(std::move(address)),
-      options_(std::move(options)),
-      service_(std::make_unique<Service>(std::move(factory), options_)) {}
+    : address_(std::move(address)), options_(std::move(options)), factory_(std::move(factory)) {}
 
 EnvServer::~EnvServer() = default;
 
@@ -309,18 +311,20 @@ void EnvServer::begin() {
   MutexLock lock(mutex_);
   if (state_ != State::kIdle) throw std::runtime_error("Server already running");
   state_ = State::kStarting;
+  left_behind_ = false;
 }
 
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(address_);
+  auto service = std::make_shared<Service>(factory_, options_);
   int port = 0;
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
   builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddListeningPort(address_, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(service_.get());
-  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  builder.RegisterService(service.get());
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0 || !is_port_of(port, address_)) {
     throw ConnectionError("cannot serve at " + address_ +
                           ": the address is in use or cannot be bound");
@@ -332,8 +336,29 @@ void EnvServer::serve(const std::function<void()>& poll) {
   } catch (...) {  // the server must be shut down before it goes
     failure = std::current_exception();
   }
-  server->Shutdown(std::chrono::system_clock::now() + options_.stop_grace);
+  shut_down(std::move(server), std::move(service));
   if (failure) std::rethrow_exception(failure);
+}
+
+// gRPC waits for the threads that are in an environment without a limit. So a thread of its own
+// waits, which outlives this object where an environment hangs.
+void EnvServer::shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<Service> service) {
+  std::promise<void> ended;
+  std::future<void> end = ended.get_future();
+  std::thread thread([server = std::move(server), service = std::move(service),
+                      grace = options_.stop_grace, ended = std::move(ended)]() mutable {
+    server->Shutdown(std::chrono::system_clock::now() + grace);
+    server.reset();
+    service.reset();
+    ended.set_value();
+  });
+  if (end.wait_for(options_.stop_grace + options_.step_grace) == std::future_status::ready) {
+    thread.join();
+    return;
+  }
+  thread.detach();
+  MutexLock lock(mutex_);
+  left_behind_ = true;
 }
 
 void EnvServer::wait_for_stop(const std::function<void()>& poll) {
@@ -353,6 +378,12 @@ void EnvServer::stop() {
   stop_requested_ = true;
   state_changed_.notify_all();
   while (state_ != State::kIdle) state_changed_.wait(mutex_);
+  if (left_behind_) {
+    throw TimeoutError("environment server at " + address_ +
+                       ": an environment was still in a step " +
+                       std::to_string(options_.step_grace.count()) +
+                       " ms after stop(); its thread is left behind until the step returns");
+  }
 }
 
 void EnvServer::request_stop() {

@@ -12,6 +12,10 @@
 #include "libtorchbeast/env.h"
 #include "libtorchbeast/sync.h"
 
+namespace grpc {
+class Server;
+}  // namespace grpc
+
 namespace torchbeast {
 
 struct EnvServerOptions {
@@ -19,9 +23,10 @@ struct EnvServerOptions {
   std::int64_t num_streams = 1;  // for Describe
   // What Describe answers. None: made from an environment of its own at the first question.
   std::optional<EnvDescription> description = {};
-  // How long stop() lets a message in flight finish before streams are cancelled. A step that the
-  // environment is in the middle of is always waited for.
+  // How long stop() lets a message in flight finish before streams are cancelled.
   std::chrono::milliseconds stop_grace = std::chrono::milliseconds(200);
+  // How long stop() then waits for the step that an environment is in the middle of.
+  std::chrono::milliseconds step_grace = std::chrono::seconds(5);
 };
 
 // Serves environments at one address: one environment for each stream, made when it opens.
@@ -29,7 +34,11 @@ struct EnvServerOptions {
 //   learner -> stream -> thread of the stream: Env::reset, Env::step
 //
 // Thread safety: run() in one thread; stop() and wait_until_serving() from any.
-// Closing: stop() ends run(), also with clients connected. Their streams are cancelled.
+// Closing: stop() ends run(), also with clients connected. Their streams are cancelled; an
+// environment that is in a step is waited for. One that hangs longer than step_grace is left
+// behind: run() returns, nobody serves the address any more, and stop() throws TimeoutError. The
+// thread that hangs, its environment and what they need live on until the step returns, at the
+// longest as the process; this object may go before.
 class EnvServer {
  public:
   EnvServer(EnvFactory factory, std::string address, EnvServerOptions options);
@@ -42,7 +51,8 @@ class EnvServer {
   // ten times a second in this thread; what it throws ends the server.
   void run(const std::function<void()>& poll = [] {});
 
-  // Returns when run() is about to. Throws std::runtime_error "Server not running".
+  // Returns when run() is about to. Throws std::runtime_error "Server not running", and
+  // TimeoutError when an environment was left behind.
   void stop() EXCLUDES(mutex_);
 
   // Ends run(), or the next run(), without waiting for it.
@@ -58,15 +68,18 @@ class EnvServer {
   void begin() EXCLUDES(mutex_);
   void serve(const std::function<void()>& poll) EXCLUDES(mutex_);
   void wait_for_stop(const std::function<void()>& poll) EXCLUDES(mutex_);
+  void shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<Service> service)
+      EXCLUDES(mutex_);
   void set_state(State state) EXCLUDES(mutex_);
 
   const std::string address_;
   const EnvServerOptions options_;
-  std::unique_ptr<Service> service_;
+  const EnvFactory factory_;
   Mutex mutex_;
   CondVar state_changed_;
   State state_ GUARDED_BY(mutex_) = State::kIdle;
   bool stop_requested_ GUARDED_BY(mutex_) = false;
+  bool left_behind_ GUARDED_BY(mutex_) = false;  // an environment, at the last stop
 };
 
 }  // namespace torchbeast

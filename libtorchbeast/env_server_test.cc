@@ -426,6 +426,64 @@ TEST(EnvServerTest, StopWaitsForAStepThatTheEnvironmentIsInTheMiddleOf) {
   EXPECT_FALSE(client.finish().ok());
 }
 
+TEST(EnvServerTest, AnEnvironmentThatHangsIsLeftBehindWhenTheServerStops) {
+  using namespace std::chrono_literals;
+  TestFolder folder;
+  testing::Hanging hanging;
+  Notification destroyed;
+  auto server = std::make_unique<EnvServer>(
+      fake_env(
+          {.on_step = [&](int) { hanging.here(); }, .on_destruction = [&] { destroyed.notify(); }}),
+      folder.address(),
+      EnvServerOptions{.description = EnvDescription{}, .stop_grace = 1ms, .step_grace = 20ms});
+  Background<void> run([&] { server->run(); });
+  ASSERT_TRUE(server->wait_until_serving(testing::kPatience));
+  VectorClient client(folder.address());
+  ASSERT_TRUE(client.read());
+  Background<bool> learner([&] { return client.play(); });
+  hanging.reached.wait();
+  EXPECT_EQ(message_of<TimeoutError>([&] { server->stop(); }),
+            "environment server at " + folder.address() +
+                ": an environment was still in a step 20 ms after stop(); its thread is left "
+                "behind until the step returns");
+  run.get();
+  EXPECT_FALSE(learner.get()) << "the client is not kept waiting";
+  server.reset();
+  RunningServer next(fake_env(), folder.address());
+  VectorClient next_client(folder.address());
+  EXPECT_TRUE(next_client.read() && next_client.play()) << "the address is free";
+  EXPECT_FALSE(destroyed.happened());
+  hanging.go_on.notify();
+  destroyed.wait();
+}
+
+TEST(EnvServerTest, AStopAfterOneThatLeftAnEnvironmentBehindIsLikeAnyOther) {
+  using namespace std::chrono_literals;
+  TestFolder folder;
+  testing::Hanging hanging;
+  std::atomic<int> destroyed = 0;
+  EnvServer server(
+      fake_env({.on_step = [&](int) { hanging.here(); }, .on_destruction = [&] { ++destroyed; }}),
+      folder.address(), {.description = EnvDescription{}, .step_grace = 20ms});
+  for (const bool hangs : {true, false}) {
+    Background<void> run([&] { server.run(); });
+    ASSERT_TRUE(server.wait_until_serving(testing::kPatience));
+    VectorClient client(folder.address());
+    ASSERT_TRUE(client.read());
+    if (hangs) {
+      Background<bool> learner([&] { return client.play(); });
+      hanging.reached.wait();
+      EXPECT_THROW(server.stop(), TimeoutError);
+      learner.get();
+    } else {
+      EXPECT_NO_THROW(server.stop());
+    }
+    run.get();
+  }
+  hanging.go_on.notify();
+  testing::until([&] { return destroyed == 2; }, "the end of both environments");
+}
+
 TEST(EnvServerTest, AServerCanServeAgainAtTheSameAddress) {
   TestFolder folder;
   for (int i = 0; i < 3; ++i) {

@@ -2,67 +2,72 @@
 
 #include "libtorchbeast/bindings/at_exit.h"
 
+#include <atomic>
 #include <chrono>
 #include <map>
 
+#include "libtorchbeast/buffer.h"
 #include "libtorchbeast/sync.h"
 
 namespace torchbeast::bindings {
 namespace {
 
-// An environment that is in the middle of a step may need this long.
-constexpr auto kLongestWait = std::chrono::seconds(10);
+// Longer than a server waits for an environment that is in the middle of a step.
+constexpr auto kLongestWait = std::chrono::seconds(6);
 
 // Never destroyed: threads may leave the core while static objects go.
 struct Registry {
   Mutex mutex;
   CondVar changed;
   int inside GUARDED_BY(mutex) = 0;
-  int next_id GUARDED_BY(mutex) = 0;
   // A registration is removed under the lock that its close() runs under: the object outlives it.
   std::map<int, std::function<void()>> closes GUARDED_BY(mutex);
-
-  static Registry& instance() {
-    static Registry& registry = *new Registry;
-    return registry;
-  }
 };
+
+std::atomic<Registry*> current = new Registry;  // another one in the child of a fork
+std::atomic<int> next_id = 0;                   // never twice, also in a child
 
 }  // namespace
 
-InsideCore::InsideCore() {
-  Registry& registry = Registry::instance();
+InsideCore::InsideCore() : registry_(current) {
+  Registry& registry = *static_cast<Registry*>(registry_);
   MutexLock lock(registry.mutex);
   ++registry.inside;
 }
 
 InsideCore::~InsideCore() {
-  Registry& registry = Registry::instance();
+  Registry& registry = *static_cast<Registry*>(registry_);
+  if (&registry != current) return;
   MutexLock lock(registry.mutex);
   --registry.inside;
   registry.changed.notify_all();
 }
 
 std::shared_ptr<void> register_for_exit(std::function<void()> close) {
-  Registry& registry = Registry::instance();
+  Registry& registry = *current;
   MutexLock lock(registry.mutex);
-  const int id = registry.next_id++;
+  const int id = next_id++;
   registry.closes.emplace(id, std::move(close));
   return {nullptr, [id](void*) {
-            Registry& owner = Registry::instance();
+            Registry& owner = *current;
             MutexLock unregister(owner.mutex);
             owner.closes.erase(id);
           }};
 }
 
 void close_everything() {
-  Registry& registry = Registry::instance();
+  Registry& registry = *current;
   const auto deadline = Clock::now() + kLongestWait;
   MutexLock lock(registry.mutex);
   for (const auto& [id, close] : registry.closes) close();
   while (registry.inside > 0 && Clock::now() < deadline) {
     registry.changed.wait_until(registry.mutex, deadline);
   }
+}
+
+void forget_everything() {
+  current = new Registry;
+  BufferPool::instance().retire();
 }
 
 }  // namespace torchbeast::bindings

@@ -30,6 +30,8 @@ PYBIND11_MODULE(_C, module) {
 
   py::module_::import("atexit").attr("register")(
       py::cpp_function(&bindings::close_everything, py::call_guard<py::gil_scoped_release>()));
+  py::module_::import("os").attr("register_at_fork")(
+      py::arg("after_in_child") = py::cpp_function(&bindings::forget_everything));
 
   bindings::bind_batching_queue(module);
   bindings::bind_dynamic_batcher(module);

@@ -15,7 +15,11 @@ from background import SOON
 import libtorchbeast
 
 BEGIN = """
-import sys, threading, time
+import atexit
+at_the_end = []  # called after what the core does when a process ends
+atexit.register(lambda: [call() for call in at_the_end])
+
+import os, signal, sys, threading, time
 import numpy as np
 import libtorchbeast, served_envs, background, serving
 from background import Background
@@ -69,7 +73,38 @@ game = serving.Game([ADDRESS])
 assert served_envs.Waiting.inside.wait(30)
 threading.Timer(0.2, served_envs.Waiting.go_on.set).start()
 """,
+    "an environment hangs in a step": """
+class Hanging(served_envs.Counting):
+    def step(self, action):
+        inside.set()
+        while True:
+            time.sleep(0.001)  # takes the interpreter lock again and again, also at the end
+
+inside = threading.Event()
+server = libtorchbeast.Server(Hanging, ADDRESS)
+Background(server.run)
+game = serving.Game([ADDRESS])
+assert inside.wait(30)
+""",
 }
+
+FORK = (
+    ENDINGS["a consumer waits"]
+    + ENDINGS["a pool plays"]
+    + """
+child = os.fork()
+if child == 0:
+    signal.alarm(5)  # the exit of a process that waits for threads it does not have takes longer
+    at_the_end.append(lambda: queue.is_closed() and os._exit(5))
+    del server, game
+    sys.exit(4)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 4
+assert not queue.is_closed()
+game.rollouts(3)
+with serving.playing([ADDRESS]) as another:
+    another.rollout()
+"""
+)
 
 
 def run(script: str, address: str) -> subprocess.CompletedProcess[str]:
@@ -90,6 +125,28 @@ def test_a_process_ends_with_its_own_exit_code_while(script: str, address: str) 
     ended = run(script + "sys.exit(3)\n", address)
     assert ended.returncode == 3, ended.stderr
     assert ended.stderr == ""
+
+
+def test_a_forked_child_ends_without_a_trace_in_its_parent(address: str) -> None:
+    ended = run(FORK + "sys.exit(3)\n", address)
+    assert ended.returncode == 3, ended.stderr
+    assert ended.stderr == ""
+
+
+def test_a_forked_child_has_ends_of_its_own(address: str) -> None:
+    script = """
+inherited = libtorchbeast.BatchingQueue()
+child = os.fork()
+if child == 0:
+    queue = libtorchbeast.BatchingQueue()
+    del inherited
+    at_the_end.append(lambda: queue.is_closed() or os._exit(5))
+    Background(next, queue).wait_until_blocked()
+    sys.exit(4)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    ended = run(script, address)
+    assert ended.returncode == 4, ended.stderr
 
 
 def test_the_socket_file_goes_with_a_process_that_did_not_stop_its_server(address: str) -> None:

@@ -400,6 +400,28 @@ class TestEnding:
             Waiting.go_on.set()
             stopping.result()
 
+    def test_an_environment_that_hangs_is_left_behind_and_the_address_is_free(
+        self, address: str
+    ) -> None:
+        closed = threading.Event()
+        env = type("Env", (Waiting,), {"close": lambda self: closed.set()})
+        server = Server(env, address, stop_timeout_s=0.05)
+        run = Background(server.run)
+        assert server.wait_until_serving(SOON)
+        with RawStream(address) as stream:
+            stream.read()
+            for _ in range(2):
+                stream.send(wire.discrete_action())
+            assert Waiting.inside.wait(SOON)
+            with pytest.raises(TimeoutError, match=f"{address}: an environment .* step 50 ms"):
+                server.stop()
+            run.result()
+        with serving(Counting, address), playing([address]) as game:
+            game.rollout()
+        assert not closed.is_set()
+        Waiting.go_on.set()
+        assert closed.wait(SOON)
+
     def test_a_server_in_a_step_does_not_stop_the_interpreter(self, address: str) -> None:
         with serving(Waiting, address), RawStream(address) as stream:
             stream.read()
