@@ -4,9 +4,15 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <unistd.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
+
+#ifdef __GLIBCXX__
+#include <cxxabi.h>
+#endif
 
 #include "libtorchbeast/bindings/at_exit.h"
 
@@ -28,24 +34,66 @@ inline void raise_pending_signals() {
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
+// Makes a call that may wait for the GIL, in a thread that may outlive the interpreter: that of an
+// environment that hangs.
+//
+// Before 3.14 Python ends a thread that asks for the GIL of a finalised interpreter by unwinding
+// its stack. Destructors would then use Python without the GIL, and gRPC's frames abort the
+// process. So the thread is parked as soon as it leaves Python's own frames; the process is ending
+// anyway.
+template <typename Call>
+auto parked_at_exit(const Call& call) {
+#ifdef __GLIBCXX__
+  try {
+    return call();
+  } catch (abi::__forced_unwind&) {
+    for (;;) ::pause();
+  }
+#else  // elsewhere no stack is unwound
+  return call();
+#endif
+}
+
+// Holds the GIL for a scope, in a thread that C++ started.
+class Gil {
+ public:
+  Gil() {
+    parked_at_exit([this] { acquire_.emplace(); });
+  }
+
+ private:
+  std::optional<py::gil_scoped_acquire> acquire_;
+};
+
+// callable(*args, **kwargs) of an environment, which may hang in it.
+inline py::object called(const py::object& callable, const py::tuple& args,
+                         const py::dict& kwargs = py::dict()) {
+  PyObject* result =
+      parked_at_exit([&] { return PyObject_Call(callable.ptr(), args.ptr(), kwargs.ptr()); });
+  if (result == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::object>(result);
+}
+
 // Keeps the Python thread state of a thread that C++ started, for a scope within that thread.
 //
 // Without it each gil_scoped_acquire makes a thread state and destroys it again, and with it what
 // Python keeps for a thread: threading.local, context variables, numpy's error state.
-// Made and dropped by the same thread, which takes the GIL for both.
+// Made and dropped by the same thread, which takes the GIL for both. Counts as inside the core: the
+// exit of the process waits for it for some seconds.
 class PythonThread {
  public:
-  PythonThread() : before_(PyGILState_Ensure()) {
+  PythonThread() : before_(parked_at_exit(PyGILState_Ensure)) {
     if (before_ == PyGILState_UNLOCKED) released_ = PyEval_SaveThread();
   }
   ~PythonThread() {
-    if (released_ != nullptr) PyEval_RestoreThread(released_);
+    if (released_ != nullptr) parked_at_exit([this] { PyEval_RestoreThread(released_); });
     PyGILState_Release(before_);
   }
   PythonThread(const PythonThread&) = delete;
   PythonThread& operator=(const PythonThread&) = delete;
 
  private:
+  const InsideCore inside_;
   const PyGILState_STATE before_;
   PyThreadState* released_ = nullptr;
 };
@@ -55,7 +103,7 @@ class SharedObject {
  public:
   explicit SharedObject(py::object object)
       : object_(new py::object(std::move(object)), [](py::object* held) {
-          const py::gil_scoped_acquire acquire;
+          const Gil gil;
           delete held;
         }) {}
 

@@ -26,10 +26,11 @@ std::string traceback_of(const py::error_already_set& error) {
   return py::str("").attr("join")(lines).cast<std::string>();
 }
 
-// Runs Python code with the GIL, in a thread that has a PythonThread; what it raises becomes EnvironmentFailure.
+// Runs Python code with the GIL, in a thread that has a PythonThread; what it raises becomes
+// EnvironmentFailure.
 template <typename Call>
 auto in_python(const Call& call) {
-  const py::gil_scoped_acquire acquire;
+  const Gil gil;
   try {
     return call();
   } catch (const py::error_already_set& error) {
@@ -98,9 +99,9 @@ class SinglePythonEnv final : public Env {
   ~SinglePythonEnv() override { close(env_); }
 
   static void close(const SharedObject& env) noexcept {
-    const py::gil_scoped_acquire acquire;
+    const Gil gil;
     try {
-      if (py::hasattr(env.get(), "close")) env.get().attr("close")();
+      if (py::hasattr(env.get(), "close")) called(env.get().attr("close"), py::tuple());
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("closing an environment");
     }
@@ -121,7 +122,8 @@ class SinglePythonEnv final : public Env {
 
   EnvStep step(const ArrayNest& action) override {
     return in_python([&] {
-      const py::object result = env_.get().attr("step")(to_numpy(without_leading(action, 1)));
+      const py::object result =
+          called(env_.get().attr("step"), py::make_tuple(to_numpy(without_leading(action, 1))));
       return as_step(result);
     });
   }
@@ -129,12 +131,9 @@ class SinglePythonEnv final : public Env {
  private:
   // Gymnasium takes a seed and returns (obs, info); legacy Gym takes none and returns obs.
   py::object reset_observation(std::optional<std::uint64_t> seed) {
-    py::object result;
-    if (seed && takes_seed()) {
-      result = env_.get().attr("reset")(py::arg("seed") = *seed & kSeedMask);
-    } else {
-      result = env_.get().attr("reset")();
-    }
+    py::dict arguments;
+    if (seed && takes_seed()) arguments["seed"] = *seed & kSeedMask;
+    const py::object result = called(env_.get().attr("reset"), py::tuple(), arguments);
     const bool with_info = py::isinstance<py::tuple>(result) && py::len(result) == 2 &&
                            py::isinstance<py::dict>(result[py::int_(1)]);
     return with_info ? py::object(result[py::int_(0)]) : result;
@@ -227,13 +226,16 @@ class VectorPythonEnv final : public Env {
   }
 
   ArrayNest reset(std::uint64_t seed) override {
-    return in_python(
-        [&] { return rows(from_environment(env_.get().attr("reset")(seed)), "observation"); });
+    return in_python([&] {
+      const py::object result = called(env_.get().attr("reset"), py::make_tuple(seed));
+      return rows(from_environment(result), "observation");
+    });
   }
 
   EnvStep step(const ArrayNest& action) override {
     return in_python([&] {
-      const auto values = py::tuple(env_.get().attr("step")(to_numpy(action)));
+      const auto values =
+          py::tuple(called(env_.get().attr("step"), py::make_tuple(to_numpy(action))));
       if (values.size() != 6) {
         throw std::invalid_argument(
             "step() must return (observation, reward, terminated, truncated, episode_end, "
@@ -284,7 +286,7 @@ class VectorPythonEnv final : public Env {
 std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
   auto thread = std::make_unique<PythonThread>();
   return in_python([&]() -> std::unique_ptr<Env> {
-    py::object env = env_class.get()();
+    py::object env = called(env_class.get(), py::tuple());
     if (py::hasattr(env, "num_envs")) {
       return std::make_unique<VectorPythonEnv>(std::move(thread), std::move(env));
     }

@@ -19,7 +19,7 @@ import atexit
 at_the_end = []  # called after what the core does when a process ends
 atexit.register(lambda: [call() for call in at_the_end])
 
-import os, signal, sys, threading, time
+import os, sys, threading, time
 import numpy as np
 import libtorchbeast, served_envs, background, serving
 from background import Background
@@ -94,7 +94,6 @@ FORK = (
     + """
 child = os.fork()
 if child == 0:
-    signal.alarm(5)  # the exit of a process that waits for threads it does not have takes longer
     at_the_end.append(lambda: queue.is_closed() and os._exit(5))
     del server, game
     sys.exit(4)
@@ -116,7 +115,7 @@ def run(script: str, address: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))},
         capture_output=True,
         text=True,
-        timeout=SOON,
+        timeout=3 * SOON,  # a process that starts on a busy machine may need some of it
     )
 
 
