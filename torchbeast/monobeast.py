@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: MonoBeastFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        return test(flags.run, flags.environment.env, flags.environment.observation_keys)
+        return test(flags.run, flags.environment.env, flags.environment.options)
     with session(flags) as parts, ExitStack() as ending:
         train(flags, parts, ending)
     return EXIT_DONE

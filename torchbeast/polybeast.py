@@ -32,7 +32,7 @@ def run(flags: PolyBeastFlags) -> int:
     if flags.run.mode != "train":
         from torchbeast.runtime.testing import test
 
-        return test(flags.run, flags.environment.env, flags.environment.observation_keys)
+        return test(flags.run, flags.environment.env, flags.environment.options)
     import libtorchbeast  # noqa: F401 - raises at once where it was not built
 
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:

@@ -165,6 +165,18 @@ def test_an_id_has_the_sticky_actions_that_gymnasium_registers_with_it(
     assert (frames["made"] != frames["other"]).any()
 
 
+def test_what_is_chosen_wins_over_what_the_id_promises() -> None:
+    chosen: dict[str, Any] = {"sticky_actions": 0.5, "frame_skip": 3, "full_action_space": True}
+    actions, frames = random_actions(18), []
+    for env in (
+        envs.make("ALE/Pong-v5", 1, options=envs.EnvOptions(**chosen)),
+        AtariEnv("pong", 1, **chosen),
+    ):
+        env.reset(SEED)
+        frames.append(np.stack([env.step(np.array([a])).observation for a in actions]))
+    np.testing.assert_array_equal(*frames)
+
+
 @pytest.mark.parametrize("skip", [1, 2, 3, 5])
 def test_as_many_frames_are_emulated_for_an_action_as_are_asked_for(skip: int) -> None:
     actions = random_actions(4)

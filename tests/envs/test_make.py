@@ -82,6 +82,21 @@ def test_the_package_of_a_known_family_is_imported_without_being_named(
             envs.make(env_id, 1)
 
 
+OF_ATARI = {"sticky_actions": 0.1, "frame_skip": 4, "full_action_space": True}
+
+
+@pytest.mark.parametrize("option", OF_ATARI)
+@pytest.mark.parametrize(
+    "env_id", ["Catch", "Mock", "CartPole-v1", "MinAtar/Breakout-v1", "example_envs:vector"]
+)
+def test_options_of_atari_games_are_refused_for_others(env_id: str, option: str) -> None:
+    options = envs.EnvOptions(**{option: OF_ATARI[option]})
+    with pytest.raises(
+        envs.EnvError, match=rf"{env_id} is no game of Atari.*: leave out --{option}"
+    ):
+        envs.make(env_id, 1, options=options)
+
+
 def test_no_environment_at_all_is_refused() -> None:
     with pytest.raises(envs.EnvError, match="at least one environment is needed, got num_envs=0"):
         envs.make("Catch", 0)

@@ -25,6 +25,7 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.envs.options import DEFAULTS
 from torchbeast.envs.toy import Catch
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime import testing
@@ -236,7 +237,7 @@ def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
 
 def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
     """A run's folder with a checkpoint of an untrained model."""
-    env = envs.make(env_id, 1)
+    env = envs.make(env_id, 1, options=envs.EnvOptions.of(flags))
     name = flags.get("model", "auto")
     lstm = flags.get("use_lstm", False)
     agent = make_agent(name, env.observation_space, env.action_space, env.frame_stack, lstm)
@@ -324,7 +325,27 @@ def test_every_program_tests_the_environment_that_is_named(program: str, parsed:
         patch.setattr(where, "test", lambda run, *played: seen.append(played) or 0)
         module.run(named)
         module.run(parsed(run=RunFlags(mode="test")))
-    assert seen == [("Catch", ("image",)), (None, ())]
+    assert seen == [("Catch", envs.EnvOptions(observation_keys=("image",))), (None, DEFAULTS)]
+
+
+def test_test_mode_plays_a_game_as_it_was_trained_unless_told_otherwise(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    recorded = {"full_action_space": True, "frame_skip": 50, "sticky_actions": None}
+    run = save_run(tmp_path, "ALE/Pong-v5", model="mlp", **recorded)
+    made: list[tuple[str, envs.EnvOptions]] = []
+
+    def make(env_id: str, num_envs: int, options: envs.EnvOptions, render: bool) -> VecEnv:
+        made.append((env_id, options))
+        return envs.make(env_id, num_envs, options=options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "make_environment", make)
+        patch.setattr(testing, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
+        run_test(run)
+        run_test(run, options=envs.EnvOptions(frame_skip=4, sticky_actions=0.0))
+    as_trained = envs.EnvOptions(full_action_space=True, frame_skip=50)
+    told = envs.EnvOptions(full_action_space=True, frame_skip=4, sticky_actions=0.0)
+    assert made == [("ALE/Pong-v5", as_trained), ("ALE/Pong-v5", told)]
 
 
 class Undecided(ActorCritic):

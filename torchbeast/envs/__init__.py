@@ -52,16 +52,19 @@ def _make(
 ) -> VecEnv:
     if num_envs < 1:
         raise EnvError(f"{env_id}: at least one environment is needed, got num_envs={num_envs}")
+    from torchbeast.envs import atari
+
+    if atari.is_atari(env_id):
+        return atari.make(env_id, num_envs, num_threads, options)
+    if of_atari := options.of_atari():
+        flags = " and ".join(f"--{name}" for name in of_atari)
+        raise EnvError(f"{env_id} is no game of Atari, and has no {flags}: leave out {flags}")
     if env_id in BUILT_IN:
         return _make_built_in(env_id, num_envs)
     if ":" in env_id and not re.search(r"-v\d+$", env_id):
         from torchbeast.envs import factory
 
         return factory.make(env_id, num_envs, options)
-    from torchbeast.envs import atari
-
-    if atari.is_atari(env_id):
-        return atari.make(env_id, num_envs, num_threads)
     from torchbeast.envs import minatar
 
     if env_id.startswith(minatar.PREFIX):

@@ -16,6 +16,7 @@ import numpy as np
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
 from torchbeast.envs.errors import EnvError, did_you_mean
+from torchbeast.envs.options import EnvOptions
 
 # Thirty minutes of play at 60 frames a second, where the literature cuts an episode.
 MAX_FRAMES_PER_EPISODE = 108_000
@@ -23,6 +24,7 @@ MAX_FRAMES_PER_EPISODE = 108_000
 # Gymnasium has a Blackjack-v1 of its own, so a bare name needs one of old Gym's Atari versions.
 _ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
 
+_FRAME_SKIP = 4
 # Machado et al. 2018, arXiv 1709.06009
 _STICKY_ACTIONS = 0.25
 
@@ -47,7 +49,7 @@ class AtariEnv:
         noop_max: int = 30,
         max_frames: int = MAX_FRAMES_PER_EPISODE,
         sticky_actions: float = 0.0,
-        frame_skip: int = 4,
+        frame_skip: int = _FRAME_SKIP,
         full_action_space: bool = False,
     ) -> None:
         """rom: the name of the game as ALE spells it, such as ms_pacman.
@@ -123,15 +125,19 @@ def is_atari(env_id: str) -> bool:
     return match[1] is not None or match[3] is not None or match[2] in _roms()
 
 
-def make(env_id: str, num_envs: int, num_threads: int) -> AtariEnv:
+def make(env_id: str, num_envs: int, num_threads: int, options: EnvOptions) -> AtariEnv:
+    """num_envs games of an id like PongNoFrameskip-v4 or ALE/Pong-v5."""
     if find_spec("ale_py") is None:
         raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")
+    sticky, skip = options.sticky_actions, options.frame_skip
     return AtariEnv(
         rom_name(env_id),
         num_envs,
         env_id=env_id,
         num_threads=num_threads,
-        sticky_actions=usual_sticky_actions(env_id),
+        sticky_actions=usual_sticky_actions(env_id) if sticky is None else sticky,
+        frame_skip=_FRAME_SKIP if skip is None else skip,
+        full_action_space=options.full_action_space,
     )
 
 

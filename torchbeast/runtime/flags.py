@@ -7,6 +7,7 @@ cannot work raises ValueError when the flags are made, with a sentence that says
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from dataclasses import dataclass, field
@@ -62,6 +63,22 @@ class EnvironmentFlags:
     inventory/glyphs; others are dropped where the environment runs. Default: all; with
     --mode test those of the run."""
 
+    sticky_actions: float | None = None
+    """Atari: chance, at each emulated frame, that a game does the action before again. Default:
+    what the id promises, 0.25 for ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with --mode
+    test that of the run."""
+    frame_skip: int | None = None
+    """Atari: emulated frames for each action. Default: 4; with --mode test that of the run."""
+    full_action_space: bool = False
+    """Atari: all 18 actions of the console in every game, not only those that it uses."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, frame_skip=self.frame_skip)
+        _require(
+            self.sticky_actions is None or 0 <= self.sticky_actions < 1,
+            f"--sticky_actions must be at least 0 and below 1, but is {self.sticky_actions}",
+        )
+
     @property
     def env_id(self) -> str:
         """What is trained on."""
@@ -70,7 +87,7 @@ class EnvironmentFlags:
     @property
     def options(self) -> EnvOptions:
         """How it is made."""
-        return EnvOptions(observation_keys=self.observation_keys)
+        return EnvOptions.of(dataclasses.asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ Checkpoints of the original TorchBeast are played too.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import secrets
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import torch
 
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.atari import is_atari
-from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 from torchbeast.runtime import checkpoint as checkpoints
 from torchbeast.runtime.agent import Agent, make_agent
 from torchbeast.runtime.environment import make_environment, what_it_raised
@@ -30,18 +29,16 @@ from torchbeast.runtime.reward_clipping import UNKNOWN
 _ATARI_RANDOM_START = 30  # the literature's number of no-ops
 
 
-def test(run: RunFlags, env_id: str | None = None, observation_keys: tuple[str, ...] = ()) -> int:
+def test(run: RunFlags, env_id: str | None = None, options: EnvOptions = DEFAULTS) -> int:
     """Plays whole episodes, prints their returns; writes a video when the mode says so.
 
     env_id: None for the environment that the checkpoint was trained on.
-    observation_keys: () for those that it was trained with.
+    options: in the place of those that it was trained with, where they are chosen.
     """
     path = run.folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
     trained_on = saved["flags"].get("env")
-    options = EnvOptions.of(saved["flags"])
-    if observation_keys:
-        options = dataclasses.replace(options, observation_keys=observation_keys)
+    options = options.or_else(EnvOptions.of(saved["flags"]))
     with closing(_environment(env_id or trained_on, options, run)) as env:
         with _fitting(trained_on, env_id or trained_on):
             agent = _agent(saved, env, path)

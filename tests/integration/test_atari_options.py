@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of Atari games, from the command line to the processes that play."""
+
+from __future__ import annotations
+
+import pytest
+from programs import Workshop
+
+from torchbeast.runtime import checkpoint as checkpoints
+
+pytest.importorskip("ale_py")
+
+PROGRAMS = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
+SMALL = [
+    "--model=mlp",
+    "--num_actors=2",
+    "--batch_size=2",
+    "--unroll_length=5",
+    "--total_steps=20",
+    "--torch_threads=1",
+    "--xpid=a",
+]
+OPTIONS = ["--full_action_space", "--sticky_actions=0.5", "--frame_skip=40"]
+GAME = ["--env", "ALE/Pong-v5", *OPTIONS]
+
+
+def check_what_is_left(workshop: Workshop) -> None:
+    """What the learner recorded, and that all of its environments had the console's actions."""
+    recorded = workshop.meta("a")["args"]
+    assert recorded["full_action_space"] and recorded["frame_skip"] == 40
+    assert recorded["sticky_actions"] == 0.5
+    saved = checkpoints.load(workshop.run_folder("a") / "model.tar")
+    assert saved["flags"]["frame_skip"] == 40
+    assert len(saved["model_state_dict"]["policy.bias"]) == 18
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_flags_of_a_game_reach_its_processes_and_its_checkpoint(
+    workshop: Workshop, program: str
+) -> None:
+    code, said = workshop.run(program, *GAME, *SMALL, *PROGRAMS[program])
+    assert code == 0, said
+    check_what_is_left(workshop)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_flag_of_atari_games_is_refused_for_others(workshop: Workshop, program: str) -> None:
+    code, said = workshop.run(program, "--env", "Catch", "--frame_skip=2", *SMALL)
+    assert code == 2 and "Traceback" not in said, said
+    assert "Catch is no game of Atari, and has no --frame_skip: leave out --frame_skip" in said
