@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.registry import make_model
-from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, is_image
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
@@ -55,8 +55,16 @@ def _num_bytes(spec: ArraySpec) -> int:
 
 
 def default_model(observation_space: ObservationSpace, for_images: str = "deep") -> str:
-    """`for_images` where there is an image, small where all are too small for it, else mlp."""
-    images = [spec.shape for spec in flatten(observation_space) if len(spec.shape) == 3]
-    if any(is_image(shape, SHALLOW_MINIMUM) for shape in images):
+    """`for_images` where there is an image, small where all are too small for it, or maps, else
+    mlp.
+    """
+    specs: list[ArraySpec] = flatten(observation_space)
+    if any(is_large_image(spec) for spec in specs):
         return for_images
-    return "small" if images else "mlp"
+    return "small" if any(_has_places(spec) for spec in specs) else "mlp"
+
+
+def _has_places(spec: ArraySpec) -> bool:
+    """Whether neighbours belong together. Two dimensions of floats may be any table."""
+    is_small_image = kind_of(spec) is Kind.IMAGE and len(spec.shape) == 3
+    return is_small_image or kind_of(spec) in (Kind.MAP, Kind.STRINGS)

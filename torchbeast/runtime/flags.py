@@ -168,7 +168,8 @@ class ModelFlags:
     """deep (IMPALA ResNet), shallow (the original's AtariNet, 3x faster), shallow-norm (AtariNet
     with standardised images and an orthogonal start: learns Pong in fewer steps), small (one
     convolution), mlp, my_module:MyNet; auto: deep for images, in MonoBeast shallow, as in the
-    original programs; small below 36 pixels, mlp for vectors."""
+    original programs; small for images below 36 pixels and maps of names, mlp for vectors.
+    docs/observations.md says what is an image."""
     use_lstm: bool = False
     """Give the network a recurrent memory. Costs speed;
     needed where one observation does not tell the state."""

@@ -50,6 +50,13 @@ def random_inputs(space: ObservationSpace, steps: int = T) -> ModelInputs:
     )
 
 
+def inputs_of(observation: Tensor) -> ModelInputs:
+    """Observations [T, B, ...] with rewards of 0."""
+    steps, columns = observation.shape[:2]
+    nothing = torch.zeros(steps, columns)
+    return ModelInputs(observation, nothing, nothing.bool(), nothing.long())
+
+
 def shapes(model: ActorCritic) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 

@@ -64,6 +64,14 @@ class ActorCritic(nn.Module):
             return reward.clamp(-1.0, 1.0)
         return reward.sign() * reward.abs().log1p()
 
+    def observe(self, observation: Nest[Tensor]) -> None:
+        """Counts a batch in the running statistics of observations, where the model has any.
+
+        The learner calls it once for each batch, before it learns from it, and nobody else does.
+        Statistics belong in buffers: they are published and saved with the weights, and are as
+        before when an update fails. Leaves [T, B, *shape].
+        """
+
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
         """Policies, values and the state after the last row."""
         raise NotImplementedError(

@@ -11,7 +11,7 @@ checkpoints load.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
+from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
@@ -29,16 +30,13 @@ from torchbeast.core.actors.torsos import (
     ShallowTorso,
     SmallTorso,
     Torso,
-    VectorTorso,
-    is_image,
 )
 from torchbeast.core.distributions import distribution_for
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten
 from torchbeast.core.precision import computing_in
 
-# Width of the layers over leaves that are not images.
-_VECTOR_SIZE = 128
+OverImages = Callable[[tuple[int, ...]], Torso] | None
 
 
 class TorsoActorCritic(ActorCritic):
@@ -94,6 +92,10 @@ class TorsoActorCritic(ActorCritic):
         baseline = self.baseline(features).squeeze(-1)
         return ModelOutput(self.policy(features), baseline, core_state)
 
+    def observe(self, observation: Nest[Tensor]) -> None:
+        for torso, leaf in zip(self._torsos, flatten(observation), strict=True):
+            torso.observe(leaf.flatten(0, 1))
+
     def _features(self, inputs: ModelInputs) -> Tensor:
         """[T, B, core_input_size]."""
         steps, batch = inputs.reward.shape
@@ -116,7 +118,7 @@ class DeepNet(TorsoActorCritic):
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [_deep_torso(leaf) for leaf in flatten(observation_space)]
+        torsos = _torsos_from(observation_space, DeepTorso)
         super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
         self._add_heads(make_lstm(self._core_input_size, 256) if use_lstm else None)
 
@@ -132,7 +134,7 @@ class AtariNet(TorsoActorCritic):
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [_shallow_torso(leaf, ShallowTorso) for leaf in flatten(observation_space)]
+        torsos = _torsos_from(observation_space, ShallowTorso, SHALLOW_MINIMUM)
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
@@ -144,7 +146,7 @@ class NormedAtariNet(TorsoActorCritic):
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [_shallow_torso(leaf, NormedShallowTorso) for leaf in flatten(observation_space)]
+        torsos = _torsos_from(observation_space, NormedShallowTorso, SHALLOW_MINIMUM)
         super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
@@ -159,33 +161,24 @@ class SmallNet(TorsoActorCritic):
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [_small_torso(leaf) for leaf in flatten(observation_space)]
-        super().__init__(torsos, action_space, fc_size=_VECTOR_SIZE, sees_last_action=True)
-        self._add_heads(make_lstm(self._core_input_size, _VECTOR_SIZE) if use_lstm else None)
+        torsos = _torsos_from(observation_space, SmallTorso, SMALL_MINIMUM)
+        super().__init__(torsos, action_space, fc_size=VECTOR_SIZE, sees_last_action=True)
+        self._add_heads(make_lstm(self._core_input_size, VECTOR_SIZE) if use_lstm else None)
 
 
 class MLPNet(TorsoActorCritic):
-    """Two layers of 128 over the flattened observation; optional LSTM of 128, one layer."""
+    """Two layers of 128, images flattened; optional LSTM of 128, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
     ) -> None:
-        torsos = [VectorTorso(leaf.shape, _VECTOR_SIZE) for leaf in flatten(observation_space)]
-        super().__init__(torsos, action_space, fc_size=_VECTOR_SIZE, sees_last_action=True)
-        self._add_heads(make_lstm(self._core_input_size, _VECTOR_SIZE) if use_lstm else None)
+        torsos = _torsos_from(observation_space, None)
+        super().__init__(torsos, action_space, fc_size=VECTOR_SIZE, sees_last_action=True)
+        self._add_heads(make_lstm(self._core_input_size, VECTOR_SIZE) if use_lstm else None)
 
 
-def _deep_torso(leaf: ArraySpec) -> Torso:
-    return DeepTorso(leaf.shape) if is_image(leaf.shape) else VectorTorso(leaf.shape, _VECTOR_SIZE)
-
-
-def _shallow_torso(leaf: ArraySpec, over_images: type[ShallowTorso]) -> Torso:
-    if is_image(leaf.shape, SHALLOW_MINIMUM):
-        return over_images(leaf.shape)
-    return VectorTorso(leaf.shape, _VECTOR_SIZE)
-
-
-def _small_torso(leaf: ArraySpec) -> Torso:
-    if is_image(leaf.shape, SMALL_MINIMUM):
-        return SmallTorso(leaf.shape)
-    return VectorTorso(leaf.shape, _VECTOR_SIZE)
+def _torsos_from(
+    space: ObservationSpace, over_images: OverImages, smallest: int = 1
+) -> list[Torso]:
+    """One for each leaf; over_images makes those of images from `smallest` pixels on."""
+    return [torso_for(leaf, over_images, smallest) for leaf in flatten(space)]

@@ -35,6 +35,9 @@ class Torso(nn.Module):
         """[N, *shape] to [N, num_features]."""
         raise NotImplementedError
 
+    def observe(self, frames: Tensor) -> None:
+        """Counts frames [N, *shape] in the running statistics, where the torso has any."""
+
 
 class VectorTorso(Torso):
     """One linear layer with ReLU over the flattened leaf."""

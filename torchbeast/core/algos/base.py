@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.algos.pieces import Pieces
 from torchbeast.core.losses import Reduction
+from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -108,11 +110,27 @@ class Algorithm(ABC):
         NonFiniteError, before any weight is touched, when a loss or a gradient is NaN or infinite.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        losses = self._pieces.backward(rollout, self._share_of(rollout))
-        norm = gradient_norm(self.model.parameters())
-        stats = _fetch({**losses, "grad_norm": norm, **self._lags(rollout)})
-        self._check_finite(stats, list(losses))
+        with self._observing(rollout):
+            losses = self._pieces.backward(rollout, self._share_of(rollout))
+            norm = gradient_norm(self.model.parameters())
+            stats = _fetch({**losses, "grad_norm": norm, **self._lags(rollout)})
+            self._check_finite(stats, list(losses))
         return stats | {"learning_rate": self._apply(stats["grad_norm"], rollout.num_steps)}
+
+    @contextmanager
+    def _observing(self, rollout: Rollout) -> Iterator[None]:
+        """Running statistics count the batch, unless learning from it fails. Row 0 was counted
+        with the rollout before. All pieces see the same statistics.
+        """
+        buffers = list(self.model.buffers())
+        before = [buffer.clone() for buffer in buffers]
+        self.model.observe(map_leaves(lambda leaf: leaf[1:], rollout.observation))
+        try:
+            yield
+        except BaseException:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            raise
 
     def _share_of(self, batch: Rollout) -> Callable[[Rollout], dict[str, Tensor]]:
         """The losses of a piece, as parts of those of the batch."""

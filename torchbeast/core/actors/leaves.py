@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which torso a leaf of an observation gets: by what it is, not by its rank.
+
+docs/observations.md has the rules in words. They go by what the environment's space says; where it
+says nothing, by dtype and shape. Nothing depends on a value that was seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from enum import Enum
+
+from torch import Tensor, nn
+
+from torchbeast.core.actors.names import (
+    MapTorso,
+    NamesTorso,
+    OneHotTorso,
+    StringsTorso,
+    counts_of,
+)
+from torchbeast.core.actors.running_norm import RunningNorm
+from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, Torso, VectorTorso, is_image
+from torchbeast.core.envs.spaces import ArraySpec
+
+VECTOR_SIZE = 128  # features of a leaf that is neither image nor map
+FLAT_IMAGE_MINIMUM = 64  # bytes of two dimensions: below this they are a terminal or a map
+ONE_HOT_MAXIMUM = 1024  # ones and zeros
+NAMES_MAXIMUM = 2**16  # different values of integers that are taken for names
+EMBEDDED_MAXIMUM = 2**14  # entries that have a vector each
+KNOWN_SCALE = 100.0  # bounds up to this are as they should be for a network
+
+
+class Kind(Enum):
+    """What a leaf is, in the words that a run begins with."""
+
+    IMAGE = "image"
+    ONE_HOT = "one-hot"
+    NAMES = "names"
+    MAP = "map of names"
+    STRINGS = "map of strings"
+    NUMBERS = "numbers"
+
+
+def kind_of(spec: ArraySpec) -> Kind:
+    """What a leaf is."""
+    if spec.categories is not None and _num_ones(spec) <= ONE_HOT_MAXIMUM:
+        return Kind.ONE_HOT
+    if _has_names(spec) and not _is_picture_of_bytes(spec):
+        return _kind_of_names(spec)
+    return Kind.IMAGE if is_image(spec.shape) and _may_be_image(spec) else Kind.NUMBERS
+
+
+def is_large_image(spec: ArraySpec) -> bool:
+    """Whether a leaf is an image that is worth a deep network."""
+    smallest = SHALLOW_MINIMUM if len(spec.shape) == 3 else FLAT_IMAGE_MINIMUM
+    return kind_of(spec) is Kind.IMAGE and is_image(spec.shape, smallest)
+
+
+def needs_statistics(spec: ArraySpec) -> bool:
+    """Whether a leaf's numbers are of unknown scale."""
+    if kind_of(spec) not in (Kind.IMAGE, Kind.NUMBERS) or spec.dtype in ("bool", "uint8"):
+        return False
+    if not math.prod(spec.shape):
+        return False
+    if spec.low is None or spec.high is None:
+        return not spec.dtype.startswith("float")
+    return not _is_float_image(spec) and max(abs(spec.low), abs(spec.high)) > KNOWN_SCALE
+
+
+def torso_for(
+    spec: ArraySpec, over_images: Callable[[tuple[int, ...]], Torso] | None, smallest: int = 1
+) -> Torso:
+    """The torso of a leaf. over_images makes that of images from `smallest` pixels on; None: they
+    are numbers like others.
+    """
+    match kind_of(spec):
+        case Kind.ONE_HOT:
+            return OneHotTorso(spec, VECTOR_SIZE)
+        case Kind.NAMES:
+            return NamesTorso(spec, VECTOR_SIZE)
+        case Kind.MAP:
+            return MapTorso(spec)
+        case Kind.STRINGS:
+            return StringsTorso(spec)
+        case Kind.IMAGE if over_images is not None and is_image(spec.shape, smallest):
+            return _prepared(spec, over_images(spec.shape))
+    return _prepared(spec, VectorTorso(spec.shape, VECTOR_SIZE))
+
+
+def _num_ones(spec: ArraySpec) -> int:
+    counts = spec.categories or (0,)
+    return sum(counts) * (math.prod(spec.shape) // len(counts))
+
+
+def _has_names(spec: ArraySpec) -> bool:
+    """Whether integers have few enough values to be names, and more than yes and no."""
+    found = counts_of(spec)
+    return found is not None and max(found[0]) > 2 and sum(found[0]) <= NAMES_MAXIMUM
+
+
+def _is_picture_of_bytes(spec: ArraySpec) -> bool:
+    if (spec.dtype, spec.low, spec.high) != ("uint8", 0, 255) or spec.categories is not None:
+        return False
+    smallest = SHALLOW_MINIMUM if len(spec.shape) == 3 else FLAT_IMAGE_MINIMUM
+    return is_image(spec.shape, smallest)
+
+
+def _kind_of_names(spec: ArraySpec) -> Kind:
+    size, rank = math.prod(spec.shape), len(spec.shape)
+    counts, _ = counts_of(spec) or ((), ())
+    if size <= EMBEDDED_MAXIMUM:
+        return Kind.MAP if rank in (2, 3) and min(spec.shape) > 1 else Kind.NAMES
+    if rank == 2:
+        return Kind.MAP
+    return Kind.STRINGS if rank == 3 and len(counts) == 1 else Kind.NUMBERS
+
+
+def _may_be_image(spec: ArraySpec) -> bool:
+    """Bytes, yes and no, and floats; other integers are no shades of gray."""
+    is_binary = spec.low is not None and spec.low >= 0 and spec.high is not None and spec.high <= 1
+    return is_binary or spec.dtype in ("uint8", "bool") or spec.dtype.startswith("float")
+
+
+def _is_float_image(spec: ArraySpec) -> bool:
+    return spec.dtype.startswith("float") and is_image(spec.shape) and spec.high == 255
+
+
+class PreparedTorso(Torso):
+    """A torso whose leaf is brought to a scale first."""
+
+    def __init__(self, scale: nn.Module, torso: Torso) -> None:
+        super().__init__()
+        self.scale = scale
+        self.torso = torso
+        self.num_features = torso.num_features
+
+    def forward(self, frames: Tensor) -> Tensor:
+        features: Tensor = self.torso(self.scale(frames))
+        return features
+
+    def observe(self, frames: Tensor) -> None:
+        if isinstance(self.scale, RunningNorm):
+            self.scale.observe(frames)
+
+
+class _Times(nn.Module):
+    """Numbers as float32, times a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return frames.float() * self._factor
+
+
+def _prepared(spec: ArraySpec, torso: Torso) -> Torso:
+    """Torsos divide bytes by 255 and take other dtypes as they are: the rest is done before."""
+    if needs_statistics(spec):
+        return PreparedTorso(RunningNorm(spec.shape), torso)
+    if _is_float_image(spec):
+        return PreparedTorso(_Times(1 / 255), torso)
+    if spec.dtype == "uint8" and spec.high is not None and spec.high <= 1:
+        return PreparedTorso(_Times(1.0), torso)
+    return torso
