@@ -594,14 +594,14 @@ class HeldInference {
 
  private:
   void infer() {
+    std::unique_ptr<Batch> of_second;  // may come before that of the first
     while (auto batch = batcher_->next()) {
-      if (batch->size() == 1) {
-        held_ = std::move(batch);
-        held.notify();
-      } else {
-        held.wait();
-        batch->set_outputs(policy(batch->get_inputs(), 0), 0);
-      }
+      (batch->size() == 1 ? held_ : of_second) = std::move(batch);
+      if (held_ == nullptr) continue;
+      held.notify();
+      if (of_second == nullptr) continue;
+      of_second->set_outputs(policy(of_second->get_inputs(), 0), 0);
+      of_second.reset();
     }
   }
 
