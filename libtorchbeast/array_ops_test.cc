@@ -282,6 +282,14 @@ TEST(BufferPoolTest, SizesThatNobodyAsksForAnyMoreMakeRoom) {
   EXPECT_EQ(pool.idle_bytes(), 0u);
 }
 
+TEST(BufferPoolTest, TheSizeThatWasAskedForLongestAgoMakesRoomFirst) {
+  BufferPool pool(3 * kLarge, Clock::duration::zero());
+  for (const std::size_t size : {kLarge, 2 * kLarge, kLarge}) pool.allocate(size).reset();
+  ASSERT_EQ(pool.idle_bytes(), 3 * kLarge);
+  pool.allocate(kLarge + kLarge / 2).reset();
+  EXPECT_EQ(pool.idle_bytes(), kLarge + kLarge + kLarge / 2);
+}
+
 TEST(BufferPoolTest, SizesThatWereAskedForOfLateAreKept) {
   BufferPool pool(2 * kLarge, std::chrono::hours(1));
   {
