@@ -464,7 +464,7 @@ TEST(EnvServerTest, AStopAfterOneThatLeftAnEnvironmentBehindIsLikeAnyOther) {
   std::atomic<int> destroyed = 0;
   EnvServer server(
       fake_env({.on_step = [&](int) { hanging.here(); }, .on_destruction = [&] { ++destroyed; }}),
-      folder.address(), {.description = EnvDescription{}, .step_grace = 20ms});
+      folder.address(), {.description = EnvDescription{}, .step_grace = 2s});
   for (const bool hangs : {true, false}) {
     Background<void> run([&] { server.run(); });
     ASSERT_TRUE(server.wait_until_serving(testing::kPatience));
