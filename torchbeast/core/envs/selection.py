@@ -40,8 +40,9 @@ def names(observation: Any) -> list[str]:
         return []
     found = []
     for name, value in observation.items():
-        inner = names(value)
-        found += [f"{name}/{deeper}" for deeper in inner] or [str(name)]
+        if isinstance(name, str):  # others are refused elsewhere
+            inner = names(value)
+            found += [f"{name}/{deeper}" for deeper in inner] or [name]
     return found
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -303,7 +303,10 @@ def from_gymnasium(space: Any) -> ActionSpace:
 def _multi_discrete(space: Any) -> MultiDiscrete:
     nvec = np.asarray(space.nvec)
     if nvec.ndim != 1 or np.any(getattr(space, "start", 0)):
-        raise ValueError(f"MultiDiscrete needs a flat nvec that starts at 0, got {space!r}")
+        raise ValueError(
+            f"MultiDiscrete needs a flat nvec that starts at 0, got one of shape {nvec.shape} that "
+            f"starts at {np.unique(getattr(space, 'start', 0)).tolist()}"
+        )
     return MultiDiscrete(tuple(nvec.tolist()))
 
 
@@ -398,7 +401,8 @@ def _string_keys(mapping: dict[Any, Any], path: str) -> list[str]:
 
 
 def matching_leaves(space: ObservationSpace, observation: Any, path: str) -> Iterator[np.ndarray]:
-    """The leaves of an observation in order; ValueError when it is not of the given space.
+    """The leaves of an observation in order, in the space's dtypes; ValueError when it is not of
+    the given space.
 
     path: what to call the observation in messages.
     """
@@ -420,9 +424,15 @@ def _matching_leaf(spec: ArraySpec, leaf: Any, path: str) -> np.ndarray:
     if isinstance(leaf, (dict, tuple, list)):
         raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", leaf)
     array = np.asarray(leaf)
-    if array.shape != spec.shape or array.dtype != spec.dtype:
+    if array.shape != spec.shape or not _can_become(array.dtype, spec.dtype):
         raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", array)
-    return array
+    return array.astype(spec.dtype, copy=False)
+
+
+def _can_become(dtype: np.dtype[Any], expected: str) -> bool:
+    """Floats may be of another width, since environments often mix them; integers may not wrap."""
+    casting: Literal["same_kind", "safe"] = "same_kind" if expected.startswith("float") else "safe"
+    return dtype == expected or np.can_cast(dtype, expected, casting)
 
 
 def _mismatch(path: str, expected: str, got: Any) -> ValueError:

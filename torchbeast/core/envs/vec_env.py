@@ -117,7 +117,8 @@ class SyncVecEnv:
     * legacy Gym: reset() -> observation and step(action) -> (observation, reward, done, *anything),
       where a dict after done may hold "TimeLimit.truncated", and seed(s) seeds if there is one.
 
-    The first observation fixes structure, shapes and dtypes of all that follow. Observations are
+    The first observation fixes structure, shapes and dtypes of all that follow; numbers that fit
+    are converted, as float64 where the first were float32. Observations are
     copied at once, because environments reuse their buffers. Actions arrive as numpy scalars or
     arrays; those of a Box are clipped to its bounds. What an environment raises passes unchanged.
     """
@@ -274,13 +275,20 @@ class SyncVecEnv:
         try:
             value = float(reward)
         except (TypeError, ValueError):
-            value = math.nan
+            value = _single_entry(reward)
         if not abs(value) <= _LARGEST_REWARD:
             raise ValueError(f"{self._name(index)}: expected a finite reward, got {reward!r}")
         return value
 
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+def _single_entry(reward: Any) -> float:
+    """Of an array [1], as some environments return it; NaN for everything else."""
+    array = np.asarray(reward)
+    is_one = array.size == 1 and array.dtype.kind in "biuf"
+    return float(array.item()) if is_one else math.nan
 
 
 class _Outcome(NamedTuple):
