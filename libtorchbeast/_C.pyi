@@ -216,6 +216,9 @@ class ActorPool:
     def count(self) -> int:
         """Environment steps in rollouts that were enqueued."""
 
+    def steps(self) -> int:
+        """Environment steps until now, those of unfinished and of dropped rollouts included."""
+
     def live_streams(self) -> int:
         """Streams that are connected."""
 

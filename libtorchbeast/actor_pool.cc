@@ -275,6 +275,7 @@ void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamS
     clock.enter(Stage::kEnvironment);
     const ArrayNest& outputs = answer.outputs.as_vector()[0];
     step = stream->step(outputs.as_vector()[0]);
+    steps_ += num_envs;
     agent_state = answer.outputs.as_vector()[1];
     if (writer.append(step, {outputs, answer.version})) {
       clock.enter(Stage::kQueueing);

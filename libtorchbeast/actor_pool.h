@@ -69,6 +69,8 @@ class ActorPool {
 
   // Environment steps in rollouts that were handed over.
   std::int64_t count() const { return count_; }
+  // Environment steps until now, those of unfinished and of dropped rollouts included.
+  std::int64_t steps() const { return steps_; }
   std::int64_t live_streams() const { return live_; }
   // How often a stream was lost so far.
   std::int64_t lost_streams() const { return lost_; }
@@ -130,6 +132,7 @@ class ActorPool {
 
   std::vector<StageClock> clocks_;  // one a stream
   std::atomic<std::int64_t> count_ = 0;
+  std::atomic<std::int64_t> steps_ = 0;
   std::atomic<std::int64_t> live_ = 0;
   std::atomic<std::int64_t> lost_ = 0;
   std::vector<std::atomic<Clock::rep>> away_since_;  // of each stream; 0: not lost, or back

@@ -99,6 +99,7 @@ void bind_actor_pool(py::module_& module) {
            py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0)
       .def("run", [](ActorPool& pool) { without_gil([&] { pool.run(raise_pending_signals); }); })
       .def("count", &ActorPool::count)
+      .def("steps", &ActorPool::steps)
       .def("live_streams", &ActorPool::live_streams)
       .def("lost_streams", &ActorPool::lost_streams)
       .def("away_streams", &away_streams)

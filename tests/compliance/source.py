@@ -268,6 +268,8 @@ class SourceCompliance:
         for stage in ("environment", "inference"):
             assert late[stage] > early[stage] > 0, stage
         assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
+        learnt = 6 * Setup.batch_size * Setup.unroll_length
+        assert learnt <= status["collected_steps"], "and some that are not learnt from"
         assert running.source.hanging() == "" and running.source.away() == []
 
     def test_a_batch_that_nobody_takes_is_told_in_rollouts(self) -> None:

@@ -305,6 +305,7 @@ class TestRollouts:
             wait_for(lambda: game.queue.size() == 1)
             wait_for(lambda: len(steps) == 8)
             assert game.pool.count() == 4, "the second rollout waits for room"
+            wait_for(lambda: game.pool.steps() == 8)
             game.rollout()
 
 

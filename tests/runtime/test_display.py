@@ -54,6 +54,23 @@ def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
+def test_steps_that_are_collected_are_shown_until_the_first_update() -> None:
+    lines = plain_lines(
+        (0, shown(0)),
+        (1, shown(0, collected=16)),
+        (2, shown(0, collected=300)),
+        (6, shown(0, collected=1200)),
+        (7, shown(640, collected=1500, loss=2.5)),
+    )
+    begins = [line.partition("  steps/s")[0] for line in lines]
+    assert begins == [
+        "steps 0 of 100,000",
+        "steps 0 of 100,000  collected 16",
+        "steps 0 of 100,000  collected 1,200",
+        "steps 640 of 100,000",
+    ]
+
+
 def test_the_sentence_is_printed_when_another_stage_limits_the_run() -> None:
     slow, fast = Diagnosis("environment", "environments"), Diagnosis("learner", "learner")
     said = [(0, None), (5, slow), (10, Diagnosis("environment", "environments, too"))]

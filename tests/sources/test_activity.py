@@ -51,6 +51,14 @@ def test_the_time_since_a_change_belongs_to_what_was_entered(clock: Clock) -> No
     assert actor.present() == ("starting", 0.0) and actor.seconds() == expected
 
 
+def test_steps_are_counted_over_all_processes_of_an_actor(clock: Clock) -> None:
+    actor = activity(clock)
+    actor.count(3)
+    actor.start()
+    actor.count(5)
+    assert actor.steps() == 8
+
+
 def test_another_process_reads_what_one_writes() -> None:
     ours = SharedActivities(3)
     theirs = SharedActivities(3, ours.descriptor)

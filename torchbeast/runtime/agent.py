@@ -25,6 +25,7 @@ class Agent(NamedTuple):
     distribution: ActionDistribution
     observation_bytes: int = 0  # of one environment, stacks included
     model_name: str = ""  # what --model names, auto resolved
+    observation_space: ObservationSpace = ()  # as the policy sees it, stacks included
 
 
 def make_agent(
@@ -47,7 +48,8 @@ def make_agent(
         model = make_model(name, seen, action_space, use_lstm)
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
-    return Agent(model, distribution, sum(_num_bytes(spec) for spec in flatten(seen)), name)
+    size = sum(_num_bytes(spec) for spec in flatten(seen))
+    return Agent(model, distribution, size, name, seen)
 
 
 def _num_bytes(spec: ArraySpec) -> int:

@@ -38,6 +38,7 @@ class Shown:
     learner_queue_size: int
     collectors: tuple[str, int]  # what collects, and how many of it live: ("streams", 4)
     away: Sequence[Away] = ()  # streams that are lost
+    collected: int = 0  # steps since the program began, learnt from or not
     shares: Shares = UNKNOWN
     diagnosis: Diagnosis | None = None  # None: not known yet
 
@@ -67,7 +68,7 @@ class Display:
         self._rate = Rate()
         self._last_line = self._last_said = -math.inf
         self._said: str | None = None  # the limit
-        self._step = 0  # on the last line
+        self._step = self._collected = 0  # on the last line
         self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
 
     @property
@@ -95,13 +96,13 @@ class Display:
         if self._live is not None:
             self._live.update(_panel(self._title, cells, shown), refresh=True)
         elif now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
-            self._last_line, self._step = now, shown.step
+            self._last_line, self._step, self._collected = now, shown.step, shown.collected
             self._print("  ".join(f"{name} {value}" for name, value in cells.items()))
             self._say_what_is_new(shown, now)
 
     def _began(self, shown: Shown) -> bool:
-        """The first update is worth a line of its own: the run works."""
-        return self._step == 0 < shown.step
+        """The first steps and the first update are worth lines of their own: the run works."""
+        return self._step == 0 < shown.step or self._collected == 0 < shown.collected
 
     def _say_what_is_new(self, shown: Shown, now: float) -> None:
         """Another stage limits the run than was said before. A loss is said at once."""
@@ -127,6 +128,7 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
     collectors, _ = shown.collectors
     return {
         "steps": f"{shown.step:,} of {shown.total_steps:,}",
+        **_collected(shown),
         "steps/s": f"{rate:,.0f}",
         "left": clock(left),
         "episodes": f"{shown.episodes:,}",
@@ -137,6 +139,12 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "queue": f"{shown.learner_queue_size}",
         collectors: _alive(shown),
     }
+
+
+def _collected(shown: Shown) -> dict[str, str]:
+    """Before the first update, the only figure that moves."""
+    waits = math.isnan(shown.loss) and shown.collected
+    return {"collected": f"{shown.collected:,}"} if waits else {}
 
 
 def _alive(shown: Shown) -> str:

@@ -25,7 +25,9 @@ from torch import nn
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.losses import RewardClipping
+from torchbeast.core.nest_py import flatten as flatten_nest
 from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.runtime import network_cost
 from torchbeast.runtime.agent import Agent
 from torchbeast.runtime.command_line import flatten
 from torchbeast.runtime.compute import choose, share_cores
@@ -144,6 +146,7 @@ class LearnerRun:
         self._labels |= {"model": agent.model_name, "reward_input": agent.model.reward_input}
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
+        say_costs(agent)
         if self._flags.machine.compile:
             agent.model.compile()  # copies of it, which act, stay as they are
         config = dataclasses.replace(
@@ -249,6 +252,7 @@ class LearnerRun:
             learner_queue_size=status["learner_queue_size"],
             collectors=alive(status),
             away=away,
+            collected=status.get("collected_steps", 0),
             shares=shares,
             diagnosis=diagnosis,
         )
@@ -354,6 +358,14 @@ class LearnerRun:
         exists = folder.checkpoint.exists()
         complete = progress.step >= self._flags.learning.total_steps
         print(next_commands(self._program, sys.argv[1:], folder.path, exists, complete), flush=True)
+
+
+def say_costs(agent: Agent) -> None:
+    """Prints what acting costs in a line, and writes every leaf's part to out.log."""
+    if flatten_nest(agent.observation_space):
+        found = network_cost.costs(agent.model, agent.observation_space, agent.distribution)
+        print(network_cost.sentence(found), flush=True)
+        _log.info("what the network costs\n%s", network_cost.table(found))
 
 
 def changed_settings(saved: Mapping[str, Any], flags: LearnerGroups) -> list[str]:

@@ -21,6 +21,7 @@ _SPECS = {
     "seconds": ArraySpec((len(STAGES),), "float64"),  # in all
     "since": ArraySpec((), "float64"),  # the moment of the last change, of time.monotonic
     "stage": ArraySpec((), "int64"),
+    "steps": ArraySpec((), "int64"),  # of all its environments
 }
 
 
@@ -28,7 +29,7 @@ class Activity:
     """Of one actor. Written by one process at a time."""
 
     def __init__(self, arrays: Any, now: Callable[[], float] = time.monotonic) -> None:
-        self._seconds, self._since, self._stage = (arrays[name] for name in _SPECS)
+        self._seconds, self._since, self._stage, self._steps = (arrays[name] for name in _SPECS)
         self._now = now
 
     def start(self) -> None:
@@ -42,6 +43,14 @@ class Activity:
         self._seconds[self._stage] += now - self._since
         self._since[...] = now
         self._stage[...] = STAGES.index(stage)
+
+    def count(self, steps: int) -> None:
+        """So many more steps were done."""
+        self._steps += steps
+
+    def steps(self) -> int:
+        """Steps done, also by processes before."""
+        return int(self._steps)
 
     def seconds(self) -> dict[str, float]:
         """By stage, until the last change."""

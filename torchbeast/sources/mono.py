@@ -196,6 +196,7 @@ class MonoSource:
             "live_actors": len(stages),
             "waiting_actors": stages.count("queueing"),
             "replaced_actors": self._replaced,
+            "collected_steps": sum(actor.activity.steps() for actor in self._actors),
         }
 
     def seconds(self) -> dict[str, float]:

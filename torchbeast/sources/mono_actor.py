@@ -70,6 +70,7 @@ class Actor:
             loop.act(self._model)
             activity.enter("environment")
             loop.step()
+            activity.count(len(loop.row.reward))
             writer.write(t, loop.row, loop.agent, self._acted_with)
         activity.enter("queueing")
 

@@ -110,6 +110,7 @@ class PolySource:
             "inference_queue_size": self._batcher.size(),
             "live_streams": self._pool.live_streams(),
             "lost_streams": self._pool.lost_streams(),
+            "collected_steps": self._pool.steps(),
         }
 
     def seconds(self) -> dict[str, float]:

@@ -71,6 +71,11 @@ class TorsoActorCritic(ActorCritic):
         return tuple(torsos)
 
     @property
+    def leaf_torsos(self) -> tuple[Torso, ...]:
+        """One for each leaf of the observation, in order."""
+        return self._torsos
+
+    @property
     def _core_input_size(self) -> int:
         return self.fc.out_features + 1 + self._actions.num_features * self._sees_last_action
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a network costs, by leaf of the observation: said when a run begins.
+
+A leaf that nobody needs may take most of the time, and only its name tells which.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.leaves import kind_of, needs_statistics
+from torchbeast.core.actors.networks import TorsoActorCritic
+from torchbeast.core.distributions import ActionDistribution
+from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
+from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.precision import computing_in
+
+_ROWS = 16  # that are acted on at once
+_TRIES = 3
+_NAMED = 3  # leaves that the sentence names
+
+
+class Cost(NamedTuple):
+    """Of one leaf's torso, or of a whole network."""
+
+    name: str
+    kind: str
+    parameters: int
+    microseconds: float  # a step, forward, of 16 at once
+
+
+def costs(model: ActorCritic, space: ObservationSpace, actions: ActionDistribution) -> list[Cost]:
+    """The whole network first, then its leaves, the dearest first; none of a user's own network.
+
+    space: as the policy sees it. Measured on the model's device, with its dtype.
+    """
+    observation = map_leaves(lambda spec: _zeros(spec, model, 1, _ROWS), space)
+    whole = Cost(
+        "the network", "", _count(model), _time(model, lambda: _act(model, observation, actions))
+    )
+    leaves = list(_of_leaves(model, space)) if isinstance(model, TorsoActorCritic) else []
+    return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
+
+
+def sentence(found: list[Cost]) -> str:
+    """The cost of a step in one line, with the leaves that matter."""
+    whole, *leaves = found
+    said = (
+        f"Acting costs about {whole.microseconds:,.0f} us a step ({whole.parameters:,} parameters)"
+    )
+    if len(leaves) < 2:
+        return f"{said}{''.join(f', {leaf.kind}' for leaf in leaves)}; learning several times that."
+    dear = ", ".join(
+        f"{leaf.name} {leaf.microseconds:,.0f} ({leaf.kind})" for leaf in leaves[:_NAMED]
+    )
+    rest = leaves[_NAMED:]
+    others = f", {len(rest)} others {sum(leaf.microseconds for leaf in rest):,.0f}" if rest else ""
+    return f"{said}: {dear}{others}; learning several times that."
+
+
+def table(found: list[Cost]) -> str:
+    """Every leaf in a line."""
+    return "\n".join(
+        f"{cost.name}: {cost.parameters:,} parameters, {cost.microseconds:,.1f} us a step"
+        + (f", {cost.kind}" if cost.kind else "")
+        for cost in found
+    )
+
+
+def _of_leaves(model: TorsoActorCritic, space: ObservationSpace) -> Iterator[Cost]:
+    names = [name or "observation" for name, _ in _paths(space, "")]
+    for name, spec, torso in zip(names, flatten(space), model.leaf_torsos, strict=True):
+        frames = _zeros(spec, model, _ROWS)
+        normalised = "normalised " if needs_statistics(spec) else ""
+        kind = f"{normalised}{kind_of(spec).value}"
+        yield Cost(name, kind, _count(torso), _time(model, functools.partial(torso, frames)))
+
+
+def _paths(space: ObservationSpace, path: str) -> Iterator[tuple[str, ArraySpec]]:
+    """Leaves with their names, in order: camera, pair.0."""
+    if isinstance(space, ArraySpec):
+        yield path, space
+        return
+    entries = sorted(space.items()) if isinstance(space, dict) else enumerate(space)
+    for key, entry in entries:
+        yield from _paths(entry, f"{path}.{key}" if path else str(key))
+
+
+def _zeros(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:
+    device = next(model.parameters()).device
+    return torch.zeros((*rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
+
+
+def _act(model: ActorCritic, observation: Nest[Tensor], actions: ActionDistribution) -> None:
+    device = next(model.parameters()).device
+    nothing = torch.zeros(1, _ROWS, device=device)
+    last = map_leaves(lambda leaf: leaf.to(device), actions.zero_action((1, _ROWS)))
+    model(ModelInputs(observation, nothing, nothing.bool(), last), model.initial_state(_ROWS))
+
+
+def _time(model: ActorCritic, call: Callable[[], object]) -> float:
+    """Microseconds a row, the best of some."""
+    device = next(model.parameters()).device
+    best = float("inf")
+    with torch.inference_mode(), computing_in(model.compute_dtype, device):
+        for _ in range(1 + _TRIES):  # the first one makes room
+            before = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            best = min(best, time.perf_counter() - before)
+    return best / _ROWS * 1e6
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
