@@ -238,6 +238,7 @@ void ActorPool::play(std::size_t index, Connection* connection) {
       stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
   connection->came_up = true;
   away_since_[index] = 0;
+  const DynamicBatcher::Caller caller(inference_batcher_.get());
   const Alive alive(&live_);
   try {
     step_until_stopped(&stream, index, std::move(first), &connection->was_fruitful);

@@ -63,8 +63,9 @@ ActorPoolOptions options_for(std::vector<std::string> addresses, std::int64_t un
 // A pool with its queue, its batcher and an inference thread.
 class Play {
  public:
-  explicit Play(ActorPoolOptions options, Policy answer = policy)
-      : pool_(std::move(options), queue_, batcher_,
+  explicit Play(ActorPoolOptions options, Policy answer = policy, BatchingQueueOptions batches = {})
+      : batcher_(std::make_shared<DynamicBatcher>(DynamicBatcherOptions{.queue = batches})),
+        pool_(std::move(options), queue_, batcher_,
               ArrayNest(Array::zeros(DType::kFloat32, {1, 1, 1}))),
         inference_([this, answer = std::move(answer)] { infer(answer); }),
         run_([this] { pool_.run(); }) {}
@@ -116,8 +117,7 @@ class Play {
 
   const std::shared_ptr<RolloutQueue> queue_ = std::make_shared<RolloutQueue>(
       RolloutQueueOptions{.queue = {.maximum_batch_size = 1, .maximum_queue_size = 4}});
-  const std::shared_ptr<DynamicBatcher> batcher_ =
-      std::make_shared<DynamicBatcher>(DynamicBatcherOptions{.queue = {.timeout = std::nullopt}});
+  const std::shared_ptr<DynamicBatcher> batcher_;
   ActorPool pool_;
   Background<void> inference_;
   Background<void> run_;
@@ -303,6 +303,27 @@ TEST(ActorPoolTest, AServerOfTheOriginalProtocolIsPlayed) {
   const Array frame =
       items[1].data.as_vector()[0].as_vector()[0].as_vector()[0].as_map().at("frame").as_leaf();
   EXPECT_EQ(values_of<std::int32_t>(frame), (std::vector<std::int32_t>{1000, 1001, 1002, 2000}));
+}
+
+TEST(ActorPoolTest, BatchesAreHeldBackForHalfOfTheStreams) {
+  TestFolder folder;
+  RunningServer server(fake_env({.frame_stack = 2}), folder.address());
+  std::atomic<bool> all_live = false;
+  std::atomic<int> batches = 0, small = 0;
+  int since_all_live = 0;  // the first may have begun before
+  Play play(options_for(std::vector<std::string>(4, folder.address()), 1),
+            [&](const ArrayNest& inputs, std::int64_t version) {
+              if (all_live && since_all_live++ > 0) {
+                ++batches;
+                if (nest::front(inputs).size(1) < 2) ++small;
+              }
+              return policy(inputs, version);
+            },
+            {.moment = std::chrono::hours(1)});
+  until([&] { return play.pool().live_streams() == 4; }, "all streams");
+  all_live = true;
+  while (batches < 20) play.take(1);
+  EXPECT_EQ(small, 0);
 }
 
 // ---- Seeds -----------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ struct BatchingQueueOptions {
   std::int64_t maximum_batch_size = 1024;                 // items in one batch at the most
   std::optional<std::chrono::milliseconds> timeout = {};  // none: wait for the minimum for ever
   std::optional<std::int64_t> maximum_queue_size = {};    // items; none: unbounded
+  // How long a batch is held back for each item that Regular producers are likely to bring soon.
+  std::chrono::microseconds moment = std::chrono::microseconds(30);
 };
 
 // A bounded FIFO that hands out items in batches.
@@ -29,6 +31,10 @@ struct BatchingQueueOptions {
 //   enqueue()  -> [ item item item ... ] ->  dequeue_many()
 //   blocks at maximum_queue_size             blocks below minimum_batch_size, at most `timeout`
 //                                            once there is an item
+//
+// Producers that announce themselves (Regular) are worth a little more: a batch that is not yet of
+// half as many items as there are such producers is held back for a moment, which grows with the
+// number of items that are missing and never passes `timeout`. One producer is never waited for.
 //
 // Thread safety: every method may be called from any number of threads.
 // Closing: close() wakes every waiter. enqueue() throws ClosedBatchingQueue from then on;
@@ -46,10 +52,27 @@ class BatchingQueue {
       wait_for_room();
       if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
       items_.push_back(std::move(item));
+      if (gathering_) {  // that consumer passes on what it leaves
+        if (missing() <= 0) gathered_.notify_one();
+        return;
+      }
     }
     // One item is not enough for everybody, but may be for a consumer whose timeout has passed.
     options_.minimum_batch_size > 1 ? not_empty_.notify_all() : not_empty_.notify_one();
   }
+
+  // Announces, for a scope, one who enqueues an item, waits for what comes of it, and enqueues the
+  // next.
+  class Regular {
+   public:
+    explicit Regular(BatchingQueue* queue) : queue_(queue) { queue_->count_regular(1); }
+    ~Regular() { queue_->count_regular(-1); }
+    Regular(const Regular&) = delete;
+    Regular& operator=(const Regular&) = delete;
+
+   private:
+    BatchingQueue* queue_;
+  };
 
   // The oldest items, at most maximum_batch_size; nullopt when closed.
   std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
@@ -84,6 +107,11 @@ class BatchingQueue {
     MutexLock lock(mutex_);
     return consumers_waiting_;
   }
+  // Whether a dequeue_many() with enough items waits a moment for more.
+  bool is_gathering() const EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return gathering_;
+  }
   int waiting_producers() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return producers_waiting_;
@@ -105,6 +133,7 @@ class BatchingQueue {
     }
     not_full_.notify_all();
     not_empty_.notify_all();
+    gathered_.notify_all();
     return true;
   }
 
@@ -128,6 +157,7 @@ class BatchingQueue {
   }
 
   bool enough(bool timed_out) const REQUIRES(mutex_) {
+    if (gathering_) return false;
     return count() >= options_.minimum_batch_size || (timed_out && !items_.empty());
   }
 
@@ -148,7 +178,32 @@ class BatchingQueue {
         timed_out = !not_empty_.wait_until(mutex_, deadline) && Clock::now() >= deadline;
       }
     }
+    if (!timed_out) gather(deadline);
     --consumers_waiting_;
+  }
+
+  void count_regular(int change) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    regulars_ += change;
+    if (missing() <= 0) gathered_.notify_one();
+  }
+
+  std::int64_t missing() const REQUIRES(mutex_) { return worth_waiting_for() - count(); }
+
+  // Half of those who come again and again: while one half's batch is computed, the other half is
+  // about its next items. With all of them in one batch both would wait in turn.
+  std::int64_t worth_waiting_for() const REQUIRES(mutex_) {
+    return std::min((regulars_ + 1) / 2, options_.maximum_batch_size);
+  }
+
+  // Called with enough items: waits a moment for more, but not beyond the deadline.
+  void gather(Clock::time_point deadline) REQUIRES(mutex_) {
+    if (closed_ || missing() <= 0) return;
+    auto until = Clock::now() + missing() * options_.moment;
+    if (options_.timeout) until = std::min(until, deadline);
+    gathering_ = true;
+    while (!closed_ && missing() > 0 && gathered_.wait_until(mutex_, until)) continue;
+    gathering_ = false;
   }
 
   std::vector<T> take() REQUIRES(mutex_) {
@@ -163,7 +218,10 @@ class BatchingQueue {
   mutable Mutex mutex_;
   CondVar not_full_;   // room came, or closed
   CondVar not_empty_;  // an item came, or closed
+  CondVar gathered_;   // nothing is missing any more, or closed
   std::deque<T> items_ GUARDED_BY(mutex_);
+  std::int64_t regulars_ GUARDED_BY(mutex_) = 0;
+  bool gathering_ GUARDED_BY(mutex_) = false;  // one consumer at a time
   int consumers_waiting_ GUARDED_BY(mutex_) = 0;
   int producers_waiting_ GUARDED_BY(mutex_) = 0;
   bool closed_ GUARDED_BY(mutex_) = false;

@@ -125,6 +125,97 @@ TEST(BatchingQueueTest, AQueueNeverHoldsMoreThanItsCapacity) {
   producer.get();
 }
 
+// ---- A moment's wait -------------------------------------------------------------------------
+
+constexpr std::chrono::microseconds kForEver = std::chrono::hours(1);
+
+// Announced producers.
+std::vector<std::unique_ptr<Queue::Regular>> regulars(Queue& queue, int count) {
+  std::vector<std::unique_ptr<Queue::Regular>> announced;
+  for (int i = 0; i < count; ++i) announced.push_back(std::make_unique<Queue::Regular>(&queue));
+  return announced;
+}
+
+void wait_for_gathering(const Queue& queue) {
+  until([&] { return queue.is_gathering(); }, "a consumer waiting for more");
+}
+
+TEST(BatchingQueueTest, ABatchIsHeldBackForHalfOfTheRegularProducers) {
+  Queue queue({.moment = kForEver});
+  const auto announced = regulars(queue, 5);
+  Background<MaybeItems> consumer([&] { return dequeue(queue); });
+  for (int i = 1; i <= 3; ++i) {
+    queue.enqueue(i);
+    if (i < 3) wait_for_gathering(queue);
+  }
+  EXPECT_EQ(consumer.get(), (Items{1, 2, 3}));
+}
+
+TEST(BatchingQueueTest, OneOrTwoRegularProducersAreNotWaitedFor) {
+  Queue queue({.moment = kForEver});
+  for (int count = 0; count <= 2; ++count) {
+    const auto announced = regulars(queue, count);
+    queue.enqueue(count);
+    EXPECT_EQ(dequeue(queue), (Items{count}));
+  }
+}
+
+TEST(BatchingQueueTest, ABatchIsHeldBackForAMomentOnly) {
+  Queue queue({.moment = 1us});
+  const auto announced = regulars(queue, 10);
+  queue.enqueue(1);
+  EXPECT_EQ(dequeue(queue), (Items{1}));
+}
+
+TEST(BatchingQueueTest, NoBatchIsHeldBackBeyondTheTimeout) {
+  Queue queue({.timeout = 1ms, .moment = kForEver});
+  const auto announced = regulars(queue, 10);
+  queue.enqueue(1);
+  EXPECT_EQ(dequeue(queue), (Items{1}));
+}
+
+TEST(BatchingQueueTest, NoMoreThanTheMaximumIsWaitedFor) {
+  Queue queue({.maximum_batch_size = 2, .moment = kForEver});
+  const auto announced = regulars(queue, 10);
+  for (int i = 0; i < 2; ++i) queue.enqueue(i);
+  EXPECT_EQ(dequeue(queue), (Items{0, 1}));
+}
+
+TEST(BatchingQueueTest, AProducerThatLeavesIsNotWaitedForAnyMore) {
+  Queue queue({.moment = kForEver});
+  auto announced = regulars(queue, 3);
+  Background<MaybeItems> consumer([&] { return dequeue(queue); });
+  queue.enqueue(1);
+  wait_for_gathering(queue);
+  announced.pop_back();
+  EXPECT_EQ(consumer.get(), (Items{1}));
+}
+
+TEST(BatchingQueueTest, WhatOneConsumerHoldsBackNoOtherTakes) {
+  Queue queue({.maximum_batch_size = 2, .moment = kForEver});
+  const auto announced = regulars(queue, 4);
+  Background<MaybeItems> first([&] { return dequeue(queue); });
+  queue.enqueue(1);
+  wait_for_gathering(queue);
+  Background<MaybeItems> second([&] { return dequeue(queue); });
+  wait_for_consumers(queue, 2);
+  queue.enqueue(2);
+  EXPECT_EQ(first.get(), (Items{1, 2}));
+  queue.enqueue(3);
+  queue.enqueue(4);
+  EXPECT_EQ(second.get(), (Items{3, 4}));
+}
+
+TEST(BatchingQueueTest, WhatIsHeldBackIsNotLostByAClose) {
+  Queue queue({.moment = kForEver});
+  const auto announced = regulars(queue, 4);
+  Background<MaybeItems> consumer([&] { return dequeue(queue); });
+  queue.enqueue(1);
+  wait_for_gathering(queue);
+  queue.close();
+  EXPECT_EQ(consumer.get(), (Items{1}));
+}
+
 // ---- Endings ---------------------------------------------------------------------------------
 
 TEST(BatchingQueueTest, AfterCloseBothSidesEnd) {

@@ -48,12 +48,14 @@ class PendingReply {
 
   void fulfil(std::shared_ptr<const Answer> answer, std::int64_t start, std::int64_t length)
       EXCLUDES(mutex_) {
-    MutexLock lock(mutex_);
-    if (settled_) return;  // cancelled: nobody waits any more
-    answer_ = std::move(answer);
-    start_ = start;
-    length_ = length;
-    settled_ = true;
+    {
+      MutexLock lock(mutex_);
+      if (settled_) return;  // cancelled: nobody waits any more
+      answer_ = std::move(answer);
+      start_ = start;
+      length_ = length;
+      settled_ = true;
+    }
     became_settled_.notify_one();
   }
 
@@ -202,6 +204,15 @@ class DynamicBatcher {
     queue_.enqueue(Computation(std::move(inputs), length, reply, closed_));
     return reply->wait(options_.compute_timeout, options_.batch_dim);
   }
+
+  // Announces a caller of compute() that will call again and again, for a scope.
+  class Caller {
+   public:
+    explicit Caller(DynamicBatcher* batcher) : regular_(&batcher->queue_) {}
+
+   private:
+    BatchingQueue<Computation>::Regular regular_;
+  };
 
   // The next batch; null when closed.
   std::unique_ptr<Batch> next() {
