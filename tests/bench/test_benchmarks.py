@@ -22,7 +22,9 @@ PROGRAMS = sorted(
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"compute", "ideal", "programs", "sample_factory", "transport"} <= set(PROGRAMS)
+    assert {"compute", "ideal", "programs", "sample_factory", "streams", "transport"} <= set(
+        PROGRAMS
+    )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
