@@ -65,10 +65,11 @@ def test_a_network_of_ones_own_is_measured_as_a_whole() -> None:
     assert whole.microseconds > 0
 
 
-def test_measuring_changes_neither_weights_nor_the_random_numbers() -> None:
+def test_measuring_changes_neither_weights_nor_random_numbers_nor_threads() -> None:
     agent = agent_for(observation_spec(FakeNetHack.observation_space))
     before = {name: tensor.clone() for name, tensor in agent.model.state_dict().items()}
-    random = torch.get_rng_state()
+    random, threads = torch.get_rng_state(), torch.get_num_threads()
     costs_of(agent)
+    assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), random)
     torch.testing.assert_close(agent.model.state_dict(), before, rtol=0, atol=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -33,7 +34,7 @@ class Cost(NamedTuple):
     name: str
     kind: str
     parameters: int
-    microseconds: float  # a step, forward, of 16 at once
+    microseconds: float  # a step, forward, of 16 at once, on one core or the GPU
 
 
 def costs(model: ActorCritic, space: ObservationSpace, actions: ActionDistribution) -> list[Cost]:
@@ -106,17 +107,33 @@ def _act(model: ActorCritic, observation: Nest[Tensor], actions: ActionDistribut
 
 
 def _time(model: ActorCritic, call: Callable[[], object]) -> float:
-    """Microseconds a row, the best of some."""
+    """Microseconds a row, the best of some: on the CPU of one core, however busy the machine is."""
     device = next(model.parameters()).device
     best = float("inf")
-    with torch.inference_mode(), computing_in(model.compute_dtype, device):
+    with torch.inference_mode(), computing_in(model.compute_dtype, device), _one_thread():
         for _ in range(1 + _TRIES):  # the first one makes room
-            before = time.perf_counter()
+            before = _now(device)
             call()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - before)
+            best = min(best, _now(device) - before)
     return best / _ROWS * 1e6
+
+
+def _now(device: torch.device) -> float:
+    """Seconds; on the CPU those that this thread has computed for."""
+    if device.type == "cpu":
+        return time.thread_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _count(module: nn.Module) -> int:
