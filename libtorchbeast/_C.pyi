@@ -259,8 +259,8 @@ class Server:
             env_id: what describe() tells.
             num_streams: that a learner should open at once.
             description: what describe() tells, with its keys but without "protocol_version";
-                "observation_space" and "num_servers" may be left out. None: an environment is made
-                to see.
+                "observation_space", "options" and "num_servers" may be left out. None: an
+                environment is made to see.
         """
 
     def run(self) -> None:
@@ -287,7 +287,8 @@ def describe(address: str, timeout_s: float = 60.0) -> dict[str, Any]:
     "num_envs" (of one stream), "num_streams", "num_servers" (started together with this one,
     itself included; 0: not told), "frame_stack", "observation" (a nest of (dtype, shape), of one
     environment and without stacking), "action_space" (a dict with "type", or None),
-    "observation_space" (likewise: bounds and categories).
+    "observation_space" (likewise: bounds and categories), "options" (a dict of how environments
+    were made, or None).
 
     Raises TimeoutError when nobody answers, ValueError when the answer makes no sense,
     RuntimeError when the environment cannot be made.

@@ -24,6 +24,7 @@ struct EnvDescription {
   ArrayNest observation = {};          // one environment's; only dtype and shape count
   std::string action_space = {};       // JSON, see rpcenv.proto; empty: unknown
   std::string observation_space = {};  // likewise
+  std::string options = {};            // likewise
   std::int64_t protocol_version = 1;   // 0: a server that knows only the original protocol
 };
 

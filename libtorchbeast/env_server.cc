@@ -234,6 +234,7 @@ void fill(const EnvDescription& description, rpcenv::Description* message) {
   codec::encode_spec(description.observation, message->mutable_observation());
   message->set_action_space(description.action_space);
   message->set_observation_space(description.observation_space);
+  message->set_options(description.options);
   message->set_num_servers(static_cast<std::int32_t>(description.num_servers));
 }
 

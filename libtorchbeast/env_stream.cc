@@ -130,7 +130,8 @@ EnvDescription read_description(const rpcenv::Description& message) {
           .frame_stack = message.frame_stack(),
           .observation = codec::decode_spec(message.observation()),
           .action_space = message.action_space(),
-          .observation_space = message.observation_space()};
+          .observation_space = message.observation_space(),
+          .options = message.options()};
 }
 
 Array batched(const Array& array) { return array.reshaped({1, array.size(0)}); }

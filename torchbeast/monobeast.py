@@ -65,7 +65,7 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
         ending.callback(made.end)
         return made
 
-    run = LearnerRun(PROGRAM, flags, env_id, parts, names(spaces[0]))
+    run = LearnerRun(PROGRAM, flags, env_id, parts, names(spaces[0]), options)
     run.train(agent, weights, source)
 
 

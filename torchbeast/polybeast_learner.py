@@ -80,7 +80,8 @@ def train(
         model, distribution = learner.agent.model, learner.agent.distribution
         return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
 
-    run = LearnerRun(program, flags, env_id, parts, names(fleet.observation_space))
+    keys = names(fleet.observation_space)
+    run = LearnerRun(program, flags, env_id, parts, keys, fleet.options)
     run.train(agent, PublishedWeights, source)
 
 

@@ -38,7 +38,7 @@ py::object spec_leaf(const Array& leaf) {
   return py::make_tuple(info(leaf.dtype()).name, py::tuple(py::cast(leaf.shape())));
 }
 
-// A space that the server at `address` sent as JSON; None for empty text: not known.
+// A space or options that the server at `address` sent as JSON; None for empty text: not known.
 py::object from_json(const std::string& address, const std::string& text) {
   if (text.empty()) return py::none();
   try {
@@ -47,7 +47,7 @@ py::object from_json(const std::string& address, const std::string& text) {
     const bool unreadable =
         error.matches(PyExc_ValueError) || error.matches(PyExc_RecursionError);  // nested too deep
     if (!unreadable) throw;
-    throw std::invalid_argument(address + ": expected a space as JSON, got " + text.substr(0, 80));
+    throw std::invalid_argument(address + ": expected JSON, got " + text.substr(0, 80));
   }
 }
 
@@ -64,6 +64,7 @@ py::dict describe(const std::string& address, double timeout_s) {
   result["observation"] = nest::to_python(description.observation, spec_leaf);
   result["action_space"] = from_json(address, description.action_space);
   result["observation_space"] = from_json(address, description.observation_space);
+  result["options"] = from_json(address, description.options);
   return result;
 }
 

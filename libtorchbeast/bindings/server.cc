@@ -61,6 +61,7 @@ EnvDescription read_description(const py::dict& dict) {
   if (dict.contains("observation_space")) {
     description.observation_space = dumps(dict["observation_space"]).cast<std::string>();
   }
+  if (dict.contains("options")) description.options = dumps(dict["options"]).cast<std::string>();
   return description;
 }
 

@@ -43,6 +43,14 @@ def test_the_flags_of_a_game_reach_its_processes_and_its_checkpoint(
     check_what_is_left(workshop)
 
 
+def test_a_learner_alone_records_what_the_servers_were_told(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", *GAME, "--num_servers=1", "--num_actors=2")
+    servers.wait_for("Serving 2 environments")
+    code, said = workshop.run("polybeast_learner", *SMALL)
+    assert code == 0, said
+    check_what_is_left(workshop)
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_flag_of_atari_games_is_refused_for_others(workshop: Workshop, program: str) -> None:
     code, said = workshop.run(program, "--env", "Catch", "--frame_skip=2", *SMALL)

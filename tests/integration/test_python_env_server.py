@@ -90,9 +90,12 @@ def test_it_describes_itself(example: Example) -> None:
         "env_id": "Catch",
         "num_envs": NUM_ENVS,
         "num_streams": 1,
+        "num_servers": 0,
         "frame_stack": 1,
         "observation": ("float32", (10, 5)),
         "action_space": {"type": "Discrete", "n": 3, "start": 0},
+        "observation_space": None,
+        "options": None,
     }
 
 

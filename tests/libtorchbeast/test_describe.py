@@ -36,6 +36,7 @@ def test_a_single_environment_is_described(address: str) -> None:
             "observation": ("uint8", (2, 2)),
             "action_space": {"type": "Discrete", "n": 4, "start": 1},
             "observation_space": None,
+            "options": None,
         }
 
 
@@ -77,6 +78,7 @@ def test_a_description_that_is_given_is_passed_on_and_no_environment_is_made(add
                 "y": {"type": "Tuple", "spaces": [{"type": "Array", "categories": [2]}]},
             },
         },
+        "options": {"frame_skip": 4, "sticky_actions": None},
     }
 
     def make() -> None:
@@ -123,6 +125,7 @@ def test_an_original_server_is_described_from_its_first_step(address: str) -> No
             "observation": ("uint8", (2, 3)),
             "action_space": None,
             "observation_space": None,
+            "options": None,
         }
         assert script.half_closed.wait(SOON) and script.received == []
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.envs.options import EnvOptions
 from torchbeast.runtime.errors import RunError, UsageError
 from torchbeast.sources import discovery
 
@@ -126,7 +127,20 @@ def test_fewer_than_asked_for_are_refused_with_their_number(servers: dict) -> No
         discovery.find("unix:/a", 9, timeout=1.0)
 
 
-@pytest.mark.parametrize("key", ["env_id", "frame_stack", "action_space", "observation_space"])
+def test_how_environments_were_made_reaches_the_learner(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH | {"options": {"frame_skip": 2, "of_a_later_version": 1}}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions(frame_skip=2)
+    servers["unix:/a.0"] = CATCH | {"options": None}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions()
+    servers["unix:/a.0"] = CATCH | {"options": "odd"}
+    with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense"):
+        discovery.ask_all(["unix:/a.0"], timeout=1.0)
+
+
+ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options"]
+
+
+@pytest.mark.parametrize("key", ALIKE)
 def test_servers_must_serve_the_same(servers: dict, key: str) -> None:
     servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
     with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):

@@ -84,6 +84,7 @@ def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": action_space_to_json(env.action_space),
         "observation_space": observation_space_to_json(env.observation_space),
+        "options": arguments["options"],
     }
 
 

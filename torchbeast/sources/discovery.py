@@ -20,10 +20,15 @@ from torchbeast.core.envs.spaces import (
     action_space_from_json,
     observation_space_from_json,
 )
+from torchbeast.envs.options import DEFAULTS, EnvOptions
 from torchbeast.runtime.addresses import server_addresses, socket_path
 from torchbeast.runtime.errors import RunError, UsageError
 
 _FIRST_PATIENCE_S = 0.5  # of one question; doubled each time
+
+
+# What all servers must tell alike.
+_ALIKE = ("env_id", "observation", "action_space", "observation_space", "frame_stack", "options")
 
 
 def _never() -> bool:
@@ -40,6 +45,7 @@ class Fleet:
     frame_stack: int
     stream_addresses: list[str]  # one entry a stream
     envs_per_stream: list[int]  # of each stream
+    options: EnvOptions = DEFAULTS  # how environments were made, as far as the servers tell
 
     @property
     def num_envs(self) -> int:
@@ -145,11 +151,12 @@ def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
         frame_stack=first["frame_stack"],
         stream_addresses=[address for address, _ in streams],
         envs_per_stream=[description["num_envs"] for _, description in streams],
+        options=_options(first_address, first),
     )
 
 
 def _check_same(address: str, ours: dict[str, Any], other: str, theirs: dict[str, Any]) -> None:
-    for key in ("env_id", "observation", "action_space", "observation_space", "frame_stack"):
+    for key in _ALIKE:
         if ours.get(key) != theirs.get(key):
             raise RunError(
                 f"the servers {address} and {other} must serve the same, "
@@ -169,6 +176,14 @@ def _observation_space(address: str, description: dict[str, Any]) -> Any:
     with _making_sense(address):
         specs = _to_specs(description["observation"])
         return specs if said is None else observation_space_from_json(said, specs)
+
+
+def _options(address: str, description: dict[str, Any]) -> EnvOptions:
+    said = description.get("options") or {}
+    with _making_sense(address):
+        if not isinstance(said, dict):
+            raise ValueError(f"its options must be a JSON object, but are {said!r}")
+        return EnvOptions.of(said)
 
 
 @contextmanager
