@@ -26,8 +26,8 @@ namespace torchbeast {
 // Thread safety: every method may be called from any thread.
 // Ownership: a buffer belongs to whoever holds its shared_ptr; the pool holds idle ones only, at
 // most max_idle_bytes of them. Where that is reached, buffers of a size that nobody has asked for
-// in `stale_after` make room; without such ones what comes back is freed. The pool is never
-// destroyed: Python may drop arrays at exit.
+// in `stale_after` make room; without such ones what comes back is freed.
+// instance() is never destroyed: Python may drop arrays at exit.
 class BufferPool {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -38,6 +38,15 @@ class BufferPool {
   explicit BufferPool(std::size_t max_idle_bytes = kMaxIdleBytes,
                       Clock::duration stale_after = kStaleAfter)
       : max_idle_bytes_(max_idle_bytes), stale_after_(stale_after) {}
+
+  // Only of pools other than instance(), once nobody holds a buffer of theirs.
+  ~BufferPool() {
+    for (auto& [size, idle] : idle_) {
+      for (std::byte* buffer : idle.buffers) std::free(buffer);
+    }
+  }
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
 
   static BufferPool& instance() {
     static BufferPool& pool = *new BufferPool;
