@@ -18,17 +18,20 @@ SYSTEM_PACKAGES := g++ make cmake pkg-config git python3-venv python3-dev \
 TEST_PACKAGES := libgtest-dev
 SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.h' -o -name '*.proto' \
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
+CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-families lint wheel format sanitize clean
+.PHONY: install train test test-cpp test-python test-families lint wheel format check-locks \
+  sanitize sanitize-quick clean
 
 install: $(VENV)/installed
 
 train: $(VENV)/installed
 	$(BIN)/python -m torchbeast.polybeast --preset pong $(ARGS)
 
-# Downloads and type checks keep one core busy, compiler and tests the other.
+# Downloads and type checks keep one core busy, compilers the other. pytest comes last: it measures time.
 test:
-	$(MAKE) -j 2 lint test-cpp test-python
+	$(MAKE) -j 2 lint test-cpp check-locks sanitize-quick
+	$(MAKE) test-python
 
 test-cpp: $(VENV)/test-packages
 	cmake -S . -B build/tests -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON \
@@ -47,7 +50,7 @@ test-families: $(VENV)/installed-for-families
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run -Werror $$(git ls-files '*.h' '*.cc')
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 
@@ -58,10 +61,16 @@ wheel: $(VENV)/system-packages
 format: $(VENV)/installed-for-tests
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(git ls-files '*.h' '*.cc')
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+check-locks: $(VENV)/installed-for-tests
+	PYTHON=$(BIN)/python scripts/check_locks.sh
 
 sanitize: $(VENV)/test-packages
 	scripts/sanitize.sh full
+
+sanitize-quick: $(VENV)/test-packages
+	JOBS=1 scripts/sanitize.sh quick
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info *.so libtorchbeast/*.so

@@ -18,6 +18,7 @@
 
 #define CAPABILITY(x) TB_THREAD_ANNOTATION(capability(x))
 #define SCOPED_CAPABILITY TB_THREAD_ANNOTATION(scoped_lockable)
+#undef GUARDED_BY  // older Abseils, which gRPC includes, have one too
 #define GUARDED_BY(x) TB_THREAD_ANNOTATION(guarded_by(x))
 #define REQUIRES(...) TB_THREAD_ANNOTATION(requires_capability(__VA_ARGS__))
 #define ACQUIRE(...) TB_THREAD_ANNOTATION(acquire_capability(__VA_ARGS__))

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Has clang check at compile time that every member is used under the lock that GUARDED_BY names
-# (libtorchbeast/sync.h). Where there is no clang++, a throwaway virtual environment brings one.
+# (libtorchbeast/sync.h). Where there is no clang++, the Python package ziglang brings one: PYTHON's,
+# else that of a throwaway virtual environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -11,9 +12,13 @@ trap 'rm -rf "$work"' EXIT
 if command -v clang++ >/dev/null; then
   clang=(clang++)
 else  # Zig carries a whole clang; its own headers of the compiler lie in lib
-  "${PYTHON:-python3}" -m venv "$work/venv"
-  "$work/venv/bin/pip" install -q ziglang
-  zig=$("$work/venv/bin/python" -c 'import os, ziglang; print(os.path.dirname(ziglang.__file__))')
+  python=${PYTHON:-python3}
+  if ! "$python" -c 'import ziglang' 2>/dev/null; then
+    "$python" -m venv "$work/venv"
+    python=$work/venv/bin/python
+    "$python" -m pip install -q ziglang
+  fi
+  zig=$("$python" -c 'import os, ziglang; print(os.path.dirname(ziglang.__file__))')
   clang=("$zig/zig" clang -resource-dir "$zig/lib" -x c++)
 fi
 

@@ -4,27 +4,32 @@
 # Runs the C++ tests under AddressSanitizer with UndefinedBehaviorSanitizer, then under
 # ThreadSanitizer. Builds in build/asan and build/tsan.
 #
-# usage: scripts/sanitize.sh [quick|full]     quick (the default): the tests without gRPC
+# usage: scripts/sanitize.sh [quick|full]     quick (the default): the tests that need no gRPC
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case "${1:-quick}" in
-  quick) filter='-EnvServer*:EnvStream*:ActorPool*' ;;
-  full) filter='*' ;;
+  # Without optimisation it compiles four times faster, and frames are too large for a small stack.
+  quick) tests=torchbeast_quick_tests optimise=-O0 filter=-*SmallStack:*DeeperNest* ;;
+  full) tests=torchbeast_tests optimise=-O1 filter=* ;;
   *) echo "usage: scripts/sanitize.sh [quick|full], got '$1'" >&2; exit 2 ;;
 esac
 
 # build FOLDER SANITIZERS
 build() {
   cmake -S . -B "build/$1" -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON -DTORCHBEAST_SANITIZE="$2" \
-    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS='-O1 -D_GLIBCXX_ASSERTIONS' >/dev/null
-  cmake --build "build/$1" -j "${JOBS:-$(nproc)}"
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="$optimise -D_GLIBCXX_ASSERTIONS" >/dev/null
+  cmake --build "build/$1" -j "${JOBS:-$(nproc)}" --target "$tests"
 }
+
+# ThreadSanitizer of older compilers cannot work with today's random addresses, and some containers
+# cannot do without them.
+fixed_addresses=(setarch -R)
+"${fixed_addresses[@]}" true 2>/dev/null || fixed_addresses=()
 
 # run FOLDER REPETITIONS
 run() {
-  # ThreadSanitizer of older compilers cannot work with today's random addresses.
-  setarch -R "build/$1/torchbeast_tests" --gtest_brief=1 --gtest_filter="$filter" \
+  "${fixed_addresses[@]}" "build/$1/$tests" --gtest_brief=1 --gtest_filter="$filter" \
     --gtest_repeat="$2"
 }
 
