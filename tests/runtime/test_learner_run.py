@@ -151,7 +151,8 @@ def test_a_run_that_goes_on_is_given_rewards_as_before(tmp_path: Path) -> None:
     assert saved.pop("reward_input") == "none"
     checkpoints.save(path, saved)  # as before it was recorded
     train(tmp_path, GOOD, **with_rewards("none"))
-    assert LEARNERS[-1].agent.model.reward_input == "abs_one"
+    expected: str = "abs_one"
+    assert LEARNERS[-1].agent.model.reward_input == expected
 
 
 def with_model(name: str) -> dict[str, Any]:
