@@ -7,6 +7,7 @@ python -m torchbeast.polybeast_learner                       in another
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -48,6 +49,8 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         fleet = find(basename, wanted, patience, lambda: parts.supervisor.wait(0))
         _check_environment(flags.environment.env, fleet)
         print(_found(fleet), flush=True)
+        counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
+        flags = dataclasses.replace(flags, fleet=counted)
         train(PROGRAM, flags, fleet, parts, flags.environment.num_actions)
     return EXIT_DONE
 

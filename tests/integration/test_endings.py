@@ -90,11 +90,25 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
 
 
-def test_a_complete_run_says_so_and_ends_well(workshop: Workshop) -> None:
+def test_a_complete_run_goes_on_by_its_name_in_either_program_and_is_tested_without_it(
+    workshop: Workshop,
+) -> None:
     assert catch(workshop, "a", 400).end() == 0
-    again = catch(workshop, "a", 400)
-    assert again.end() == 0
-    assert "has learnt 400 steps already" in again.said
+    code, said = workshop.run("polybeast", "--xpid", "a")
+    assert code == 0 and "a has learnt 400 steps already" in said, said
+    more = ["--xpid", "a", "--learning_rate", "0.0004", "--total_steps"]
+    for program, steps, changed in (
+        ("polybeast", 800, ["learning_rate 0.0004 (recorded 0.00048)"]),
+        ("monobeast", 1200, []),
+    ):
+        code, said = workshop.run(program, *more, str(steps))
+        assert code == 0 and f"at step {steps - 400}." in said, said
+        lines = [line for line in said.splitlines() if "recorded" in line]
+        assert sorted(lines) == sorted([*changed, f"total_steps {steps} (recorded {steps - 400})"])
+        assert saved_step(workshop, "a") == steps
+    assert workshop.meta("a")["args"]["env"] == "Catch"
+    code, said = workshop.run("polybeast", "--mode", "test")
+    assert code == 0 and said.startswith("Testing the latest run, a.\nCatch, "), said
     workshop.assert_nothing_is_left()
 
 

@@ -155,17 +155,13 @@ def test_the_summary_says_what_was_reached() -> None:
     assert "no episode has ended yet" in summary(Progress(), 0, 0.0)
 
 
-def test_the_resuming_command_is_the_same_command_with_the_name_of_the_run() -> None:
-    argv = ["--env", "Catch", "--xpid=old", "--use_lstm", "--savedir", "/x"]
-    text = next_commands("polybeast", argv, Path("/runs/my run"), True, False)
-    assert (
-        "-m torchbeast.polybeast --env Catch --use_lstm --savedir /runs --xpid 'my run'\n"
-        in text + "\n"
-    )
+def test_the_name_of_the_run_is_enough_to_resume_it() -> None:
+    text = next_commands("polybeast", Path("/runs/my run"), True, False)
+    assert "-m torchbeast.polybeast --savedir /runs --xpid 'my run'\n" in text + "\n"
     assert "-m torchbeast.polybeast --mode test --savedir /runs --xpid 'my run'" in text
     assert "-m torchbeast.plot '/runs/my run'" in text
 
 
 def test_without_a_checkpoint_nothing_is_offered_that_needs_one() -> None:
-    text = next_commands("polybeast", [], Path("/runs/a"), False, False)
+    text = next_commands("polybeast", Path("/runs/a"), False, False)
     assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text

@@ -83,7 +83,7 @@ WRONG = [
     (["--max_learner_queue_size", "1"], "give at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
-    (["--mode", "test", "--disable_checkpoint"], "leave out --disable_checkpoint."),
+    (["--mode", "test", "--xpid", "a", "--disable_checkpoint"], "leave out --disable_checkpoint."),
     (["--frame_skip", "0"], "--frame_skip must be at least 1, but is 0."),
     (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, but is 1.0."),
     (["--sampled"], "--sampled is for --mode test"),

@@ -29,8 +29,9 @@ from torchbeast.runtime.flags import (
     PolyBeastFlags,
     RunFlags,
 )
-from torchbeast.runtime.learner_run import Learner, LearnerRun, changed_settings
+from torchbeast.runtime.learner_run import Learner, LearnerRun
 from torchbeast.runtime.log_files import LogFiles
+from torchbeast.runtime.resuming import changes
 from torchbeast.runtime.reward_clipping import resolved
 from torchbeast.runtime.session import session
 from torchbeast.runtime.supervisor import Supervisor
@@ -106,16 +107,23 @@ def test_resuming_with_other_settings_says_which(
 ) -> None:
     train(tmp_path, GOOD)
     train(tmp_path, GOOD)
-    assert "Warning" not in capsys.readouterr().err, "nothing was changed"
+    assert "recorded" not in capsys.readouterr().out, "nothing was changed"
     other = {
         "learning": LearningFlags(batch_size=16),
-        "optimiser": OptimiserFlags(learning_rate=0.1),
-        "actors": ActorFlags(num_actors=8, num_buffers=50),  # the machine's, not the curve's
+        "optimiser": OptimiserFlags(learning_rate=0.0004),
+        "actors": ActorFlags(num_actors=8),
     }
     train(tmp_path, GOOD, groups=other)
-    assert capsys.readouterr().err == (
-        "Warning: the run goes on with other settings than before: "
-        "--batch_size 8 -> 16, --learning_rate 0.00048 -> 0.1\n"
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(f"Resuming {tmp_path / 'run'} at step {2 * T * B}.") + 1
+    assert (
+        sorted(line for line in lines if "recorded" in line)
+        == lines[start : start + 3]
+        == [
+            "batch_size 16 (recorded 8)",
+            "learning_rate 0.0004 (recorded 0.00048)",
+            "num_actors 8 (recorded 4)",
+        ]
     )
 
 
@@ -185,12 +193,11 @@ def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallo
 
 def test_settings_that_another_program_did_not_record_are_not_compared() -> None:
     """Each program with a checkpoint of its own, of the other, and of the original."""
-    mono = MonoBeastFlags(actors=ActorFlags(fixed_lag=1))
-    assert changed_settings({**flatten(mono), "fixed_lag": None}, mono) == ["--fixed_lag None -> 1"]
-    assert changed_settings(flatten(PolyBeastFlags()), mono) == []
-    assert changed_settings(flatten(mono), PolyBeastFlags()) == []
-    assert changed_settings({"entropy_cost": 0.1}, PolyBeastFlags()) == [
-        "--entropy_cost 0.1 -> 0.0006"
+    mono, poly = flatten(MonoBeastFlags(actors=ActorFlags(fixed_lag=1))), flatten(PolyBeastFlags())
+    assert changes({**mono, "fixed_lag": None}, mono) == ["fixed_lag 1 (recorded None)"]
+    assert changes(poly, mono) == changes(mono, poly) == []
+    assert changes({"entropy_cost": 0.1, "xpid": "old"}, poly) == [
+        "entropy_cost 0.0006 (recorded 0.1)"
     ]
 
 

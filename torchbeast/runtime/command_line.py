@@ -7,17 +7,18 @@ line they are flat: `--num_actors 10`, not `--machine.num_actors 10`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
 import tyro
 
-from torchbeast.runtime import presets
+from torchbeast.runtime import presets, resuming
 from torchbeast.runtime.errors import UsageError
 
 Flags = TypeVar("Flags")
@@ -33,7 +34,7 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
     `--help` and `--preset help` print and exit.
     """
     words = sys.argv[1:] if args is None else args
-    default = presets.defaults(flags_type, words)
+    default = _default(flags_type, words)
     shown = io.StringIO()
     try:
         with redirect_stderr(shown):
@@ -49,6 +50,27 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
         if end.code != 2:
             raise
         raise UsageError(f"{_first_sentence(shown.getvalue())} See --help.") from None
+
+
+def _default(flags_type: type[Flags], words: Sequence[str]) -> Flags | None:
+    """The program's defaults with what an earlier run and the preset say; None: its own."""
+    of_preset = presets.settings(flags_type, words)  # first: it may print a list and exit
+    values = {**resuming.settings(flags_type, words), **of_preset}
+    return _replaced(flags_type(), values) if values else None
+
+
+def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
+    """A copy of the flags in which the groups' fields of these names have these values. It is not
+    checked: flags on the command line may still change what does not fit.
+    """
+    replaced = copy.copy(flags)
+    for field in dataclasses.fields(flags):  # type: ignore[arg-type]
+        value = getattr(flags, field.name)
+        if dataclasses.is_dataclass(value):
+            object.__setattr__(replaced, field.name, _replaced(value, values))
+        elif field.name in values:
+            object.__setattr__(replaced, field.name, values[field.name])
+    return replaced
 
 
 def _first_sentence(box: str) -> str:

@@ -110,10 +110,11 @@ class RunFlags:
     """What is done, and where its files go."""
 
     mode: Literal["train", "test", "test_render"] = "train"
-    """train; test: play whole episodes with the checkpoint of --xpid;
-    test_render: the same, and write a video."""
+    """train; test: play whole episodes with the checkpoint of --xpid, or else of the latest run in
+    --savedir; test_render: the same, and write a video."""
     xpid: str = field(default_factory=_new_xpid)
-    """Name of the run. The name of an earlier run resumes it. Default: made from the time."""
+    """Name of the run. The name of an earlier run resumes it with the settings that it recorded;
+    flags that are given here win. Default: made from the time."""
     savedir: str = "~/logs/torchbeast"
     """The run's files lie in {savedir}/{xpid}."""
     disable_checkpoint: bool = False

@@ -10,9 +10,8 @@ import dataclasses
 import functools
 import logging
 import secrets
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +44,10 @@ from torchbeast.runtime.diagnosis import (
 )
 from torchbeast.runtime.display import Display, Shown
 from torchbeast.runtime.errors import RunError, UsageError
-from torchbeast.runtime.flags import LearnerGroups, MonoBeastFlags, available_cores
+from torchbeast.runtime.flags import LearnerGroups, PolyBeastLearnerFlags, available_cores
 from torchbeast.runtime.log_files import LogFiles
 from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.runtime.resuming import changes
 from torchbeast.runtime.reward_clipping import sentence
 from torchbeast.runtime.session import Session
 from torchbeast.runtime.summary import next_commands, summary
@@ -312,8 +312,8 @@ class LearnerRun:
         checkpoints.resume(algo, self._saved, path)
         progress.load_state_dict(self._saved["stats"])
         print(f"Resuming {path.parent} at step {progress.step:,}.", flush=True)
-        if changed := changed_settings(self._saved["flags"], self._flags):
-            _log.warning("the run goes on with other settings than before: %s", ", ".join(changed))
+        for line in changes(self._saved["flags"], self._recorded):
+            print(line, flush=True)
         return progress
 
     def _model_name(self) -> str:
@@ -343,9 +343,10 @@ class LearnerRun:
     def _check_same_environment(self, saved: dict[str, Any]) -> None:
         before, now = saved.get("env"), self._recorded["env"]
         if before is not None and before != now:
+            alone = isinstance(self._flags, PolyBeastLearnerFlags)
             raise UsageError(
                 f"the run {self._flags.run.xpid} learns {before}, not {now}: "
-                f"give --env {before}, or another --xpid"
+                f"{'start servers of' if alone else 'give --env'} {before}, or give another --xpid"
             )
 
     def _say_complete(self, progress: Progress) -> None:
@@ -360,7 +361,7 @@ class LearnerRun:
         print(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
         complete = progress.step >= self._flags.learning.total_steps
-        print(next_commands(self._program, sys.argv[1:], folder.path, exists, complete), flush=True)
+        print(next_commands(self._program, folder.path, exists, complete), flush=True)
 
 
 def say_costs(agent: Agent) -> None:
@@ -369,21 +370,6 @@ def say_costs(agent: Agent) -> None:
         found = network_cost.costs(agent.model, agent.observation_space, agent.distribution)
         print(network_cost.sentence(found), flush=True)
         _log.info("what the network costs\n%s", network_cost.table(found))
-
-
-def changed_settings(saved: Mapping[str, Any], flags: LearnerGroups) -> list[str]:
-    """What decides how a run learns and differs from before, as `--flag old -> new`. What an
-    earlier run did not record, such as one of another program, is left out, and so is the model,
-    which cannot change.
-    """
-    now = {"use_lstm": flags.model.use_lstm} | flatten(flags.learning) | flatten(flags.optimiser)
-    if isinstance(flags, MonoBeastFlags):
-        now["fixed_lag"] = flags.actors.fixed_lag
-    return [
-        f"--{name} {saved[name]} -> {value}"
-        for name, value in now.items()
-        if name in saved and saved[name] != value
-    ]
 
 
 def impala_config(flags: LearnerGroups) -> ImpalaConfig:

@@ -6,17 +6,12 @@ docs/results/ says what was seen of each of them. A flag on the command line win
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple
 
 from torchbeast.runtime.errors import UsageError
 from torchbeast.runtime.flags import LearnerGroups
-
-Flags = TypeVar("Flags")
-
-_FLAG = "--preset"
+from torchbeast.runtime.resuming import given
 
 
 class Preset(NamedTuple):
@@ -143,19 +138,18 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def defaults(flags_type: type[Flags], args: Sequence[str]) -> Flags | None:
-    """The program's defaults with those of the preset that `args` names; None: its own.
+def settings(flags_type: type, args: Sequence[str]) -> Mapping[str, Any]:
+    """The flags of the preset that `args` names, by their names on the command line.
 
     `--preset help` prints the presets and exits. Programs that learn nothing have no presets.
     """
-    name = _chosen(args) if issubclass(flags_type, LearnerGroups) else None
+    name = given(args, "--preset") if issubclass(flags_type, LearnerGroups) else None
     if name is None:
-        return None
+        return {}
     if name == "help":
         print(listing())
         raise SystemExit(0)
-    values = find(name).flags
-    return cast(Flags, _replaced(flags_type(), values))
+    return find(name).flags
 
 
 def find(name: str) -> Preset:
@@ -171,31 +165,6 @@ def listing() -> str:
     return "\n".join(
         f"{name}\n  {preset.sentence}\n  {_words(preset)}" for name, preset in PRESETS.items()
     )
-
-
-def _chosen(args: Sequence[str]) -> str | None:
-    """The name after --preset in a command line, if there is one; the last counts, as with all
-    flags.
-    """
-    name = None
-    for word, following in pairwise([*args, ""]):
-        if word == _FLAG and following and not following.startswith("--"):
-            name = following
-        elif word.startswith(f"{_FLAG}="):
-            name = word.partition("=")[2]
-    return name
-
-
-def _replaced(flags: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of the flags in which the groups' fields of these names have these values."""
-    changes = {}
-    for field in dataclasses.fields(flags):
-        value = getattr(flags, field.name)
-        if dataclasses.is_dataclass(value):
-            changes[field.name] = _replaced(value, values)
-        elif field.name in values:
-            changes[field.name] = values[field.name]
-    return dataclasses.replace(flags, **changes)
 
 
 def _words(preset: Preset) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from torchbeast.runtime.display import clock
@@ -40,35 +39,14 @@ def _lag(progress: Progress) -> str:
     return f"; the last policy lag was {progress.mean_lag:.1f}, at most {progress.max_lag:.0f}"
 
 
-def next_commands(
-    program: str, argv: Sequence[str], folder: Path, has_checkpoint: bool, complete: bool
-) -> str:
+def next_commands(program: str, folder: Path, has_checkpoint: bool, complete: bool) -> str:
     """Where the files are, and the commands that resume, test and plot the run."""
     python = Path(sys.executable).name
     where = f"--savedir {shlex.quote(str(folder.parent))} --xpid {shlex.quote(folder.name)}"
     commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
     if has_checkpoint:
         commands["Test it:"] = f"{python} -m torchbeast.{program} --mode test {where}"
-        again = shlex.join(_without(argv, ("--xpid", "--savedir")))
         more = " (with more --total_steps)" if complete else ""
-        commands[f"Resume it{more}:"] = f"{python} -m torchbeast.{program} {again} {where}".replace(
-            "  ", " "
-        )
+        commands[f"Resume it{more}:"] = f"{python} -m torchbeast.{program} {where}"
     lines = [f"{what}\n  {command}" for what, command in commands.items()]
     return "\n".join([f"Its files are in {folder}", *lines])
-
-
-def _without(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
-    """`argv` without these flags and their values, in both spellings (`--flag value`,
-    `--flag=value`).
-    """
-    kept: list[str] = []
-    skip = False
-    for word in argv:
-        if skip:
-            skip = False
-        elif word in flags:
-            skip = True
-        elif word.partition("=")[0] not in flags:
-            kept.append(word)
-    return kept
