@@ -94,8 +94,9 @@ $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -r tests/requirements.txt
 	touch $@
 
-# nle asks for one release of Gymnasium and no other; it works with the one that is here.
+# The packages of the extras, without building the core again. nle asks for one release of Gymnasium
+# and no other; it works with the one that is here.
 $(VENV)/installed-for-families: $(VENV)/installed-for-tests
-	$(BIN)/python -m pip install $(PIP_ARGS) -e '.[minatar,minigrid,mujoco]'
+	$(BIN)/python -m pip install $(PIP_ARGS) minigrid 'gymnasium[mujoco]'
 	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps nle
 	touch $@
