@@ -52,8 +52,8 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     with closing(make_environment(env_id, 1, options)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
-    def agent(model: str) -> Agent:
-        return make_agent(model, *spaces, flags.model.use_lstm, MODEL_FOR_IMAGES)
+    def agent(model: str, reads_values: bool) -> Agent:
+        return make_agent(model, *spaces, flags.model.use_lstm, MODEL_FOR_IMAGES, reads_values)
 
     def weights(model: nn.Module, version: int) -> SharedWeights:
         return SharedWeights(model, version, ring_size(flags.actors.fixed_lag))
@@ -77,6 +77,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         model=learner.agent.model_name,
         use_lstm=flags.model.use_lstm,
         reward_input=learner.agent.model.reward_input,
+        reads_values=learner.agent.reads_values,
         precision=flags.precision(),
         num_actors=flags.actors.num_actors,
         num_processes=flags.actors.processes(),

@@ -69,13 +69,14 @@ def train(
     flags = resolved(flags, env_id)
     action_space = _action_space(fleet, num_actions)
 
-    def agent(model: str) -> Agent:
+    def agent(model: str, reads_values: bool) -> Agent:
         return make_agent(
             model,
             fleet.observation_space,
             action_space,
             fleet.frame_stack,
             flags.model.use_lstm,
+            reads_values=reads_values,
         )
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:

@@ -52,6 +52,7 @@ class Setup:
     model: str = COUNTING
     use_lstm: bool = False
     reward_input: RewardClipping = "abs_one"  # of the model
+    reads_values: bool = True  # likewise
     num_envs: int = 2
     num_groups: int = 1  # of environments that are stepped together: processes, streams
     batch_size: int = 2

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from pathlib import Path
 
 import pytest
 import torch
 
+from torchbeast.core.actors.actor_critic import ModelInputs
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -118,6 +120,25 @@ def test_the_network_of_a_file_without_a_format_number_is_known(
     weights = make_agent(model, seen, Discrete(3), 1, False).model.state_dict()
     saved = {"model_state_dict": weights, "flags": recorded}
     assert checkpoints.model_name(saved) == expected
+
+
+def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is() -> None:
+    """As MLPNet did before there was a number: names, shapes and formula of then."""
+    seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    sizes = {"linear": (128, 4), "fc": (128, 128), "policy": (2, 131), "baseline": (1, 131)}
+    weights = {f"{name}.weight": torch.randn(size) / 10 for name, size in sizes.items()}
+    weights |= {f"{name}.bias": torch.randn(size[0]) for name, size in sizes.items()}
+    reads_values = checkpoints.reads_values({"flags": {"model": "mlp"}})
+    model = make_agent("mlp", seen, Discrete(2), 1, False, reads_values=reads_values).model
+    model.load_state_dict(weights)
+    frame, last_action = torch.tensor([[[0.1, -300.0, 2.0, 7.0]]]), torch.tensor([[1]])
+    inputs = ModelInputs(frame, torch.tensor([[0.5]]), torch.tensor([[False]]), last_action)
+    features = frame
+    for name in ("linear", "fc"):
+        features = (features @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).relu()
+    features = torch.cat([features, torch.tensor([[[0.5, 0.0, 1.0]]])], -1)
+    logits = features @ weights["policy.weight"].T + weights["policy.bias"]
+    torch.testing.assert_close(model(inputs, ()).policy_logits, logits)
 
 
 def test_the_format_number_says_that_the_network_is_named() -> None:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +52,26 @@ class EndingSource(ListSource):
         self._supervisor.stop("there are no more batches")
 
 
-def agent(model: str = "mlp") -> Agent:
-    return make_agent(model, ArraySpec((4,), "float32"), Discrete(3), 1, False)
+def agent(model: str = "mlp", reads_values: bool = True) -> Agent:
+    # Without bounds, as CartPole's: a network that reads values normalises it.
+    seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    return make_agent(model, seen, Discrete(3), 1, False, reads_values=reads_values)
+
+
+def old_agent(model: str, reads_values: bool) -> Agent:
+    """As every network was made before there was a format number."""
+    return agent(model, reads_values=False)
 
 
 LEARNERS: list[Learner[PublishedWeights]] = []  # of every run
 
 
 def train(
-    folder: Path, *rewards: float, groups: dict[str, Any] | None = None, **flags: bool
+    folder: Path,
+    *rewards: float,
+    groups: dict[str, Any] | None = None,
+    make: Callable[[str, bool], Agent] = agent,
+    **flags: bool,
 ) -> None:
     """Learns a batch for each reward; resumes what is in the folder."""
     run = RunFlags(savedir=str(folder), xpid="run", seed=1, **flags)
@@ -70,7 +82,7 @@ def train(
         return EndingSource([rollout(reward) for reward in rewards])
 
     with session(every) as parts:
-        LearnerRun("monobeast", every, "Catch", parts).train(agent, PublishedWeights, source)
+        LearnerRun("monobeast", every, "Catch", parts).train(make, PublishedWeights, source)
 
 
 def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:
@@ -180,15 +192,32 @@ def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_
 def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallow(
     tmp_path: Path, now: str
 ) -> None:
-    train(tmp_path, GOOD, **with_model("shallow-norm"))
+    train(tmp_path, GOOD, make=old_agent, **with_model("shallow-norm"))
     path = tmp_path / "run" / "model.tar"
     saved = checkpoints.load(path)
-    del saved["format"], saved["model"]
+    del saved["format"], saved["model"], saved["reads_values"]
     saved["flags"]["model"] = "shallow"
     checkpoints.save(path, saved)
     train(tmp_path, GOOD, **with_model(now))
     saved = checkpoints.load(path)
     assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
+
+
+def test_a_run_from_before_the_format_number_goes_on_reading_vectors_as_they_are(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, GOOD, make=old_agent)
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    del saved["format"], saved["model"], saved["reads_values"]
+    checkpoints.save(path, saved)
+    for updates in (2, 3):  # the second time from a file that has the number
+        train(tmp_path, GOOD)
+        saved = checkpoints.load(path)
+        assert saved["stats"]["step"] == updates * T * B
+        assert not saved["reads_values"] and not LEARNERS[-1].agent.reads_values
+        assert "scale.mean" not in saved["model_state_dict"]
+    assert "scale.mean" in agent().model.state_dict(), "the networks must differ"
 
 
 def test_settings_that_another_program_did_not_record_are_not_compared() -> None:
@@ -264,7 +293,7 @@ def test_monobeast_learns_images_with_the_originals_network(
         def __init__(self, *_: Any) -> None: ...
 
         def train(self, agent: Any, *_: Any) -> None:
-            made.append(agent("auto"))
+            made.append(agent("auto", True))
 
     monkeypatch.setattr(monobeast, "LearnerRun", Run)
     words = ["--env", env, "--savedir", str(tmp_path)]

@@ -24,7 +24,14 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
     """`options`: of MonoSourceConfig; two buffers an environment unless they say otherwise."""
     observation, action, frame_stack = setup.spaces()
     torch.manual_seed(0)
-    agent = make_agent(setup.model, observation, action, frame_stack, setup.use_lstm)
+    agent = make_agent(
+        setup.model,
+        observation,
+        action,
+        frame_stack,
+        setup.use_lstm,
+        reads_values=setup.reads_values,
+    )
     agent.model.reward_input = setup.reward_input
     config = MonoSourceConfig(
         **{
@@ -32,6 +39,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
             "model": setup.model,
             "use_lstm": setup.use_lstm,
             "reward_input": setup.reward_input,
+            "reads_values": setup.reads_values,
             "num_actors": setup.num_envs,
             "num_processes": setup.num_groups,
             "num_buffers": 2 * setup.num_envs,

@@ -24,6 +24,7 @@ from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, t
 from mono_running import running_mono
 
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.runtime.child_process import ProcessDied
@@ -202,6 +203,17 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
     assert len(first.losses) == 50 and len(set(first.losses)) > 40
     assert first == again
     assert first.versions == [{CATCH.version + update} for update in range(50)]
+
+
+def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
+    """A network that reads no values has no statistics, so its weights are of another size."""
+    pytest.importorskip("gymnasium")
+    setup = Setup(env_id="CartPole-v1", model="mlp", reads_values=False)
+    with running_mono(setup, fixed_lag=0) as running:
+        assert "scale.mean" not in running.agent.model.state_dict()
+        rollout = next(iter(running.source.batches()))
+        output = unroll(running.agent.model, rollout)
+        torch.testing.assert_close(output.policy_logits[:-1], rollout.policy_logits[1:])
 
 
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:

@@ -13,7 +13,7 @@ from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.nest_py import flatten
 from torchbeast.runtime.errors import UsageError
 
@@ -26,6 +26,7 @@ class Agent(NamedTuple):
     observation_bytes: int = 0  # of one environment, stacks included
     model_name: str = ""  # what --model names, auto resolved
     observation_space: ObservationSpace = ()  # as the policy sees it, stacks included
+    reads_values: bool = True  # see make_agent
 
 
 def make_agent(
@@ -35,13 +36,18 @@ def make_agent(
     frame_stack: int,
     use_lstm: bool,
     for_images: str = "deep",
+    reads_values: bool = True,
 ) -> Agent:
     """The agent for these spaces; UsageError when the model does not fit them.
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
     for_images: what auto chooses where there is an image.
+    reads_values: the network reads leaves by what the space says of their values; False: by dtype
+        and shape alone, as networks of older checkpoints did.
     """
     seen = stacked_space(observation_space, frame_stack)
+    if not reads_values:
+        seen = without_values(seen)
     name = default_model(seen, for_images) if model_name == "auto" else model_name
     try:
         distribution = distribution_for(action_space)
@@ -49,7 +55,7 @@ def make_agent(
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
     size = sum(_num_bytes(spec) for spec in flatten(seen))
-    return Agent(model, distribution, size, name, seen)
+    return Agent(model, distribution, size, name, seen, reads_values)
 
 
 def _num_bytes(spec: ArraySpec) -> int:

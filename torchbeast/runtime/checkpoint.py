@@ -7,6 +7,7 @@ flags                                                          every flag of the
 format                                                         FORMAT of the program that wrote it
 model                                                          the network's name, never auto
 reward_input                                                   how rewards are given to it
+reads_values                                                   whether it reads leaves by values
 rng                                                            torch's generators
 """
 
@@ -84,6 +85,13 @@ def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
     """
     recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
     return recorded
+
+
+def reads_values(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the network reads leaves by what their space says of the values. Before there was a
+    format number it knew only dtypes and shapes.
+    """
+    return bool(checkpoint.get("reads_values", "format" in checkpoint))
 
 
 def _model_of_weights(weights: Iterable[str]) -> str:

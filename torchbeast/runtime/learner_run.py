@@ -129,13 +129,13 @@ class LearnerRun:
 
     def train(
         self,
-        make_agent: Callable[[str], Agent],
+        make_agent: Callable[[str, bool], Agent],
         make_weights: Callable[[nn.Module, int], Weights],
         make_source: Callable[[Learner[Weights]], StartableSource],
     ) -> None:
         """Learns until the end, whatever ends it, and says what came of it.
 
-        make_agent: called with the name of the model.
+        make_agent: called with the name of the model, and whether it reads values.
         """
         compute = choose(self._flags)
         print(compute, flush=True)
@@ -143,10 +143,15 @@ class LearnerRun:
         if compute.device.type == "cpu":
             keep_freed_memory()
         torch.set_num_threads(compute.threads)  # the start of the weights depends on it too
-        agent, device = make_agent(self._model_name()), compute.device
+        reads_values = self._saved is None or checkpoints.reads_values(self._saved)
+        agent, device = make_agent(self._model_name(), reads_values), compute.device
         self._check_same_model(agent.model_name)
         agent.model.reward_input = self._reward_input()
-        self._labels |= {"model": agent.model_name, "reward_input": agent.model.reward_input}
+        self._labels |= {
+            "model": agent.model_name,
+            "reward_input": agent.model.reward_input,
+            "reads_values": reads_values,
+        }
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
         say_costs(agent)

@@ -126,6 +126,7 @@ def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
         env.action_space,
         env.frame_stack,
         bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
+        reads_values=checkpoints.reads_values(saved),
     )
     agent.model.reward_input = checkpoints.reward_input(saved)
     checkpoints.load_model(agent.model, saved, path)

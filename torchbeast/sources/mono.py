@@ -64,6 +64,7 @@ class MonoSourceConfig:
     model: str  # the name from which every actor makes its own copy
     use_lstm: bool
     reward_input: RewardClipping = "abs_one"  # of the model
+    reads_values: bool = True  # likewise, see make_agent
     precision: Precision = "float32"  # of the actors' features, on the CPU
     num_actors: int  # environments in all
     num_processes: int  # that they are spread over
@@ -277,6 +278,7 @@ class MonoSource:
             "model": config.model,
             "use_lstm": config.use_lstm,
             "reward_input": config.reward_input,
+            "reads_values": config.reads_values,
             "precision": config.precision,
             "unroll_length": config.unroll_length,
             "num_envs": actor.num_envs,

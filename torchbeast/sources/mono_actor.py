@@ -96,7 +96,12 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
     with closing(make_environment(arguments["env_id"], num_envs, options)) as env:
         space = env.observation_space
         agent = make_agent(
-            arguments["model"], space, env.action_space, env.frame_stack, arguments["use_lstm"]
+            arguments["model"],
+            space,
+            env.action_space,
+            env.frame_stack,
+            arguments["use_lstm"],
+            reads_values=arguments["reads_values"],
         )
         agent.model.reward_input = arguments["reward_input"]
         agent.model.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))

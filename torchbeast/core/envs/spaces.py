@@ -310,6 +310,15 @@ def _multi_discrete(space: Any) -> MultiDiscrete:
     return MultiDiscrete(tuple(nvec.tolist()))
 
 
+def without_values(space: ObservationSpace) -> ObservationSpace:
+    """The dtypes and shapes of an observation space, without what is known of its values."""
+    if isinstance(space, tuple):
+        return tuple(without_values(entry) for entry in space)
+    if isinstance(space, dict):
+        return {key: without_values(entry) for key, entry in space.items()}
+    return ArraySpec(space.shape, space.dtype)
+
+
 def observation_spec(space: Any) -> ObservationSpace:
     """The observation space that a gymnasium.spaces (or gym.spaces) object describes."""
     kind = _kind(space, _KNOWN_KINDS)
