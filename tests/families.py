@@ -23,8 +23,9 @@ class Family(NamedTuple):
         return f"{self.name}-v{self._newest() if self.version is None else self.version}"
 
     def _newest(self) -> int:
-        specs = [spec for spec in gymnasium.registry.values() if spec.name == self.name]
-        return max(spec.version or 0 for spec in specs)
+        specs = gymnasium.registry.values()  # with others' of the same name, as ALE/Blackjack-v5
+        known = [spec for spec in specs if (spec.namespace, spec.name) == (None, self.name)]
+        return max(spec.version or 0 for spec in known)
 
 
 FAMILIES = [
