@@ -209,10 +209,11 @@ class SinglePythonEnv final : public Env {
 
 class VectorPythonEnv final : public Env {
  public:
-  VectorPythonEnv(std::unique_ptr<PythonThread> thread, py::object env)
+  VectorPythonEnv(std::unique_ptr<PythonThread> thread, std::int64_t num_envs,
+                  std::int64_t frame_stack, py::object env)
       : thread_(std::move(thread)),
-        num_envs_(env.attr("num_envs").cast<std::int64_t>()),
-        frame_stack_(py::getattr(env, "frame_stack", py::int_(1)).cast<std::int64_t>()),
+        num_envs_(num_envs),
+        frame_stack_(frame_stack),
         env_(std::move(env)) {}
   ~VectorPythonEnv() override { SinglePythonEnv::close(env_); }
 
@@ -281,6 +282,16 @@ class VectorPythonEnv final : public Env {
   const SharedObject env_;
 };
 
+std::int64_t number_of(const py::object& env, const char* name) {
+  const py::object value = env.attr(name);
+  try {
+    return value.cast<std::int64_t>();
+  } catch (const py::cast_error&) {
+    throw std::invalid_argument("the environment's " + std::string(name) +
+                                " must be an integer, got " + std::string(py::repr(value)));
+  }
+}
+
 }  // namespace
 
 std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
@@ -288,7 +299,12 @@ std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
   return in_python([&]() -> std::unique_ptr<Env> {
     py::object env = called(env_class.get(), py::tuple());
     if (py::hasattr(env, "num_envs")) {
-      return std::make_unique<VectorPythonEnv>(std::move(thread), std::move(env));
+      // Read before the thread is handed over: it must not be dropped while the GIL is held.
+      const std::int64_t num_envs = number_of(env, "num_envs");
+      const std::int64_t frame_stack =
+          py::hasattr(env, "frame_stack") ? number_of(env, "frame_stack") : 1;
+      return std::make_unique<VectorPythonEnv>(std::move(thread), num_envs, frame_stack,
+                                               std::move(env));
     }
     return std::make_unique<SinglePythonEnv>(std::move(thread), std::move(env));
   });

@@ -151,3 +151,25 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 def test_the_socket_file_goes_with_a_process_that_did_not_stop_its_server(address: str) -> None:
     assert run(ENDINGS["a server runs"], address).returncode == 0
     assert not Path(address.removeprefix("unix:")).exists()
+
+
+@pytest.mark.parametrize("name", ["num_envs", "frame_stack"])
+def test_a_vector_environment_that_cannot_tell_its_size_is_said_and_holds_nobody_up(
+    address: str, name: str
+) -> None:
+    """In a process of its own: it would keep the interpreter's lock for ever."""
+    script = f"""
+class Unsure(served_envs.Vector):
+    {name} = None
+
+server = libtorchbeast.Server(Unsure, ADDRESS)
+Background(server.run)
+assert server.wait_until_serving(30)
+try:
+    libtorchbeast.describe(ADDRESS, 20)
+except RuntimeError as error:
+    assert "the environment's {name} must be an integer, got None" in str(error), error
+    sys.exit(3)
+"""
+    ended = run(script, address)
+    assert ended.returncode == 3, ended.stderr
