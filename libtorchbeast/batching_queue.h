@@ -57,8 +57,7 @@ class BatchingQueue {
         return;
       }
     }
-    // One item is not enough for everybody, but may be for a consumer whose timeout has passed.
-    options_.minimum_batch_size > 1 ? not_empty_.notify_all() : not_empty_.notify_one();
+    notify_consumers();
   }
 
   // Announces, for a scope, one who enqueues an item, waits for what comes of it, and enqueues the
@@ -88,7 +87,7 @@ class BatchingQueue {
       more = !items_.empty();
     }
     not_full_.notify_all();
-    if (more) not_empty_.notify_one();
+    if (more) notify_consumers();
     return batch;
   }
 
@@ -140,6 +139,11 @@ class BatchingQueue {
   const BatchingQueueOptions& options() const { return options_; }
 
  private:
+  // What is there may not be enough for everybody, but for a consumer whose timeout has passed.
+  void notify_consumers() {
+    options_.minimum_batch_size > 1 ? not_empty_.notify_all() : not_empty_.notify_one();
+  }
+
   static void check(const BatchingQueueOptions& options) {
     if (options.minimum_batch_size < 1) throw std::invalid_argument("Min batch size must be >= 1");
     if (options.maximum_batch_size < options.minimum_batch_size) {
