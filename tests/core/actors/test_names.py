@@ -70,6 +70,15 @@ def test_entries_with_other_counts_have_tables_of_their_own() -> None:
     torch.testing.assert_close(torso(values), F.relu(torso.linear(named.flatten(1))))
 
 
+def test_entries_that_only_start_elsewhere_share_a_table() -> None:
+    """Its size must not grow with their number: a server that says so may be anybody's."""
+    torso = NamesTorso(ArraySpec((3,), "int64", categories=(2000,), start=(0, -5, 9)), 6)
+    values = torch.tensor([[0, -5, 9], [7, 7, 10]])
+    named = torso.table.weight[torch.tensor([[0, 0, 0], [7, 12, 1]])]
+    torch.testing.assert_close(torso(values), F.relu(torso.linear(named.flatten(1))))
+    assert len(torso.table.weight) == 2000
+
+
 @pytest.mark.parametrize(("outside", "nearest"), [(-4, 2), (-(2**62), 2), (9, 8), (2**62, 8)])
 def test_a_value_outside_its_space_counts_as_the_nearest_inside(outside: int, nearest: int) -> None:
     spec = ArraySpec((2,), "int64", 2, 8)

@@ -109,12 +109,12 @@ def _is_picture_of_bytes(spec: ArraySpec) -> bool:
 
 def _kind_of_names(spec: ArraySpec) -> Kind:
     size, rank = math.prod(spec.shape), len(spec.shape)
-    counts, _ = counts_of(spec) or ((), ())
+    counts, start = counts_of(spec) or ((), ())
     if size <= EMBEDDED_MAXIMUM:
         return Kind.MAP if rank in (2, 3) and min(spec.shape) > 1 else Kind.NAMES
     if rank == 2:
         return Kind.MAP
-    return Kind.STRINGS if rank == 3 and len(counts) == 1 else Kind.NUMBERS
+    return Kind.STRINGS if rank == 3 and len(counts) == len(start) == 1 else Kind.NUMBERS
 
 
 def _may_be_image(spec: ArraySpec) -> bool:

@@ -35,7 +35,7 @@ def counts_of(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]] | None
         return spec.categories, spec.start
     low, high = spec.low, spec.high
     is_integer = not spec.dtype.startswith(("float", "bool"))
-    if not is_integer or low is None or high is None or math.isinf(high - low):
+    if not is_integer or low is None or high is None or not math.isfinite(high - low):
         return None
     return (int(high - low) + 1,), (int(low),)
 
@@ -53,18 +53,14 @@ class Places(nn.Module):
     def __init__(self, spec: ArraySpec, apart: bool) -> None:
         super().__init__()
         counts, start = _given(spec)
-        if apart or len(counts) > 1 or len(start) > 1:
-            size = math.prod(spec.shape)
-            counts, start = (pair * (size // len(pair)) for pair in (counts, start))
+        if apart:
+            counts *= math.prod(spec.shape) // len(counts)
         self.counts = counts
         offsets = [0, *accumulate(counts)][:-1]
-        shape = spec.shape if len(counts) > 1 else ()
-        for name, numbers in [("start", start), ("offset", offsets)]:
-            self._constant(name, torch.tensor(numbers).reshape(shape))
-        self._constant("last", torch.tensor(counts).reshape(shape) - 1)
-
-    def _constant(self, name: str, tensor: Tensor) -> None:
-        self.register_buffer(name, tensor, persistent=False)
+        last = [count - 1 for count in counts]
+        for name, numbers in [("start", start), ("offset", offsets), ("last", last)]:
+            shape = spec.shape if len(numbers) > 1 else ()
+            self.register_buffer(name, torch.tensor(numbers).reshape(shape), persistent=False)
 
     @property
     def num_rows(self) -> int:
