@@ -141,6 +141,19 @@ def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is()
     torch.testing.assert_close(model(inputs, ()).policy_logits, logits)
 
 
+def test_a_network_that_was_told_nothing_of_values_is_recorded_so() -> None:
+    """Servers may not tell; the environment does, where the run is tested or goes on."""
+    told = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    trained = agent()
+    assert not trained.reads_values
+    saved = {"format": 1, "reads_values": trained.reads_values}
+    played = make_agent(
+        "mlp", told, Discrete(3), 1, False, reads_values=checkpoints.reads_values(saved)
+    )
+    played.model.load_state_dict(trained.model.state_dict())
+    assert make_agent("mlp", told, Discrete(3), 1, False).reads_values
+
+
 def test_the_format_number_says_that_the_network_is_named() -> None:
     saved = {"format": 1, "model": "shallow", "flags": {"model": "auto"}, "model_state_dict": {}}
     assert checkpoints.model_name(saved) == "shallow"

@@ -26,7 +26,7 @@ class Agent(NamedTuple):
     observation_bytes: int = 0  # of one environment, stacks included
     model_name: str = ""  # what --model names, auto resolved
     observation_space: ObservationSpace = ()  # as the policy sees it, stacks included
-    reads_values: bool = True  # see make_agent
+    reads_values: bool = True  # whether the space says anything of values that the network reads
 
 
 def make_agent(
@@ -55,7 +55,7 @@ def make_agent(
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
     size = sum(_num_bytes(spec) for spec in flatten(seen))
-    return Agent(model, distribution, size, name, seen, reads_values)
+    return Agent(model, distribution, size, name, seen, seen != without_values(seen))
 
 
 def _num_bytes(spec: ArraySpec) -> int:

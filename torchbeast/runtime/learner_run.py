@@ -150,7 +150,7 @@ class LearnerRun:
         self._labels |= {
             "model": agent.model_name,
             "reward_input": agent.model.reward_input,
-            "reads_values": reads_values,
+            "reads_values": agent.reads_values,
         }
         agent.model.to(device)
         agent.model.compute_dtype = compute.dtype
