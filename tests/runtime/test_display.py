@@ -119,6 +119,21 @@ def test_lost_streams_are_shown_with_the_time_since_and_said_at_once() -> None:
     ]
 
 
+def test_another_loss_is_said_though_the_first_one_ended_a_moment_ago() -> None:
+    def lost(address: str) -> dict[str, Any]:
+        away = [Away(address, 1.0)]
+        return {"away": away, "diagnosis": lost_streams(away, live=3)}
+
+    busy = Diagnosis("environment", "add servers")
+    lines = plain_lines(
+        (0, shown(10, **lost("unix:/a.1"))),
+        (5, shown(20, diagnosis=busy)),
+        (10, shown(30, **lost("unix:/a.2"))),
+    )
+    said = [line for line in lines if "streams lost" in line]
+    assert len(said) == 2 and "unix:/a.1" in said[0] and "unix:/a.2" in said[1]
+
+
 def test_a_terminal_shows_where_the_time_goes_below_the_table() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=120)

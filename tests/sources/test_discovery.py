@@ -132,9 +132,10 @@ def test_how_environments_were_made_reaches_the_learner(servers: dict) -> None:
     assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions(frame_skip=2)
     servers["unix:/a.0"] = CATCH | {"options": None}
     assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions()
-    servers["unix:/a.0"] = CATCH | {"options": "odd"}
-    with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense"):
-        discovery.ask_all(["unix:/a.0"], timeout=1.0)
+    for odd in ("odd", {"observation_keys": 5}):
+        servers["unix:/a.0"] = CATCH | {"options": odd}
+        with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense"):
+            discovery.ask_all(["unix:/a.0"], timeout=1.0)
 
 
 ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options"]

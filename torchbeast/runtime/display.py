@@ -107,6 +107,8 @@ class Display:
     def _say_what_is_new(self, shown: Shown, now: float) -> None:
         """Another stage limits the run than was said before. A loss is said at once."""
         found = shown.diagnosis
+        if self._said == "lost" and not shown.away:
+            self._said = None  # the next loss is another one
         if found is None or found.limit == self._said:
             return
         if now - self._last_said < _SAID_EVERY_S and found.limit != "lost":

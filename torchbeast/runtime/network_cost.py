@@ -102,8 +102,11 @@ def _zeros(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:
 def _act(model: ActorCritic, observation: Nest[Tensor], actions: ActionDistribution) -> None:
     device = next(model.parameters()).device
     nothing = torch.zeros(1, _ROWS, device=device)
-    last = map_leaves(lambda leaf: leaf.to(device), actions.zero_action((1, _ROWS)))
-    model(ModelInputs(observation, nothing, nothing.bool(), last), model.initial_state(_ROWS))
+    last, state = (
+        map_leaves(lambda leaf: leaf.to(device), nest)
+        for nest in (actions.zero_action((1, _ROWS)), model.initial_state(_ROWS))
+    )
+    model(ModelInputs(observation, nothing, nothing.bool(), last), state)
 
 
 def _time(model: ActorCritic, call: Callable[[], object]) -> float:

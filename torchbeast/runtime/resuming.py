@@ -89,6 +89,8 @@ def _recorded(folder: Path) -> dict[str, Any]:
         meta = json.loads((folder / "meta.json").read_text()) if has_learnt else {}
     except (OSError, ValueError):
         return {}
+    if meta:
+        print(f"{folder} has no checkpoint: its settings are taken from meta.json.", flush=True)
     return dict(meta.get("args", {}))
 
 

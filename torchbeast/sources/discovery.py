@@ -190,7 +190,7 @@ def _options(address: str, description: dict[str, Any]) -> EnvOptions:
 def _making_sense(address: str) -> Iterator[None]:
     try:
         yield
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise RunError(f"what {address} serves makes no sense: {error}") from None
 
 
