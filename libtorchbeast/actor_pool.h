@@ -44,11 +44,11 @@ struct AwayStream {
 //                                          DynamicBatcher::compute
 //
 // A server has connect_timeout to be there at the start; a connection that is lost before its first
-// step is tried again within that time. A lost stream reconnects with growing pauses; its unfinished rollout is dropped,
-// its environments start new episodes. Only when it has been away for reconnect_timeout and fewer
-// than half of the streams live does the loss end the run. A stream that comes up again and again
-// and is lost before it has handed over anything is no lost connection but a broken server: that
-// ends the run too.
+// step is tried again within that time. A lost stream reconnects with growing pauses; its
+// unfinished rollout is dropped, its environments start new episodes. Only when it has been away
+// for reconnect_timeout and fewer than half of the streams live does the loss end the run. A stream
+// that comes up again and again and is lost before it has handed over anything is no lost
+// connection but a broken server: that ends the run too.
 //
 // Thread safety: run() once, in one thread; the counters from any.
 // Closing: closing the queue or the batcher ends run(). The first failure of a stream that
