@@ -24,7 +24,7 @@ EPISODES = [(3, False), (5, True), (1, True), (4, True)]
 
 
 def leaf(dtype: str, shape: tuple[int, ...], time: int) -> np.ndarray:
-    """What an array of this kind holds at this step of an episode; every entry another number."""
+    """Content of an array of this kind at a step of an episode; every entry another number."""
     entries = np.arange(np.prod(shape, dtype=int)).reshape(shape) + time
     if dtype == "bool":
         return entries % 2 == 1

@@ -18,7 +18,7 @@ class Family(NamedTuple):
     version: int | None = None  # None: the newest that is registered
 
     def env_id(self) -> str:
-        """What users call it. Skips the test where its package is not installed."""
+        """Id that users give. Skips the test where its package is not installed."""
         pytest.importorskip(self.package, reason=f"{self.name} needs {self.package}")
         return f"{self.name}-v{self._newest() if self.version is None else self.version}"
 
@@ -49,5 +49,5 @@ FAMILIES = [
 
 
 def name_of(family: Family) -> str:
-    """For pytest."""
+    """Name of the test case."""
     return "-".join([family.name.replace("/", "-"), *family.observation_keys])

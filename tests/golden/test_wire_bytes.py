@@ -127,14 +127,14 @@ DTYPES = {
 
 
 class Box:
-    """As much of a space of arrays as a server reads."""
+    """The part of a space of arrays that a server reads."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
 
 
 class Spaces:
-    """As much of a space of several as a server reads."""
+    """The part of a space of several that a server reads."""
 
     def __init__(self, spaces: Any) -> None:
         self.spaces = spaces
