@@ -25,7 +25,7 @@ GAME = ["--env", "ALE/Pong-v5", *OPTIONS]
 
 
 def check_what_is_left(workshop: Workshop) -> None:
-    """What the learner recorded, and that all of its environments had the console's actions."""
+    """Asserts the recorded flags, and that all environments had the console's actions."""
     recorded = workshop.meta("a")["args"]
     assert recorded["full_action_space"] and recorded["frame_skip"] == 40
     assert recorded["sticky_actions"] == 0.5

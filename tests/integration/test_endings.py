@@ -152,7 +152,7 @@ def test_a_killed_environment_server_is_replaced_and_the_run_goes_on(workshop: W
 
 
 def streams(workshop: Workshop, xpid: str) -> dict[str, float]:
-    """As the last update has seen them."""
+    """Numbers of live and lost streams at the last update."""
     row = list(read_logs(workshop.run_folder(xpid)))[-1]
     return {"live": row["live_streams"], "lost": row["lost_streams"]}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How gRPC waits for sockets, which it says itself when it starts; each time in a new process."""
+"""gRPC's way of waiting for sockets, which it names when it starts; each time in a new process."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ def test_the_socket_file_goes_with_a_process_that_did_not_stop_its_server(addres
 def test_a_vector_environment_that_cannot_tell_its_size_is_said_and_holds_nobody_up(
     address: str, name: str
 ) -> None:
-    """In a process of its own: it would keep the interpreter's lock for ever."""
+    """Runs in a process of its own, whose interpreter lock it would keep for ever."""
     script = f"""
 class Unsure(served_envs.Vector):
     {name} = None

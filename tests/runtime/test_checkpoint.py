@@ -123,7 +123,7 @@ def test_the_network_of_a_file_without_a_format_number_is_known(
 
 
 def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is() -> None:
-    """As MLPNet did before there was a number: names, shapes and formula of then."""
+    """Compares with MLPNet as it was before the number: its names, shapes and formula."""
     seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
     sizes = {"linear": (128, 4), "fc": (128, 128), "policy": (2, 131), "baseline": (1, 131)}
     weights = {f"{name}.weight": torch.randn(size) / 10 for name, size in sizes.items()}

@@ -267,7 +267,7 @@ def test_test_mode_gives_the_network_rewards_as_training_did(tmp_path: Path, cli
 
 
 def players(run: RunFlags) -> list[Agent]:
-    """Who plays in test mode; nothing is played."""
+    """The agent that plays in test mode; nothing is played."""
     found: list[Agent] = []
 
     def note(env: VecEnv, agent: Agent, *_: Any, **__: Any) -> Episodes:
