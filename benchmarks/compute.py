@@ -26,14 +26,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchbeast.bench import made_up
 from torchbeast.bench.turns import in_turn
+from torchbeast.cli.flags import available_cores
 from torchbeast.core.actors import torsos
+from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.policy import act
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import Precision, dtype_for
-from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.flags import available_cores
-from torchbeast.runtime.malloc import keep_freed_memory
+from torchbeast.processes.malloc import keep_freed_memory
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
 LAYOUTS = {

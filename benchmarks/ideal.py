@@ -20,14 +20,14 @@ from figures import print_table, write_json
 
 from torchbeast import envs
 from torchbeast.bench.turns import in_turn
+from torchbeast.cli.flags import available_cores
+from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import Precision, dtype_for
-from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.flags import available_cores
-from torchbeast.runtime.malloc import keep_freed_memory
-from torchbeast.sources.rollout_buffers import Batch, SharedRollouts, SlotWriter
+from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 STAGES = ("environment", "inference", "learning")
 

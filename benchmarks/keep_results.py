@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast import plot
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.reporting.log_files import read_logs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PROGRAMS = ("monobeast", "polybeast")

@@ -22,7 +22,7 @@ from figures import Figures, print_table, write_json
 from progress import measured, torchbeast
 
 from torchbeast.bench.turns import in_turn
-from torchbeast.runtime.flags import available_cores
+from torchbeast.cli.flags import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")
 SETTINGS = ("num_actors", "unroll_length", "batch_size")

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.reporting.log_files import read_logs
 
 HERE = Path(__file__).resolve().parent
 Reading = tuple[float, float]  # seconds since whenever, steps learnt until then

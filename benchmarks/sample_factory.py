@@ -31,7 +31,7 @@ from figures import Figures, print_table, write_json
 from progress import Program, Reading, measured, torchbeast
 
 from torchbeast.bench.turns import in_turn
-from torchbeast.runtime.flags import available_cores
+from torchbeast.cli.flags import available_cores
 
 HERE = Path(__file__).resolve().parent
 # NumPy 2 would be asked for by newer versions of OpenCV.

@@ -31,10 +31,10 @@ from torchbeast.bench.sample import Measure
 from torchbeast.bench.transport import transport
 from torchbeast.bench.turns import in_turn
 from torchbeast.core.distributions import distribution_for
-from torchbeast.runtime.env_plan import ServerPlan
-from torchbeast.runtime.session import raise_failure
-from torchbeast.runtime.supervisor import Supervisor
-from torchbeast.sources.poly import PolySourceConfig
+from torchbeast.learning.session import raise_failure
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.plan import ServerPlan
+from torchbeast.sources.servers.source import PolySourceConfig
 
 UNROLL_LENGTH = 20
 FRAME_BYTES = 84 * 84

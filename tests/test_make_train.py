@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.runtime.command_line import flatten, parse
-from torchbeast.runtime.flags import PolyBeastFlags
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import PolyBeastFlags
 
 ROOT = Path(__file__).parents[1]
 CURVE = ROOT / "docs" / "results" / "pong"

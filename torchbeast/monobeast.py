@@ -12,19 +12,19 @@ from contextlib import ExitStack, closing
 
 from torch import nn
 
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
-from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.environment import make_environment
-from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
-from torchbeast.runtime.flags import MonoBeastFlags
-from torchbeast.runtime.learner_run import Learner, LearnerRun, learner_threads
-from torchbeast.runtime.reward_clipping import resolved
-from torchbeast.runtime.session import Session, session
-from torchbeast.runtime.testing import test
-from torchbeast.sources.mono import MonoSource, MonoSourceConfig, ring_size
-from torchbeast.sources.shared_weights import SharedWeights
+from torchbeast.envs.opening import make_environment
+from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.evaluation.testing import test
+from torchbeast.learning.learner_run import Learner, LearnerRun, learner_threads
+from torchbeast.learning.reward_clipping import resolved
+from torchbeast.learning.session import Session, session
+from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 
 PROGRAM = "monobeast"
 # The original MonoBeast had no other network; the original PolyBeast has the deep one.

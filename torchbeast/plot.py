@@ -21,9 +21,9 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import tyro
 
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.cli.command_line import parse
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.reporting.log_files import read_logs
 
 _SMOOTHED = 20  # updates in the mean that is drawn
 _SMOOTHED_KEPT = 5  # likewise rows of a kept curve, each of which is a mean over some updates

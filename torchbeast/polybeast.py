@@ -10,14 +10,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.env_plan import beside_the_learner
-from torchbeast.runtime.env_servers import EnvServers
-from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
-from torchbeast.runtime.flags import PolyBeastFlags
-from torchbeast.runtime.session import session
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.learning.session import session
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.env_servers import EnvServers
+from torchbeast.sources.servers.plan import beside_the_learner
 
 PROGRAM = "polybeast"
 
@@ -30,14 +30,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: PolyBeastFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        from torchbeast.runtime.testing import test
+        from torchbeast.evaluation.testing import test
 
         return test(flags.run, flags.environment.env, flags.environment.options)
     import libtorchbeast  # noqa: F401 - raises at once where it was not built
 
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
         from torchbeast import polybeast_learner  # imports torch, while the servers start
-        from torchbeast.sources.discovery import ask_all
+        from torchbeast.sources.servers.discovery import ask_all
 
         if servers.wait_ready():
             fleet = ask_all(

@@ -11,15 +11,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from torchbeast.runtime.addresses import server_addresses, user_basename
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.env_plan import spread
-from torchbeast.runtime.env_servers import EnvServers
-from torchbeast.runtime.errors import EXIT_DONE, exit_code_of
-from torchbeast.runtime.flags import PolyBeastEnvFlags
-from torchbeast.runtime.run_folder import LOGGER_NAME, warning_handler
-from torchbeast.runtime.session import raise_failure
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastEnvFlags
+from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.learning.session import raise_failure
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
+from torchbeast.sources.servers.addresses import server_addresses, user_basename
+from torchbeast.sources.servers.env_servers import EnvServers
+from torchbeast.sources.servers.plan import spread
 
 PROGRAM = "polybeast_env"
 _POLL_S = 1.0

@@ -12,22 +12,22 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerGroups
+from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
-from torchbeast.runtime.addresses import user_basename
-from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.errors import EXIT_DONE, UsageError, exit_code_of
-from torchbeast.runtime.flags import PolyBeastLearnerFlags, ServedLearnerGroups
-from torchbeast.runtime.learner_run import Learner, LearnerRun, inference_threads
-from torchbeast.runtime.reward_clipping import UNKNOWN, resolved
-from torchbeast.runtime.session import Session, session
-from torchbeast.runtime.testing import test
-from torchbeast.runtime.weights import PublishedWeights
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.evaluation.testing import test
+from torchbeast.learning.learner_run import Learner, LearnerRun, inference_threads
+from torchbeast.learning.reward_clipping import UNKNOWN, resolved
+from torchbeast.learning.session import Session, session
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.sources.servers.addresses import user_basename
 
 if TYPE_CHECKING:  # the compiled part, whose lack is a sentence of `main`
-    from torchbeast.sources.discovery import Fleet
-    from torchbeast.sources.poly import PolySource, PolySourceConfig
+    from torchbeast.sources.servers.discovery import Fleet
+    from torchbeast.sources.servers.source import PolySource, PolySourceConfig
 
 PROGRAM = "polybeast_learner"
 
@@ -41,7 +41,7 @@ def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
         return test(flags.run, flags.environment.env)
-    from torchbeast.sources.discovery import find
+    from torchbeast.sources.servers.discovery import find
 
     with session(flags) as parts:
         basename = flags.fleet.pipes_basename or user_basename()
@@ -63,7 +63,7 @@ def train(
     num_actions: int | None = None,
 ) -> None:
     """Learns from the fleet until the run ends."""
-    from torchbeast.sources.poly import PolySource
+    from torchbeast.sources.servers.source import PolySource
 
     env_id = fleet.env_id or UNKNOWN
     flags = resolved(flags, env_id)
@@ -92,7 +92,7 @@ def train(
 def _source_config(
     flags: ServedLearnerGroups, learner: Learner[PublishedWeights]
 ) -> PolySourceConfig:
-    from torchbeast.sources.poly import PolySourceConfig
+    from torchbeast.sources.servers.source import PolySourceConfig
 
     threads = inference_threads(flags.pipeline.num_inference_threads, learner.device)
     return PolySourceConfig(

@@ -20,7 +20,7 @@ from torchbeast.bench import program
 from torchbeast.bench.__main__ import main
 from torchbeast.bench.limits import STAGES, WHOLE
 from torchbeast.bench.stages import SINGLE
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.processes.supervisor import Supervisor
 
 SMALL = [
     *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from torchbeast.bench import made_up
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.device_lane import DeviceLane
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -16,9 +18,7 @@ from torchbeast.core.envs.spaces import (
     ObservationSpace,
 )
 from torchbeast.core.nest_py import flatten
-from torchbeast.runtime.agent import make_agent
-from torchbeast.runtime.device_lane import DeviceLane
-from torchbeast.sources.inference import answer
+from torchbeast.sources.servers.inference import answer
 
 SPACES: list[tuple[ObservationSpace, ActionSpace]] = [
     (ArraySpec((3,), "float32"), Discrete(4, start=2)),

@@ -9,8 +9,8 @@ import pytest
 
 from torchbeast.bench import whole
 from torchbeast.bench.flags import BenchFlags
-from torchbeast.runtime.command_line import flatten, parse
-from torchbeast.runtime.flags import PolyBeastFlags
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import PolyBeastFlags
 
 
 @pytest.mark.parametrize(

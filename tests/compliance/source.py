@@ -31,14 +31,14 @@ from torch import Tensor
 
 from torchbeast import envs
 from torchbeast.core.actors.actor_critic import ModelInputs
+from torchbeast.core.actors.agent import Agent
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.agent import Agent
-from torchbeast.runtime.diagnosis import ACTOR_STAGES, alive
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import ACTOR_STAGES, alive
 
 LATE = 120.0  # seconds; processes may have to start first
 COUNTING = "source_models:CountingNet"

@@ -130,12 +130,12 @@ class Workshop:
 
     def servers(self) -> list[psutil.Process]:
         """The environment-server processes of this test's programs, by their addresses."""
-        found = self._processes("torchbeast.runtime.env_process")
+        found = self._processes("torchbeast.sources.servers.server_main")
         return sorted(found, key=lambda process: json.loads(process.info["cmdline"][-1])["address"])
 
     def actors(self) -> list[psutil.Process]:
         """MonoBeast's actor processes, the oldest first."""
-        found = self._processes("torchbeast.sources.mono_actor")
+        found = self._processes("torchbeast.sources.processes.actor_main")
         return sorted(found, key=lambda process: process.info["create_time"])
 
     def _processes(self, module: str = "") -> list[psutil.Process]:

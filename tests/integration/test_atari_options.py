@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from programs import Workshop
 
-from torchbeast.runtime import checkpoint as checkpoints
+from torchbeast.learning import checkpoint as checkpoints
 
 pytest.importorskip("ale_py")
 

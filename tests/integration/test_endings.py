@@ -11,7 +11,7 @@ import torch
 from background import wait_for
 from programs import Program, Workshop
 
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.reporting.log_files import read_logs
 
 PROCESSES = {"polybeast": "--num_servers", "monobeast": "--num_processes"}
 SMALL = [

@@ -11,7 +11,7 @@ import pytest
 from families import FAMILIES, Family, name_of
 from programs import Workshop
 
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.reporting.log_files import read_logs
 
 STEPS = 480
 SETTINGS = {

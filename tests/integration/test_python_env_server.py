@@ -25,7 +25,7 @@ from serving import playing
 
 import torchbeast
 from libtorchbeast import describe
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.reporting.log_files import read_logs
 
 EXAMPLE = Path(torchbeast.__file__).parents[1] / "examples" / "python_env_server.py"
 NUM_ENVS, STEPS = 4, 9

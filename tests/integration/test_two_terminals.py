@@ -8,7 +8,7 @@ import signal
 from background import wait_for
 from programs import Workshop
 
-from torchbeast.runtime.log_files import read_logs
+from torchbeast.reporting.log_files import read_logs
 
 LEARNING = r"steps ([1-9][\d,]*) of "
 

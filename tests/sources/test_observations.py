@@ -16,10 +16,10 @@ from assorted import BARE, NESTS, Assorted, assert_is_right
 from compliance.source import Setup, take
 from test_rollout_buffers import Player, columns_of
 
+from torchbeast.core.actors.agent import Agent
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.agent import Agent
 
 E = 4
 Observe = Callable[[int], Any]

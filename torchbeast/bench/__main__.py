@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from torchbeast.bench.flags import BenchFlags
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.errors import exit_code_of
+from torchbeast.cli.command_line import parse
+from torchbeast.errors import exit_code_of
 
 PROGRAM = "bench"
 

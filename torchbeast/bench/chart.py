@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.bench.limits import STAGES, Figure, predict
-from torchbeast.runtime.errors import UsageError
+from torchbeast.errors import UsageError
 
 
 def check(output: Path) -> None:

@@ -18,10 +18,10 @@ import numpy as np
 
 from torchbeast.bench.sample import in_threads
 from torchbeast.core.envs.random_actions import random_action
+from torchbeast.envs.opening import make_environment
 from torchbeast.envs.options import EnvOptions
-from torchbeast.runtime.child_main import failure, take_stdin, take_stdout
-from torchbeast.runtime.environment import make_environment
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.processes.supervisor import Supervisor
 
 _WARM_UP_S = 0.1
 _ACTIONS = 1000  # different ones

@@ -12,9 +12,9 @@ from typing import Any
 
 from torchbeast.bench.sample import Measure, Sample, check_goes_on
 from torchbeast.envs.options import EnvOptions
-from torchbeast.runtime.child_process import ChildProcess, Report, end_all
-from torchbeast.runtime.env_plan import ServerPlan
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.processes.child_process import ChildProcess, Report, end_all
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.plan import ServerPlan
 
 _POLL_S = 0.02
 

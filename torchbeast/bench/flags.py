@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from torchbeast.runtime.flags import PolyBeastFlags, RunFlags
+from torchbeast.cli.flags import PolyBeastFlags, RunFlags
 
 
 @dataclass(frozen=True, kw_only=True)

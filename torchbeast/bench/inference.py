@@ -14,12 +14,12 @@ import torch
 
 from torchbeast.bench import made_up
 from torchbeast.bench.sample import Measure, in_threads
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.device_lane import DeviceLane
 from torchbeast.core.envs.spaces import ObservationSpace
-from torchbeast.runtime.agent import Agent
-from torchbeast.runtime.device_lane import DeviceLane
-from torchbeast.runtime.supervisor import Supervisor
-from torchbeast.runtime.weights import PublishedWeights
-from torchbeast.sources.inference import answer
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.inference import answer
 
 
 def inference(

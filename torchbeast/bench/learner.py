@@ -13,10 +13,10 @@ import torch
 
 from torchbeast.bench.sample import Measure, in_threads
 from torchbeast.core.algos.impala import Impala
+from torchbeast.core.device_lane import DeviceLane
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.device_lane import DeviceLane
-from torchbeast.runtime.supervisor import Supervisor
-from torchbeast.runtime.weights import PublishedWeights
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
 
 
 def learner(

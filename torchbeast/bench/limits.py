@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from torchbeast.bench.sample import Sample
-from torchbeast.runtime.diagnosis import percent
+from torchbeast.reporting.diagnosis import percent
 
 ENVIRONMENT, TRANSPORT, INFERENCE, LEARNER = "environment", "transport", "inference", "learner"
 STAGES = (ENVIRONMENT, TRANSPORT, INFERENCE, LEARNER)  # what a step passes through

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.actor_critic import ModelInputs
+from torchbeast.core.actors.agent import Agent
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.agent import Agent
 
 _ENDS = 0.002  # an episode ends every 500 steps
 
@@ -39,7 +39,7 @@ def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelI
 
 
 def question(agent: Agent, space: ObservationSpace, num_envs: int) -> Any:
-    """What PolyBeast's policy is asked with (sources/inference.py), [1, E, ...]."""
+    """What PolyBeast's policy is asked with (sources/servers/inference.py), [1, E, ...]."""
     inputs, counters = model_inputs(agent, space, num_envs), torch.zeros(1, num_envs)
     env = inputs.observation, inputs.reward, inputs.done, counters.int(), counters
     return env, (agent.model.initial_state(num_envs), inputs.last_action)

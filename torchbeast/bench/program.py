@@ -16,14 +16,14 @@ from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
 from torchbeast.bench.stages import Stages
 from torchbeast.bench.table import table
 from torchbeast.bench.turns import in_turn
-from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.compute import choose
-from torchbeast.runtime.environment import what_it_raised
-from torchbeast.runtime.errors import EXIT_DONE, RunError, UsageError
-from torchbeast.runtime.flags import available_cores
-from torchbeast.runtime.reward_clipping import resolved
-from torchbeast.runtime.session import raise_failure
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.cli.command_line import flatten
+from torchbeast.cli.flags import available_cores
+from torchbeast.envs.opening import what_it_raised
+from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.learning.hardware import choose
+from torchbeast.learning.reward_clipping import resolved
+from torchbeast.learning.session import raise_failure
+from torchbeast.processes.supervisor import Supervisor
 
 Samples = dict[str, list[Sample]]
 

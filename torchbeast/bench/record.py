@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchbeast.runtime.errors import UsageError
-from torchbeast.runtime.flags import available_cores
+from torchbeast.cli.flags import available_cores
+from torchbeast.errors import UsageError
 
 
 def check(path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.processes.supervisor import Supervisor
 
 
 class Sample(NamedTuple):

@@ -15,17 +15,17 @@ from torchbeast.bench.inference import inference
 from torchbeast.bench.learner import learner
 from torchbeast.bench.limits import ENVIRONMENT, INFERENCE, LEARNER, TRANSPORT, WHOLE
 from torchbeast.bench.sample import Measure
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ObservationSpace
-from torchbeast.runtime.agent import Agent, make_agent
-from torchbeast.runtime.compute import Compute, share_cores
-from torchbeast.runtime.env_plan import ServerPlan, beside_the_learner
-from torchbeast.runtime.environment import make_environment
-from torchbeast.runtime.flags import PolyBeastFlags
-from torchbeast.runtime.learner_run import impala_config, inference_threads, learner_threads
-from torchbeast.runtime.malloc import keep_freed_memory
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.envs.opening import make_environment
+from torchbeast.learning.hardware import Compute, share_cores
+from torchbeast.learning.learner_run import impala_config, inference_threads, learner_threads
+from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.plan import ServerPlan, beside_the_learner
 
 SINGLE = "transport, 1 environment a stream"
 
@@ -62,7 +62,7 @@ class Stages:
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
         """As in the program; and with one environment a stream, where the program has more."""
         from torchbeast.bench.transport import transport
-        from torchbeast.sources.poly import PolySourceConfig
+        from torchbeast.sources.servers.source import PolySourceConfig
 
         config = PolySourceConfig(
             batch_size=self._flags.learning.batch_size,

@@ -17,8 +17,8 @@ import numpy as np
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.envs.opening import make_environment
 from torchbeast.envs.options import DEFAULTS, EnvOptions
-from torchbeast.runtime.environment import make_environment
 
 FACTORY = "torchbeast.bench.still:make"
 _LIKE = "TORCHBEAST_BENCH_LIKE"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from torchbeast.bench.limits import STAGES, Figure, cpu_sum, predict
-from torchbeast.runtime.diagnosis import percent
+from torchbeast.reporting.diagnosis import percent
 
 
 def table(figures: Mapping[str, Figure], cores: int, title: str) -> Table:

@@ -16,11 +16,11 @@ from typing import Any
 import libtorchbeast
 from torchbeast.bench.processor_time import cpu_seconds
 from torchbeast.bench.sample import Measure, Sample, check_goes_on
-from torchbeast.runtime.addresses import folder_basename, new_run_folder, server_addresses
-from torchbeast.runtime.env_plan import ServerPlan, rollout_columns
-from torchbeast.runtime.env_servers import EnvServers
-from torchbeast.runtime.supervisor import Supervisor
-from torchbeast.sources.poly import PolySourceConfig, learner_queue
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.env_servers import EnvServers
+from torchbeast.sources.servers.plan import ServerPlan, rollout_columns
+from torchbeast.sources.servers.source import PolySourceConfig, learner_queue
 
 ZeroAction = Callable[[tuple[int, int]], Any]
 """Valid actions [1, B, ...] of that shape."""

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 from torchbeast.bench.processor_time import cpu_seconds, family
 from torchbeast.bench.sample import Measure, Sample
-from torchbeast.runtime.child_process import ChildProcess, end_all
-from torchbeast.runtime.command_line import flatten
-from torchbeast.runtime.flags import PolyBeastFlags, RunFlags
-from torchbeast.runtime.supervisor import Supervisor
+from torchbeast.cli.command_line import flatten
+from torchbeast.cli.flags import PolyBeastFlags, RunFlags
+from torchbeast.processes.child_process import ChildProcess, end_all
+from torchbeast.processes.supervisor import Supervisor
 
 _WARM_UP = 3  # updates
 _POLL_S = 0.02

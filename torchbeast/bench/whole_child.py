@@ -15,9 +15,9 @@ import threading
 from typing import Any, BinaryIO
 
 from torchbeast import polybeast
-from torchbeast.runtime.child_main import Report, failure, take_stdin, take_stdout
-from torchbeast.runtime.command_line import parse
-from torchbeast.runtime.flags import PolyBeastFlags
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
 
 
 def main(arguments: dict[str, Any]) -> int:

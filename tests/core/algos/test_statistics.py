@@ -16,6 +16,7 @@ import torch
 from fake_nethack import FakeNetHack
 from torch import Tensor
 
+from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
@@ -23,10 +24,9 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.runtime.agent import make_agent
-from torchbeast.runtime.evaluation import play
-from torchbeast.runtime.weights import PublishedWeights
-from torchbeast.sources.shared_weights import SharedWeights
+from torchbeast.evaluation.play import play
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.sources.processes.shared_weights import SharedWeights
 
 T, B, ACTIONS = 5, 4, 3
 UNBOUNDED = ArraySpec((4,), "float32", -math.inf, math.inf)

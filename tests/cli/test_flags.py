@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags: the original ones are all there, and a wrong one is a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import (
+    MAX_FIXED_LAG,
+    FleetFlags,
+    MonoBeastFlags,
+    PolyBeastEnvFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+    available_cores,
+)
+from torchbeast.errors import UsageError
+
+ORIGINAL_LEARNER_FLAGS = [
+    "env",
+    "mode",
+    "xpid",
+    "disable_checkpoint",
+    "savedir",
+    "num_actors",
+    "total_steps",
+    "batch_size",
+    "unroll_length",
+    "num_learner_threads",
+    "disable_cuda",
+    "use_lstm",
+    "entropy_cost",
+    "baseline_cost",
+    "discounting",
+    "reward_clipping",
+    "learning_rate",
+    "alpha",
+    "momentum",
+    "epsilon",
+    "grad_norm_clipping",
+    "pipes_basename",
+    "num_inference_threads",
+    "num_actions",
+    "max_learner_queue_size",
+    "write_profiler_trace",
+]
+ORIGINAL_DEFAULTS = {
+    "num_actors": 4,
+    "total_steps": 100_000,
+    "batch_size": 8,
+    "unroll_length": 80,
+    "entropy_cost": 0.0006,
+    "baseline_cost": 0.5,
+    "discounting": 0.99,
+    "learning_rate": 0.00048,
+    "alpha": 0.99,
+    "momentum": 0.0,
+    "epsilon": 0.01,
+    "grad_norm_clipping": 40.0,
+    "savedir": "~/logs/torchbeast",
+    "mode": "train",
+}
+PROGRAMS = {
+    "polybeast": PolyBeastFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+    "polybeast_env": PolyBeastEnvFlags,
+}
+WRONG = [
+    (["--no_such_flag", "3"], "Unrecognized options: --no_such_flag, 3."),
+    (["stray"], "Unrecognized options: stray."),
+    (["--batch_size"], "Missing value for argument '--batch_size'."),
+    (["--mode", "dance"], "invalid choice 'dance' for argument '--mode'."),
+    (["--num_actors", "0"], "--num_actors must be at least 1, but is 0."),
+    (["--discounting", "1.5"], "--discounting must be between 0 and 1, but is 1.5."),
+    (["--discounting", "nan"], "--discounting must be between 0 and 1, but is nan."),
+    (["--learning_rate", "0"], "--learning_rate must be greater than 0, but is 0.0."),
+    (["--num_servers", "8"], "give at most as many as --num_actors 4."),
+    (["--max_learner_queue_size", "1"], "give at least --batch_size 8."),
+    (["--xpid", "a/b"], "--xpid must be a plain name"),
+    (["--xpid", "latest"], "--xpid must be a plain name"),
+    (["--mode", "test", "--xpid", "a", "--disable_checkpoint"], "leave out --disable_checkpoint."),
+    (["--frame_skip", "0"], "--frame_skip must be at least 1, but is 0."),
+    (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, but is 1.0."),
+    (["--sampled"], "--sampled is for --mode test"),
+]
+
+
+def test_every_flag_of_the_original_is_there() -> None:
+    assert set(ORIGINAL_LEARNER_FLAGS) <= set(flatten(PolyBeastLearnerFlags()))
+
+
+def test_the_one_command_takes_the_flags_of_servers_and_learner() -> None:
+    own = set(flatten(PolyBeastFlags()))
+    assert {"num_servers", "num_actors", "env", "pipes_basename", "use_lstm"} <= own
+
+
+def test_the_defaults_are_those_of_the_original() -> None:
+    flags = flatten(PolyBeastFlags())
+    assert {name: flags[name] for name in ORIGINAL_DEFAULTS} == ORIGINAL_DEFAULTS
+
+
+def test_a_learner_alone_has_them_too_but_takes_every_environment_that_is_served() -> None:
+    flags = flatten(PolyBeastLearnerFlags())
+    expected = ORIGINAL_DEFAULTS | {"num_actors": None}
+    assert {name: flags[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_flag_has_a_help_text(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(PROGRAMS[program], program, ["--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    names = list(flatten(PROGRAMS[program]()))
+    assert names
+    for group in dataclasses.fields(PROGRAMS[program]):
+        assert f"{group.name} options" in shown
+    for name in names:
+        text = shown.split(f"--{name}", 1)[1]
+        assert text.split("(default", 1)[0].strip(" │\n─╮╰╯╭"), f"--{name} has no help"
+
+
+@pytest.mark.parametrize(("args", "sentence"), WRONG, ids=lambda value: str(value)[:30])
+def test_a_wrong_flag_is_one_sentence(args: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(PolyBeastFlags, "polybeast", args)
+    message = str(error.value)
+    assert sentence in message
+    assert "\n" not in message and "│" not in message
+
+
+FIXED_LAG_WRONG = [
+    (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, but is -1."),
+    (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, but is 510."),
+    (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be the"),
+    (["--batch_size", "3"], "--batch_size 3 a multiple of each one's share."),
+    (["--num_learner_threads", "2"], "with --fixed_lag one thread learns"),
+]
+
+
+@pytest.mark.parametrize(("args", "sentence"), FIXED_LAG_WRONG)
+def test_a_fixed_lag_that_cannot_be_kept_is_one_sentence(args: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(MonoBeastFlags, "monobeast", ["--fixed_lag", "1", *args])
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_switch_takes_nothing_after_it() -> None:
+    flags = parse(PolyBeastFlags, "polybeast", ["--use_lstm", "--disable_cuda", "--num_actors=6"])
+    assert flags.model.use_lstm and flags.machine.disable_cuda and flags.fleet.num_actors == 6
+
+
+def test_servers_are_derived_from_the_cores_and_the_environments() -> None:
+    assert FleetFlags(num_actors=1).servers() == 1
+    assert FleetFlags(num_actors=10_000).servers() == available_cores()
+    assert FleetFlags(num_actors=10, num_servers=10).servers() == 10
+
+
+def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "torchbeast.polybeast", "--no_such_flag"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "polybeast: Unrecognized options: --no_such_flag. See --help.\n"
+
+
+def test_a_wrong_flag_is_told_before_torch_is_imported() -> None:
+    code = (
+        "import sys; from torchbeast import polybeast; code = polybeast.main(['--no_such_flag']); "
+        "assert code == 2; assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+ORIGINAL_COMMAND = (
+    "--env PongNoFrameskip-v4 --num_actors 45 --total_steps 30000000 --learning_rate 0.0004 "
+    "--epsilon 0.01 --entropy_cost 0.01 --batch_size 4 --unroll_length 80 --num_buffers 60 "
+    "--num_threads 4 --xpid example"
+)
+
+
+def test_the_originals_command_of_monobeast_is_taken_as_it_is() -> None:
+    flags = parse(MonoBeastFlags, "monobeast", ORIGINAL_COMMAND.split())
+    assert flags.actors.buffers() == 60, "rollouts of one environment, as each actor had one"
+    assert flags.machine.num_learner_threads == 4 and flags.run.xpid == "example"
+    words = ORIGINAL_COMMAND.replace("--", "").replace("num_threads", "num_learner_threads").split()
+    said = dict(zip(words[::2], words[1::2], strict=True))
+    settings = flatten(flags)
+    assert {name: type(value)(said[name]) for name, value in settings.items() if name in said} == {
+        name: settings[name] for name in said
+    }
+
+
+def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
+    assert MonoBeastFlags().actors.buffers() == 2 * MonoBeastFlags().actors.num_actors
+    with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_actors 45"):
+        parse(MonoBeastFlags, "monobeast", ["--num_actors", "45", "--num_buffers", "44"])

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a command line leaves to an earlier run: the settings of the one that it names, or the name
+of the latest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import (
+    LearnerGroups,
+    MonoBeastFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+)
+from torchbeast.errors import UsageError
+from torchbeast.learning import checkpoint as checkpoints
+
+LEARNERS: dict[str, type[LearnerGroups]] = {
+    "monobeast": MonoBeastFlags,
+    "polybeast": PolyBeastFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+}
+# What a run of its own program records, and others do in part: not one of them is a default.
+RECORDED = {
+    "env": "Catch",
+    "num_actors": 16,
+    "num_servers": 3,
+    "num_processes": 5,
+    "num_buffers": 70,
+    "fixed_lag": None,
+    "pipes_basename": "unix:/mine",
+    "use_lstm": True,
+    "total_steps": 5000,
+    "learning_rate": 0.0006,
+    "discounting": 1,
+    "reward_clipping": "abs_one",
+    "torch_threads": 1,
+    "seed": 7,
+    "checkpoint_interval": 30.0,
+}
+OF_ONE_COMMAND = {"mode": "test", "xpid": "old", "savedir": "/elsewhere", "preset": "pong"}
+SERVERS_DECIDE = {"env": None, "num_actors": None}
+
+
+@pytest.fixture
+def savedir(tmp_path: Path) -> Path:
+    """With the run `a`, which has a checkpoint."""
+    (tmp_path / "a").mkdir()
+    flags = RECORDED | OF_ONE_COMMAND | {"observation_keys": [], "no_flag_of_today": 1}
+    checkpoints.save(tmp_path / "a" / "model.tar", {"flags": flags})
+    return tmp_path
+
+
+def flags_of(program: str, savedir: Path, *args: str) -> dict[str, Any]:
+    return flatten(parse(LEARNERS[program], program, ["--savedir", str(savedir), *args]))
+
+
+@pytest.mark.parametrize("program", LEARNERS)
+def test_the_name_of_a_run_brings_the_settings_that_it_recorded(
+    program: str, savedir: Path
+) -> None:
+    new, old = flags_of(program, savedir, "--xpid", "b"), flags_of(program, savedir, "--xpid=a")
+    expected = {name: value for name, value in RECORDED.items() if name in new}
+    if program == "polybeast_learner":
+        expected |= SERVERS_DECIDE
+    assert old == new | expected | {"xpid": "a"}
+    assert new["env"] is None and new["learning_rate"] != 0.0006
+    assert len(expected) > 10
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_what_the_command_line_names_wins(where: str, savedir: Path) -> None:
+    name, own = ["--xpid", "a"], ["--learning_rate", "0.0004", "--no_use_lstm"]
+    args = [*own, *name] if where == "before" else [*name, *own]
+    flags = flags_of("polybeast", savedir, *args)
+    assert flags["learning_rate"] == 0.0004 and flags["use_lstm"] is False
+    assert flags["num_actors"] == 16
+
+
+def test_a_preset_that_is_named_counts_as_given(savedir: Path) -> None:
+    flags = flags_of("polybeast", savedir, "--xpid", "a", "--preset", "cartpole")
+    assert flags["env"] == "CartPole-v1" and flags["learning_rate"] == 0.002
+    assert flags["checkpoint_interval"] == 30.0, "which the preset leaves open"
+
+
+def test_only_the_whole_command_line_must_fit(savedir: Path) -> None:
+    """70 buffers are too few for 80 environments, but 90 are not."""
+    with pytest.raises(UsageError, match="--num_buffers 70 leaves environments without a buffer"):
+        flags_of("monobeast", savedir, "--xpid", "a", "--num_actors", "80")
+    args = ["--num_actors", "80", "--num_buffers", "90"]
+    assert flags_of("monobeast", savedir, "--xpid", "a", *args)["num_actors"] == 80
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("reward_clipping", "soft_asymmetric"),
+        ("batch_size", None),
+        ("batch_size", True),
+        ("learning_rate", "0.1"),
+        ("env", "unknown"),
+        ("use_lstm", 1),
+    ],
+)
+def test_a_value_that_this_program_does_not_know_is_left(
+    name: str, value: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    checkpoints.save(tmp_path / "a" / "model.tar", {"flags": {name: value}})
+    new, old = (flags_of("polybeast", tmp_path, "--xpid", xpid) for xpid in "ba")
+    assert old[name] == new[name]
+
+
+def killed_before_its_first_checkpoint(savedir: Path, rows: str) -> None:
+    (savedir / "a" / "model.tar").unlink()
+    (savedir / "a" / "logs.csv").write_text(rows)
+    (savedir / "a" / "meta.json").write_text(json.dumps({"args": RECORDED}))
+
+
+def test_without_a_checkpoint_meta_json_tells_the_settings(savedir: Path) -> None:
+    killed_before_its_first_checkpoint(savedir, "# _tick,_time,step\n0,0,20\n")
+    assert flags_of("polybeast", savedir, "--xpid", "a")["learning_rate"] == 0.0006
+
+
+def test_of_a_run_that_never_learnt_nothing_is_taken(savedir: Path) -> None:
+    """Its settings may be why."""
+    killed_before_its_first_checkpoint(savedir, "")
+    assert flags_of("polybeast", savedir, "--xpid", "a")["env"] is None
+
+
+@pytest.mark.parametrize("mode", ["test", "test_render"])
+@pytest.mark.parametrize("program", LEARNERS)
+def test_without_a_name_the_latest_run_is_tested(
+    program: str, mode: str, savedir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (savedir / "b").mkdir()
+    (savedir / "latest").symlink_to("a")
+    assert flags_of(program, savedir, "--mode", mode)["xpid"] == "a"
+    assert capsys.readouterr().out == "Testing the latest run, a.\n"
+    assert flags_of(program, savedir, f"--mode={mode}", "--xpid", "b")["xpid"] == "b"
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("what", ["nothing", "gone", "a folder"])
+def test_where_there_is_no_latest_run_that_is_a_sentence(what: str, tmp_path: Path) -> None:
+    if what == "gone":
+        (tmp_path / "latest").symlink_to("a")
+    elif what == "a folder":
+        (tmp_path / "latest").mkdir()
+    with pytest.raises(UsageError, match=f"there is no latest run in {tmp_path} to test: give"):
+        flags_of("polybeast", tmp_path, "--mode", "test")
+
+
+def test_a_new_run_is_not_the_latest(savedir: Path) -> None:
+    (savedir / "latest").symlink_to("a")
+    flags = flags_of("polybeast", savedir)
+    assert flags["xpid"].startswith("torchbeast-") and flags["env"] is None
+
+
+def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_read(savedir: Path) -> None:
+    with pytest.raises(UsageError, match="--xpid must be a plain name"):
+        flags_of("polybeast", savedir / "b", "--xpid", "../a")

@@ -1,0 +1,518 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Evaluation plays whole episodes, carries the recurrent state,
+and counts each environment's share."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import cv2
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from nets_by_hand import deep_by_hand, shallow_by_hand
+
+from torchbeast import envs
+from torchbeast.cli.flags import EnvironmentFlags, MonoBeastFlags, PolyBeastFlags, RunFlags
+from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.agent import Agent, default_model, make_agent
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.envs.options import DEFAULTS
+from torchbeast.envs.toy import Catch
+from torchbeast.errors import UsageError
+from torchbeast.evaluation import testing
+from torchbeast.evaluation.play import Episodes, RandomStarts, play, report
+from torchbeast.evaluation.testing import test as run_test
+from torchbeast.evaluation.video import VideoWriter, picture, to_frame
+from torchbeast.learning import checkpoint as checkpoints
+
+
+class CatchPlayer(ActorCritic):
+    """Moves the paddle under the ball."""
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        board = inputs.observation
+        ball = board[..., :-1, :].sum(-2).argmax(-1)
+        paddle = board[..., -1, :].argmax(-1)
+        direction = 1 + (ball - paddle).sign()
+        logits = torch.nn.functional.one_hot(direction, 3).float()
+        return ModelOutput(logits, torch.zeros_like(inputs.reward), core_state)
+
+
+class Rememberer(ActorCritic):
+    """Keeps the cue of Memory in its state, which it clears at an episode's start."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        return (torch.zeros(1, batch_size, 1),)
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        (state,) = core_state
+        state = state * ~inputs.done.bool()[..., None] + inputs.observation[..., 1:2]
+        logits = torch.cat([-state, state], dim=-1)
+        return ModelOutput(logits, torch.zeros_like(inputs.reward), (state,))
+
+
+class Lengths:
+    """Episodes of a length that is the environment's own; each step rewards 1."""
+
+    observation_space = None
+
+    def __init__(self, length: int) -> None:
+        from gymnasium.spaces import Discrete as GymDiscrete
+
+        self.action_space = GymDiscrete(3)
+        self._length = length
+
+    def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._step = 0
+        return np.zeros((10, 5), np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return np.zeros((10, 5), np.float32), 1.0, self._step == self._length, False, {}
+
+
+def test_the_best_policy_catches_every_ball() -> None:
+    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    assert play(envs.make("Catch", 4), agent, 30, seed=0).returns == [1.0] * 30
+
+
+def test_the_recurrent_state_is_carried_and_cleared() -> None:
+    agent = Agent(Rememberer(), distribution_for(Discrete(2)))
+    assert play(envs.make("Memory", 3), agent, 20, seed=0).returns == [1.0] * 20
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    env = SyncVecEnv([lambda: Lengths(2), lambda: Lengths(11)], "Lengths")
+    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    played = play(env, agent, 8, seed=0)
+    assert sorted(played.returns) == [2.0] * 4 + [11.0] * 4
+    assert played.lengths == played.returns, "each step rewards 1"
+
+
+@pytest.mark.parametrize(("episodes", "parallel"), [(1, 1), (5, 2), (7, 7)])
+def test_exactly_as_many_episodes_as_asked_for_are_counted(episodes: int, parallel: int) -> None:
+    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1).returns) == episodes
+
+
+def test_stacked_frames_reach_the_policy() -> None:
+    env = envs.make("Mock", 1)
+    agent = make_agent("shallow", env.observation_space, env.action_space, env.frame_stack, False)
+    assert len(play(env, agent, 1, seed=0).returns) == 1
+
+
+def test_the_policy_of_an_image_is_the_deep_net_and_that_of_a_vector_the_mlp() -> None:
+    image, vector = ArraySpec((1, 84, 84), "uint8"), ArraySpec((8,), "float32")
+    assert default_model({"camera": image, "speed": vector}) == "deep"
+    assert default_model((vector, vector)) == "mlp"
+
+
+def test_the_policy_of_an_image_too_small_for_the_atari_nets_is_the_small_net() -> None:
+    board, image = ArraySpec((10, 10, 4), "bool"), ArraySpec((36, 36, 3), "uint8")
+    assert default_model({"board": board}) == "small"
+    assert default_model({"board": board, "camera": image}) == "deep"
+
+
+def test_frames_are_stacked_along_their_first_dimension() -> None:
+    image = ArraySpec((1, 84, 84), "uint8")
+    assert stacked_space({"camera": image}, 4) == {"camera": ArraySpec((4, 84, 84), "uint8")}
+
+
+@pytest.mark.parametrize("name", ["no_such_model", "no_such_module:Net", "math:pi"])
+def test_a_model_that_does_not_fit_is_a_sentence(name: str) -> None:
+    with pytest.raises(UsageError, match=f"--model {name} does not work") as error:
+        make_agent(name, ArraySpec((8,), "float32"), Discrete(3), 1, False)
+    assert "\n" not in str(error.value)
+
+
+def test_the_report_tells_each_return_and_their_spread() -> None:
+    assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000], [7, 7, 7])) == (
+        "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes.\n"
+        "Lengths: mean 343 steps, from 9 to 1,000.\n"
+        "Distinct: 2 of 3 episodes, by return and last 100 steps."
+    )
+
+
+class Walk:
+    """A deterministic game of 150 steps: action a moves a - 1 places; begins 0 to 3 steps late."""
+
+    def __init__(self) -> None:
+        self.action_space = gymnasium.spaces.Discrete(3)
+        self._late = 0
+
+    def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        self._late = (self._late + 1) % 4
+        self._step, self._place = -self._late, 0
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        if self._step > 0:
+            self._place += int(action) - 1
+        return self._seen(), 0.0, self._step == 150, False, {}
+
+    def _seen(self) -> np.ndarray:
+        return np.array([self._place, max(self._step, 0)], np.float32)
+
+
+def walk(num_episodes: int, parallel: int = 2, **how: Any) -> Episodes:
+    agent = Agent(Undecided(), distribution_for(Discrete(3)))
+    return play(SyncVecEnv([Walk] * parallel, "Walk"), agent, num_episodes, seed=3, **how)
+
+
+def test_greedy_play_of_a_deterministic_game_is_one_episode_however_late_it_begins() -> None:
+    played = walk(8)
+    assert sorted(set(played.lengths)) == [150, 151, 152, 153]
+    assert played.distinct == 1
+
+
+def test_random_starts_and_sampled_play_make_episodes_distinct() -> None:
+    """The place remembers the random actions; 0 of 30 are drawn once in 31 times."""
+    torch.manual_seed(0)
+    assert walk(8, greedy=False).distinct == 8
+    started = walk(40, random_start=30)
+    assert started.distinct > 5
+    assert started.lengths[:8] == walk(8).lengths, "the random actions are part of the episode"
+
+
+def test_what_differs_only_before_the_last_steps_is_one_episode_unless_its_return_differs() -> None:
+    assert Episodes([1.0, 1.0, 2.0, 1.0], [9, 8, 8, 8], [5, 5, 5, 6]).distinct == 3
+
+
+@pytest.mark.parametrize("most", [0, 3])
+def test_an_episode_begins_with_at_most_as_many_random_actions_as_asked_for(most: int) -> None:
+    """The policy always stays; every environment's episodes get numbers of their own."""
+    env = SyncVecEnv([lambda: Lengths(10)] * 4, "Lengths")
+    starts, counts = RandomStarts(env, most, seed=0), np.zeros(4, int)
+    stays = torch.full((1, 4), -1)
+    seen: list[set[int]] = [set() for _ in range(4)]
+    for _ in range(30):
+        for step in range(10):
+            drawn = starts.replace(stays)[0].numpy() != -1
+            assert (drawn <= (counts == step)).all(), "no random action follows another's"
+            counts += drawn
+        for numbers, count in zip(seen, counts.tolist(), strict=True):
+            numbers.add(count)
+        counts[:] = 0
+        starts.count(np.ones(4, bool))
+    assert seen == [set(range(most + 1))] * 4
+
+
+def test_a_life_that_is_lost_is_no_new_start() -> None:
+    starts = RandomStarts(SyncVecEnv([Walk] * 2, "Walk"), 3, seed=0)
+    for _ in range(3):
+        starts.replace(torch.zeros(1, 2))
+    starts.count(np.array([False, False]))
+    assert starts.replace(torch.full((1, 2), -1)).eq(-1).all()
+
+
+@pytest.mark.parametrize(("env_id", "most"), [("PongNoFrameskip-v4", 30), ("Catch", 0)])
+def test_games_of_atari_begin_with_random_actions_unless_told_otherwise(
+    env_id: str, most: int
+) -> None:
+    env: Any = SimpleNamespace(env_id=env_id)
+    assert testing._random_start(env, RunFlags(mode="test")) == most
+    assert testing._random_start(env, RunFlags(mode="test", random_start=7)) == 7
+
+
+def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_test(dataclasses.replace(save_run(tmp_path, "Catch"), random_start=2))
+    said = capsys.readouterr().out
+    assert "the most likely actions after 0 to 2 random ones" in said
+    assert re.search(r"Distinct: [123] of 3 episodes", said)
+
+
+def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
+    """A run's folder with a checkpoint of an untrained model."""
+    env = envs.make(env_id, 1, options=envs.EnvOptions.of(flags))
+    name = flags.get("model", "auto")
+    lstm = flags.get("use_lstm", False)
+    agent = make_agent(name, env.observation_space, env.action_space, env.frame_stack, lstm)
+    (folder / "run").mkdir()
+    saved = {key: {} for key in checkpoints.KEYS} | {
+        "model_state_dict": agent.model.state_dict(),
+        "flags": {"env": env_id, **flags},
+    }
+    checkpoints.save(folder / "run" / "model.tar", saved)
+    return RunFlags(mode="test", savedir=str(folder), xpid="run", num_episodes=3, seed=1)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
+) -> None:
+    assert run_test(save_run(tmp_path, "Catch", use_lstm=use_lstm)) == 0
+    assert "over 3 episodes." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("clipping", ["abs_one", "none"])
+def test_test_mode_gives_the_network_rewards_as_training_did(tmp_path: Path, clipping: str) -> None:
+    run = save_run(tmp_path, "Catch")
+    path = run.folder / "model.tar"
+    checkpoints.save(path, checkpoints.load(path) | {"reward_input": clipping})
+    assert [player.model.reward_input for player in players(run)] == [clipping]
+
+
+def players(run: RunFlags) -> list[Agent]:
+    """The agent that plays in test mode; nothing is played."""
+    found: list[Agent] = []
+
+    def note(env: VecEnv, agent: Agent, *_: Any, **__: Any) -> Episodes:
+        found.append(agent)
+        return Episodes([0.0], [1], [2])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "play", note)
+        assert run_test(run) == 0
+    return found
+
+
+class WideCatch(Catch):
+    """Every ball is caught, wherever the paddle is."""
+
+    def step(self, action: Any) -> VecStep:
+        step = super().step(action)
+        return step._replace(reward=np.abs(step.reward))
+
+
+def wide_catch(num_envs: int) -> VecEnv:
+    return WideCatch(num_envs)
+
+
+def test_test_mode_plays_another_environment_where_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, other = save_run(tmp_path, "Catch"), f"{__name__}:wide_catch"
+    assert run_test(dataclasses.replace(run, num_episodes=8), other) == 0
+    said = capsys.readouterr().out
+    assert "(trained on Catch), " in said and "Mean 1.00" in said
+
+
+@pytest.mark.parametrize("other", ["CartPole-v1", "Mock"])
+def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
+    tmp_path: Path, other: str
+) -> None:
+    run = save_run(tmp_path, "Catch")
+    with pytest.raises(UsageError, match=f"trained on Catch cannot play {other}") as error:
+        run_test(run, other)
+    assert str(error.value).endswith(": leave out --env") and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "parsed"),
+    [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)],
+)
+def test_every_program_tests_the_environment_that_is_named(program: str, parsed: Any) -> None:
+    environment = EnvironmentFlags(env="Catch", observation_keys=("image",))
+    named = parsed(run=RunFlags(mode="test"), environment=environment)
+    seen: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        module = importlib.import_module(f"torchbeast.{program}")
+        where = module if program == "monobeast" else testing
+        patch.setattr(where, "test", lambda run, *played: seen.append(played) or 0)
+        module.run(named)
+        module.run(parsed(run=RunFlags(mode="test")))
+    assert seen == [("Catch", envs.EnvOptions(observation_keys=("image",))), (None, DEFAULTS)]
+
+
+def test_test_mode_plays_a_game_as_it_was_trained_unless_told_otherwise(tmp_path: Path) -> None:
+    pytest.importorskip("ale_py")
+    recorded = {"full_action_space": True, "frame_skip": 50, "sticky_actions": None}
+    run = save_run(tmp_path, "ALE/Pong-v5", model="mlp", **recorded)
+    made: list[tuple[str, envs.EnvOptions]] = []
+
+    def make(env_id: str, num_envs: int, options: envs.EnvOptions, render: bool) -> VecEnv:
+        made.append((env_id, options))
+        return envs.make(env_id, num_envs, options=options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(testing, "make_environment", make)
+        patch.setattr(testing, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
+        run_test(run)
+        run_test(run, options=envs.EnvOptions(frame_skip=4, sticky_actions=0.0))
+    as_trained = envs.EnvOptions(full_action_space=True, frame_skip=50)
+    told = envs.EnvOptions(full_action_space=True, frame_skip=4, sticky_actions=0.0)
+    assert made == [("ALE/Pong-v5", as_trained), ("ALE/Pong-v5", told)]
+
+
+class Undecided(ActorCritic):
+    """Slightly prefers to stay."""
+
+    def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
+        logits = torch.tensor([0.0, 0.1, 0.0]).expand(*inputs.reward.shape, 3)
+        return ModelOutput(logits, torch.zeros_like(inputs.reward), core_state)
+
+
+class Counting(Lengths):
+    """Rewards staying."""
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        observation, _, *rest = super().step(action)
+        return observation, float(action == 1), *rest
+
+
+def test_greedy_play_takes_the_most_likely_action_and_sampled_play_others_too() -> None:
+    agent = Agent(Undecided(), distribution_for(Discrete(3)))
+
+    def returns(greedy: bool, seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        env = SyncVecEnv([lambda: Counting(30)], "Counting")
+        return play(env, agent, 3, seed=0, greedy=greedy).returns
+
+    assert returns(greedy=True, seed=0) == [30.0] * 3
+    sampled = returns(greedy=False, seed=0)
+    assert all(3 <= value <= 20 for value in sampled), "about a third"
+    assert returns(greedy=False, seed=0) == sampled != returns(greedy=False, seed=1)
+
+
+def test_the_flag_sampled_reaches_the_play(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = save_run(tmp_path, "Catch")
+    assert run_test(run) == 0 and "the most likely actions" in capsys.readouterr().out
+    seen: list[bool] = []
+    with pytest.MonkeyPatch.context() as patch:
+        played = Episodes([0], [1], [2])
+        patch.setattr(testing, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
+        run_test(run)
+        run_test(dataclasses.replace(run, sampled=True))
+    assert seen == [True, False] and "sampled actions" in capsys.readouterr().out
+
+
+def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> RunFlags:
+    """A checkpoint as the original programs write it: no name of the network, but devices. Its
+    networks clip rewards also where the loss does not.
+    """
+    env = envs.make("Mock", 1)
+    agent = make_agent(model, env.observation_space, env.action_space, env.frame_stack, use_lstm)
+    flags = {"env": "Mock", "use_lstm": use_lstm, "device": torch.device("cpu"), "num_buffers": 60}
+    flags["reward_clipping"] = "none"
+    optimiser: dict[str, Any] = {"optimizer_state_dict": {}, "scheduler_state_dict": {}}
+    saved = {"model_state_dict": agent.model.state_dict(), "flags": flags, **optimiser, **more}
+    (folder / "run").mkdir()
+    torch.save(saved, folder / "run" / "model.tar")
+    return RunFlags(mode="test", savedir=str(folder), xpid="run", num_episodes=1, seed=1)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_a_checkpoint_of_the_original_monobeast_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
+) -> None:
+    assert run_test(save_original(tmp_path, "shallow", use_lstm)) == 0
+    assert "over 1 episodes." in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_the_original_polybeast_is_played(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its counts hold numpy's scalars."""
+    stats = {"step": 1000, "episode_returns": (np.float32(1.5), np.float64(2.0))}
+    assert run_test(save_original(tmp_path, "deep", False, stats=stats)) == 0
+    assert "step 1,000," in capsys.readouterr().out
+
+
+def test_published_weights_of_pong_fit_the_network_that_is_made_for_them() -> None:
+    """The shapes are those of the original's network with Pong's six actions."""
+    pytest.importorskip("ale_py")
+    convolutions = {"conv1": (32, 4, 8, 8), "conv2": (64, 32, 4, 4), "conv3": (64, 64, 3, 3)}
+    linear = {"fc": (512, 3136), "policy": (6, 519), "baseline": (1, 519)}
+    weights = {}
+    for name, shape in (convolutions | linear).items():
+        weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(shape), torch.ones(shape[0])
+    saved = {"model_state_dict": weights, "flags": {"env": "PongNoFrameskip-v4"}}
+    with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
+        agent = testing._agent(saved, env, Path("model.tar"))
+    assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize(
+    ("model", "by_hand"), [("shallow", shallow_by_hand), ("deep", deep_by_hand)]
+)
+def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
+    tmp_path: Path, model: str, by_hand: Any, use_lstm: bool
+) -> None:
+    run = save_original(tmp_path, model, use_lstm)
+    weights = torch.load(run.folder / "model.tar")["model_state_dict"]
+    inputs = ModelInputs(
+        torch.randint(256, (3, 2, 4, 84, 84), dtype=torch.uint8),
+        torch.tensor([[0.0, 0.3], [7.0, -7.0], [-0.3, 1.0]]),
+        torch.tensor([[True, True], [False, False], [False, True]]),
+        torch.randint(6, (3, 2)),
+    )
+    (player,) = players(run)
+    with torch.no_grad():
+        output = player.model(inputs, player.model.initial_state(2))
+    logits, baseline = by_hand(weights, inputs)
+    torch.testing.assert_close(output.policy_logits, logits)
+    torch.testing.assert_close(output.baseline, baseline)
+    assert torch.equal(output.policy_logits.argmax(-1), logits.argmax(-1))
+
+
+def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no checkpoint"):
+        run_test(RunFlags(mode="test", savedir=str(tmp_path), xpid="nothing"))
+
+
+def test_a_video_is_written_of_images_and_refused_for_vectors(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "video.mp4") as video:
+        for _ in range(5):
+            video.write(to_frame(np.random.randint(0, 255, (1, 4, 84, 84), np.uint8)))
+    assert (tmp_path / "video.mp4").stat().st_size > 1000
+    with pytest.raises(UsageError, match="use --mode test"):
+        to_frame(np.zeros((1, 8), np.float32))
+
+
+class Drawing:
+    """A Gymnasium environment that draws itself in red."""
+
+    def __init__(self) -> None:
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return np.zeros(4, np.float32), 1.0, False, False, {}
+
+    def render(self) -> np.ndarray:
+        return np.full((480, 240, 3), (255, 0, 0), np.uint8)
+
+
+def test_an_environment_that_draws_itself_is_filmed_so(tmp_path: Path) -> None:
+    env = SyncVecEnv([Drawing], "Drawing")
+    frame = picture(env, env.reset(0))
+    assert frame.shape == (480, 240, 3) and (frame == (255, 0, 0)).all()
+    with VideoWriter(tmp_path / "video.mp4") as video:
+        video.write(frame)
+    shown = cv2.VideoCapture(str(tmp_path / "video.mp4")).read()[1]
+    blue, _, red = shown.mean((0, 1))
+    assert red > 200 and blue < 50, "OpenCV's colours are in another order"
+
+
+def test_bits_with_channels_last_are_shown_in_a_gray_for_each_channel() -> None:
+    board = np.zeros((1, 10, 10, 4), bool)
+    board[0, 2, 3, 0] = board[0, 5, 5, 3] = True
+    frame = to_frame(board)
+    assert frame.shape == (240, 240, 3)
+    assert (frame[48:72, 72:96] == 255).all() and (frame[120:144, 120:144] == 80).all()
+    assert frame.astype(int).sum() == 24 * 24 * 3 * (255 + 80)
+
+
+def test_the_frame_of_a_video_is_the_newest_one() -> None:
+    stack = np.stack([np.full((84, 84), value, np.uint8) for value in (1, 2, 3, 9)])[None]
+    frame = to_frame(stack)
+    assert frame.shape == (252, 252, 3) and (frame == 9).all()

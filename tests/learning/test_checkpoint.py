@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints load without trusting them, and a wrong one is a sentence."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+
+from torchbeast.core.actors.actor_critic import ModelInputs
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.errors import UsageError
+from torchbeast.learning import checkpoint as checkpoints
+
+
+def agent(size: int = 4, use_lstm: bool = False) -> Agent:
+    return make_agent("mlp", ArraySpec((size,), "float32"), Discrete(3), 1, use_lstm)
+
+
+def impala(model: torch.nn.Module) -> Impala:
+    return Impala(model, distribution_for(Discrete(3)), ImpalaConfig())
+
+
+def checkpoint_of(algo: Impala) -> dict:
+    return {**algo.state_dict(), "stats": {"step": 7}, "flags": {}, "rng": checkpoints.rng_state()}
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    algo = impala(agent().model)
+    checkpoints.save(tmp_path / "model.tar", checkpoint_of(algo))
+    saved = checkpoints.load(tmp_path / "model.tar")
+    other = impala(agent().model)
+    checkpoints.resume(other, saved, tmp_path / "model.tar")
+    ours, theirs = algo.model.state_dict(), other.model.state_dict()
+    assert ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert saved["stats"] == {"step": 7}
+
+
+def test_the_generator_continues_where_it_was(tmp_path: Path) -> None:
+    algo = impala(agent().model)
+    checkpoints.save(tmp_path / "model.tar", checkpoint_of(algo))
+    expected = torch.rand(5)
+    checkpoints.resume(algo, checkpoints.load(tmp_path / "model.tar"), tmp_path / "model.tar")
+    assert torch.equal(torch.rand(5), expected)
+
+
+def test_it_loads_with_weights_only(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path / "model.tar", checkpoint_of(impala(agent().model)))
+    saved = torch.load(tmp_path / "model.tar", weights_only=True)
+    assert set(checkpoints.KEYS) <= set(saved)
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path("/tmp/torchbeast-test-must-not-exist"),))
+
+
+def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.tar").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(UsageError, match="no readable checkpoint"):
+        checkpoints.load(tmp_path / "model.tar")
+    assert not Path("/tmp/torchbeast-test-must-not-exist").exists()
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"PK\x03\x04torn"])
+def test_a_torn_file_is_a_sentence(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.tar").write_bytes(data)
+    with pytest.raises(UsageError, match="no readable checkpoint") as error:
+        checkpoints.load(tmp_path / "model.tar")
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no checkpoint at"):
+        checkpoints.load(tmp_path / "model.tar")
+
+
+def test_a_file_that_lacks_a_key_is_a_sentence(tmp_path: Path) -> None:
+    checkpoints.save(tmp_path / "model.tar", {"model_state_dict": {}})
+    with pytest.raises(UsageError, match="it lacks optimizer_state_dict"):
+        checkpoints.load(tmp_path / "model.tar")
+
+
+def test_a_file_of_a_newer_format_is_a_sentence(tmp_path: Path) -> None:
+    saved = checkpoint_of(impala(agent().model)) | {"format": 2}
+    checkpoints.save(tmp_path / "model.tar", saved)
+    with pytest.raises(UsageError, match="has format 2, but this TorchBeast reads formats up to 1"):
+        checkpoints.load(tmp_path / "model.tar")
+
+
+ATARI, BOARD, VECTOR = (4, 84, 84), (10, 10, 4), (8,)
+
+
+@pytest.mark.parametrize(
+    ("model", "recorded", "expected"),
+    [
+        ("shallow", {"model": "shallow-norm"}, "shallow-norm"),
+        ("shallow", {"model": "shallow"}, "shallow-norm"),  # it standardised its images then
+        ("deep", {"model": "deep"}, "deep"),
+        ("deep", {"model": "my_nets:MyNet"}, "my_nets:MyNet"),
+        ("shallow", {}, "shallow"),  # the original MonoBeast
+        ("deep", {}, "deep"),  # the original PolyBeast
+        ("deep", {"model": "auto"}, "deep"),
+        ("small", {"model": "auto"}, "small"),
+        ("mlp", {"model": "auto"}, "mlp"),
+    ],
+)
+@pytest.mark.parametrize("leaves", ["one leaf", "two leaves"])
+def test_the_network_of_a_file_without_a_format_number_is_known(
+    model: str, recorded: dict[str, str], expected: str, leaves: str
+) -> None:
+    image = ArraySpec({"small": BOARD, "mlp": VECTOR}.get(model, ATARI), "uint8")
+    seen = image if leaves == "one leaf" else {"a": ArraySpec((3,), "float32"), "b": image}
+    weights = make_agent(model, seen, Discrete(3), 1, False).model.state_dict()
+    saved = {"model_state_dict": weights, "flags": recorded}
+    assert checkpoints.model_name(saved) == expected
+
+
+def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is() -> None:
+    """Compares with MLPNet as it was before the number: its names, shapes and formula."""
+    seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    sizes = {"linear": (128, 4), "fc": (128, 128), "policy": (2, 131), "baseline": (1, 131)}
+    weights = {f"{name}.weight": torch.randn(size) / 10 for name, size in sizes.items()}
+    weights |= {f"{name}.bias": torch.randn(size[0]) for name, size in sizes.items()}
+    reads_values = checkpoints.reads_values({"flags": {"model": "mlp"}})
+    model = make_agent("mlp", seen, Discrete(2), 1, False, reads_values=reads_values).model
+    model.load_state_dict(weights)
+    frame, last_action = torch.tensor([[[0.1, -300.0, 2.0, 7.0]]]), torch.tensor([[1]])
+    inputs = ModelInputs(frame, torch.tensor([[0.5]]), torch.tensor([[False]]), last_action)
+    features = frame
+    for name in ("linear", "fc"):
+        features = (features @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]).relu()
+    features = torch.cat([features, torch.tensor([[[0.5, 0.0, 1.0]]])], -1)
+    logits = features @ weights["policy.weight"].T + weights["policy.bias"]
+    torch.testing.assert_close(model(inputs, ()).policy_logits, logits)
+
+
+def test_a_network_that_was_told_nothing_of_values_is_recorded_so() -> None:
+    """Servers may not tell; the environment does, where the run is tested or goes on."""
+    told = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    trained = agent()
+    assert not trained.reads_values
+    saved = {"format": 1, "reads_values": trained.reads_values}
+    played = make_agent(
+        "mlp", told, Discrete(3), 1, False, reads_values=checkpoints.reads_values(saved)
+    )
+    played.model.load_state_dict(trained.model.state_dict())
+    assert make_agent("mlp", told, Discrete(3), 1, False).reads_values
+
+
+def test_the_format_number_says_that_the_network_is_named() -> None:
+    saved = {"format": 1, "model": "shallow", "flags": {"model": "auto"}, "model_state_dict": {}}
+    assert checkpoints.model_name(saved) == "shallow"
+
+
+@pytest.mark.parametrize("other", [{"size": 5}, {"use_lstm": True}], ids=["shape", "names"])
+def test_a_checkpoint_of_another_model_is_refused_and_changes_nothing(
+    tmp_path: Path, other: dict
+) -> None:
+    checkpoints.save(tmp_path / "model.tar", checkpoint_of(impala(agent(**other).model)))
+    saved = checkpoints.load(tmp_path / "model.tar")
+    model = agent().model
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(UsageError, match="another model"):
+        checkpoints.load_model(model, saved, tmp_path / "model.tar")
+    with pytest.raises(UsageError, match="another model"):
+        checkpoints.resume(impala(model), saved, tmp_path / "model.tar")
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the learner uses the machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from torchbeast.cli.flags import ActorFlags, LearningFlags, MachineFlags, MonoBeastFlags
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.learning import hardware as compute
+from torchbeast.learning.hardware import choose, share_cores
+from torchbeast.learning.learner_run import inference_threads
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+
+
+@pytest.fixture
+def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+
+def chosen(fixed_lag: int | None = None, **machine: Any) -> compute.Compute:
+    actors = ActorFlags(fixed_lag=fixed_lag)
+    return choose(MonoBeastFlags(machine=MachineFlags(**machine), actors=actors))
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_one_gpu_is_enough_and_learns_whole_batches_in_bfloat16() -> None:
+    found = chosen(torch_threads=2)
+    assert (found.device, found.dtype, found.bytes_at_once) == (GPU, torch.bfloat16, None)
+    assert str(found) == (
+        "Computing on cuda:0 in bfloat16 (this hardware has bfloat16), whole batches at once, "
+        "with 2 threads."
+    )
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_gpu_that_is_not_wanted_is_not_used() -> None:
+    assert chosen(disable_cuda=True).device == CPU
+
+
+def test_a_cpu_learns_what_fits_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"avx512f"})
+    found = chosen(torch_threads=1)
+    assert (found.device, found.dtype) == (CPU, torch.float32)
+    assert str(found) == (
+        "Computing on the CPU in float32 (this hardware does not have bfloat16), 2.7 MB of "
+        "observations at once, with 1 thread."
+    )
+
+
+@pytest.mark.parametrize(("megabytes", "expected"), [(0, None), (0.5, 500_000)])
+def test_the_flag_says_how_much_is_learnt_at_once(megabytes: float, expected: int | None) -> None:
+    assert chosen(megabytes_at_once=megabytes).bytes_at_once == expected
+
+
+def test_with_a_fixed_lag_threads_and_precision_do_not_depend_on_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchbeast.cli.flags.available_cores", lambda: 7)
+    monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"amx_bf16"})
+    free, fixed = chosen(), chosen(fixed_lag=1)
+    assert (free.threads, free.dtype) == (7, torch.bfloat16)
+    assert (fixed.threads, fixed.dtype) == (1, torch.float32)
+    given = chosen(fixed_lag=1, torch_threads=3, precision="bfloat16")
+    assert (given.threads, given.dtype) == (3, torch.bfloat16)
+
+
+@pytest.fixture
+def torch_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def agent(shape: tuple[int, ...], model: str, use_lstm: bool = False) -> Agent:
+    return make_agent(model, ArraySpec(shape, "uint8"), Discrete(6), 1, use_lstm)
+
+
+def shared(batch_size: int, agent: Agent, fixed_lag: int | None = None, **machine: Any) -> Any:
+    """Threads over pieces, and inside of their operations; rollouts of 20 steps, 6 cores."""
+    flags = MonoBeastFlags(
+        machine=MachineFlags(torch_threads=6, **machine),
+        learning=LearningFlags(batch_size=batch_size, unroll_length=20),
+        actors=ActorFlags(fixed_lag=fixed_lag, num_actors=1, num_processes=1),
+    )
+    return share_cores(choose(flags), flags, agent), torch.get_num_threads()
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    ("batch_size", "model", "use_lstm", "expected"),
+    [
+        (32, "shallow", False, (6, 1)),
+        (4, "shallow", False, (2, 3)),  # pieces of 42 rows, at least
+        (1, "shallow", False, (1, 6)),
+        (17, "shallow", True, (2, 3)),  # its pieces have nine columns at least
+    ],
+)
+def test_threads_are_over_pieces_and_those_left_inside_of_operations(
+    monkeypatch: pytest.MonkeyPatch,
+    batch_size: int,
+    model: str,
+    use_lstm: bool,
+    expected: tuple[int, int],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert shared(batch_size, agent((4, 84, 84), model, use_lstm)) == expected
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    "settings", [{"compile": True}, {"megabytes_at_once": 0}, {"fixed_lag": 1}], ids=str
+)
+def test_what_must_stay_whole_has_its_threads_inside_of_operations(settings: Any) -> None:
+    assert shared(32, agent((4, 84, 84), "shallow"), disable_cuda=True, **settings) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads")
+def test_small_observations_are_one_piece() -> None:
+    assert shared(32, agent((4,), "mlp"), disable_cuda=True) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads", "a_gpu")
+def test_a_gpu_learns_from_one_thread_at_a_time() -> None:
+    assert shared(32, agent((4, 84, 84), "shallow"), megabytes_at_once=2.7) == (1, 6)
+
+
+@pytest.mark.usefixtures("torch_threads")
+@pytest.mark.parametrize(
+    ("count", "device", "inside", "expected"),
+    [(3, CPU, 1, 3), (None, GPU, 1, 2), (None, CPU, 1, 4), (None, CPU, 4, 1), (None, CPU, 16, 1)],
+)
+def test_a_quarter_of_the_cores_chooses_actions(
+    monkeypatch: pytest.MonkeyPatch,
+    count: int | None,
+    device: torch.device,
+    inside: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr("torchbeast.learning.learner_run.available_cores", lambda: 16)
+    torch.set_num_threads(inside)
+    assert inference_threads(count, device) == expected

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A learner's run from its folder to its end, with batches made here."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_training import B, ListSource, T, rollout
+
+from torchbeast import monobeast
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import (
+    ActorFlags,
+    LearningFlags,
+    MachineFlags,
+    ModelFlags,
+    MonoBeastFlags,
+    OptimiserFlags,
+    PolyBeastFlags,
+    RunFlags,
+)
+from torchbeast.cli.resuming import changes
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import RunError, UsageError
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.learner_run import Learner, LearnerRun
+from torchbeast.learning.reward_clipping import resolved
+from torchbeast.learning.session import session
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.log_files import LogFiles
+
+GOOD, BAD = 1.0, float("nan")
+
+
+class EndingSource(ListSource):
+    """Stops the run after its last batch."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def batches(self) -> Iterator[Rollout]:
+        yield from super().batches()
+        self._supervisor.stop("there are no more batches")
+
+
+def agent(model: str = "mlp", reads_values: bool = True) -> Agent:
+    # Without bounds, as CartPole's: a network that reads values normalises it.
+    seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
+    return make_agent(model, seen, Discrete(3), 1, False, reads_values=reads_values)
+
+
+def old_agent(model: str, reads_values: bool) -> Agent:
+    """As every network was made before there was a format number."""
+    return agent(model, reads_values=False)
+
+
+LEARNERS: list[Learner[PublishedWeights]] = []  # of every run
+
+
+def train(
+    folder: Path,
+    *rewards: float,
+    groups: dict[str, Any] | None = None,
+    make: Callable[[str, bool], Agent] = agent,
+    **flags: bool,
+) -> None:
+    """Learns a batch for each reward; resumes what is in the folder."""
+    run = RunFlags(savedir=str(folder), xpid="run", seed=1, **flags)
+    every = resolved(MonoBeastFlags(run=run, **(groups or {})), "Catch")
+
+    def source(learner: Learner[PublishedWeights]) -> EndingSource:
+        LEARNERS.append(learner)
+        return EndingSource([rollout(reward) for reward in rewards])
+
+    with session(every) as parts:
+        LearnerRun("monobeast", every, "Catch", parts).train(make, PublishedWeights, source)
+
+
+def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:
+    model, last_good = tmp_path / "run" / "model.tar", tmp_path / "run" / "last_good.tar"
+    train(tmp_path, GOOD, GOOD)
+    before = model.read_bytes()
+    assert not last_good.exists()
+    with pytest.raises(RunError, match="loss is nan") as error:
+        train(tmp_path, GOOD, BAD, GOOD)
+    assert str(last_good) in str(error.value)
+    assert model.read_bytes() == before
+    kept = checkpoints.load(last_good)
+    assert kept["stats"]["step"] == 3 * T * B and kept["scheduler_state_dict"]["version"] == 3
+    assert kept["flags"]["env"] == "Catch"
+    assert checkpoints.first_non_finite(kept) is None
+
+
+def test_a_run_goes_on_from_the_last_good_state_where_that_is_wanted(tmp_path: Path) -> None:
+    with pytest.raises(RunError):
+        train(tmp_path, GOOD, BAD)
+    shutil.copy(tmp_path / "run" / "last_good.tar", tmp_path / "run" / "model.tar")
+    train(tmp_path, GOOD)
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * T * B
+
+
+def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="No state was saved"):
+        train(tmp_path, GOOD, BAD, disable_checkpoint=True)
+    assert not list((tmp_path / "run").glob("*.tar"))
+
+
+def test_resuming_with_other_settings_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    train(tmp_path, GOOD)
+    assert "recorded" not in capsys.readouterr().out, "nothing was changed"
+    other = {
+        "learning": LearningFlags(batch_size=16),
+        "optimiser": OptimiserFlags(learning_rate=0.0004),
+        "actors": ActorFlags(num_actors=8),
+    }
+    train(tmp_path, GOOD, groups=other)
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(f"Resuming {tmp_path / 'run'} at step {2 * T * B}.") + 1
+    assert (
+        sorted(line for line in lines if "recorded" in line)
+        == lines[start : start + 3]
+        == [
+            "batch_size 16 (recorded 8)",
+            "learning_rate 0.0004 (recorded 0.00048)",
+            "num_actors 8 (recorded 4)",
+        ]
+    )
+
+
+def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
+    train(tmp_path, GOOD)
+    with pytest.raises(RunError):
+        train(tmp_path, GOOD, BAD)
+    for name in ("model.tar", "last_good.tar"):
+        saved = checkpoints.load(tmp_path / "run" / name)
+        assert (saved["format"], saved["model"], saved["flags"]["model"]) == (1, "mlp", "auto")
+
+
+def with_rewards(clipping: Any) -> dict[str, Any]:
+    return {"groups": {"learning": LearningFlags(reward_clipping=clipping)}}
+
+
+@pytest.mark.parametrize("clipping", ["abs_one", "none"])
+def test_the_network_is_given_rewards_as_they_are_learnt_from(
+    tmp_path: Path, clipping: str
+) -> None:
+    train(tmp_path, GOOD, **with_rewards(clipping))
+    assert LEARNERS[-1].agent.model.reward_input == clipping
+    assert checkpoints.load(tmp_path / "run" / "model.tar")["reward_input"] == clipping
+
+
+def test_a_run_that_goes_on_is_given_rewards_as_before(tmp_path: Path) -> None:
+    """What its weights were learnt for; the loss has rewards as the flag says."""
+    train(tmp_path, GOOD, **with_rewards("none"))
+    train(tmp_path, GOOD, **with_rewards("abs_one"))
+    assert LEARNERS[-1].agent.model.reward_input == "none"
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    assert saved.pop("reward_input") == "none"
+    checkpoints.save(path, saved)  # as before it was recorded
+    train(tmp_path, GOOD, **with_rewards("none"))
+    expected: str = "abs_one"
+    assert LEARNERS[-1].agent.model.reward_input == expected
+
+
+def with_model(name: str) -> dict[str, Any]:
+    return {"groups": {"model": ModelFlags(model=name)}}
+
+
+def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_path: Path) -> None:
+    train(tmp_path, GOOD, **with_model("shallow-norm"))
+    with pytest.raises(UsageError, match="learns with --model shallow-norm, not shallow: give"):
+        train(tmp_path, GOOD, **with_model("shallow"))
+    train(tmp_path, GOOD, **with_model("auto"))
+    saved = checkpoints.load(tmp_path / "run" / "model.tar")
+    assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
+
+
+@pytest.mark.parametrize("now", ["shallow", "shallow-norm", "auto"])
+def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallow(
+    tmp_path: Path, now: str
+) -> None:
+    train(tmp_path, GOOD, make=old_agent, **with_model("shallow-norm"))
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    del saved["format"], saved["model"], saved["reads_values"]
+    saved["flags"]["model"] = "shallow"
+    checkpoints.save(path, saved)
+    train(tmp_path, GOOD, **with_model(now))
+    saved = checkpoints.load(path)
+    assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
+
+
+def test_a_run_from_before_the_format_number_goes_on_reading_vectors_as_they_are(
+    tmp_path: Path,
+) -> None:
+    train(tmp_path, GOOD, make=old_agent)
+    path = tmp_path / "run" / "model.tar"
+    saved = checkpoints.load(path)
+    del saved["format"], saved["model"], saved["reads_values"]
+    checkpoints.save(path, saved)
+    for updates in (2, 3):  # the second time from a file that has the number
+        train(tmp_path, GOOD)
+        saved = checkpoints.load(path)
+        assert saved["stats"]["step"] == updates * T * B
+        assert not saved["reads_values"] and not LEARNERS[-1].agent.reads_values
+        assert "scale.mean" not in saved["model_state_dict"]
+    assert "scale.mean" in agent().model.state_dict(), "the networks must differ"
+
+
+def test_settings_that_another_program_did_not_record_are_not_compared() -> None:
+    """Each program with a checkpoint of its own, of the other, and of the original."""
+    mono, poly = flatten(MonoBeastFlags(actors=ActorFlags(fixed_lag=1))), flatten(PolyBeastFlags())
+    assert changes({**mono, "fixed_lag": None}, mono) == ["fixed_lag 1 (recorded None)"]
+    assert changes(poly, mono) == changes(mono, poly) == []
+    assert changes({"entropy_cost": 0.1, "xpid": "old"}, poly) == [
+        "entropy_cost 0.0006 (recorded 0.1)"
+    ]
+
+
+def test_the_first_tensor_that_is_not_finite_is_named() -> None:
+    state = {"model_state_dict": {"fc.weight": torch.ones(2)}, "optimizer_state_dict": {}}
+    assert checkpoints.first_non_finite(state) is None
+    state["optimizer_state_dict"] = {"state": {0: {"square_avg": torch.tensor([1.0, torch.inf])}}}
+    assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
+
+
+def test_a_run_says_what_it_computes_in_and_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("Computing on the CPU in ") for line in lines) == 1
+
+
+def no_room(path: Path, checkpoint: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
+def test_a_last_checkpoint_that_cannot_be_written_is_the_runs_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "save", no_room)
+    with pytest.raises(RunError, match=r"no checkpoint was written to .*No space left on device"):
+        train(tmp_path, GOOD)
+    assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()
+
+
+def test_an_error_while_the_run_is_shown_is_its_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: object) -> None:
+        raise ZeroDivisionError("in the display")
+
+    closed: list[LogFiles] = []
+    monkeypatch.setattr(LearnerRun, "_watch", broken)
+    monkeypatch.setattr(LogFiles, "close", lambda files: closed.append(files))
+    with pytest.raises(RunError, match="in the display"):
+        train(tmp_path, GOOD)
+    assert len(closed) == 1
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_network_is_compiled_when_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
+) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    train(tmp_path, GOOD, groups={"machine": MachineFlags(compile=wanted)})
+    assert len(compiled) == wanted
+
+
+@pytest.mark.parametrize(("env", "model"), [("Mock", "shallow"), ("Catch", "mlp")])
+def test_monobeast_learns_images_with_the_originals_network(
+    env: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its original had no other; Mock's observations are Atari's."""
+    made: list[Agent] = []
+
+    class Run:
+        def __init__(self, *_: Any) -> None: ...
+
+        def train(self, agent: Any, *_: Any) -> None:
+            made.append(agent("auto", True))
+
+    monkeypatch.setattr(monobeast, "LearnerRun", Run)
+    words = ["--env", env, "--savedir", str(tmp_path)]
+    assert monobeast.run(parse(MonoBeastFlags, "monobeast", words)) == 0
+    assert [agent.model_name for agent in made] == [model]

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run says what its network costs, leaf by leaf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from fake_nethack import LEAVES, FakeNetHack
+
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.envs.spaces import ArraySpec, Discrete, observation_spec
+from torchbeast.learning.network_cost import Cost, costs, sentence, table
+
+
+def agent_for(space: Any, model: str = "auto", use_lstm: bool = False) -> Agent:
+    return make_agent(model, space, Discrete(4), 1, use_lstm)
+
+
+def costs_of(agent: Agent) -> list[Cost]:
+    return costs(agent.model, agent.observation_space, agent.distribution)
+
+
+def test_every_leaf_of_nethack_has_its_cost() -> None:
+    agent = agent_for(observation_spec(FakeNetHack.observation_space))
+    whole, *leaves = costs_of(agent)
+    assert sorted(leaf.name for leaf in leaves) == sorted(LEAVES)
+    kinds = {leaf.name: leaf.kind for leaf in leaves}
+    assert kinds["blstats"] == "normalised numbers" and kinds["glyphs"] == "map of names"
+    assert kinds["screen_descriptions"] == "map of strings"
+    assert all(leaf.microseconds > 0 and leaf.parameters for leaf in leaves)
+    rest = sum(p.numel() for name, p in agent.model.named_parameters() if "torsos." not in name)
+    assert whole.parameters == sum(leaf.parameters for leaf in leaves) + rest
+    times = [leaf.microseconds for leaf in leaves]
+    assert times == sorted(times, reverse=True)
+    assert len(table(costs_of(agent)).splitlines()) == 1 + len(LEAVES)
+
+
+def test_the_dearest_leaves_are_named_and_the_others_added_up() -> None:
+    found = [Cost("the network", "", 1_500, 1_234.5)]
+    sizes = {"a": 900.0, "b": 80.0, "c": 7.0, "d": 6.0, "e": 5.0}
+    found += [Cost(name, "image", 100, size) for name, size in sizes.items()]
+    assert sentence(found) == (
+        "Acting costs about 1,234 us a step (1,500 parameters): a 900 (image), b 80 (image), "
+        "c 7 (image), 2 others 11; learning several times that."
+    )
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_one_leaf_is_said_with_its_kind(use_lstm: bool) -> None:
+    agent = agent_for(ArraySpec((4,), "float32", -float("inf"), float("inf")), "mlp", use_lstm)
+    assert ", normalised numbers; learning" in sentence(costs_of(agent))
+
+
+def test_leaves_of_nests_are_named_by_their_path() -> None:
+    number = ArraySpec((2,), "float32")
+    agent = agent_for({"b": (number, {"c": number}), "a": number})
+    assert {cost.name for cost in costs_of(agent)[1:]} == {"a", "b.0", "b.1.c"}
+
+
+def test_a_network_of_ones_own_is_measured_as_a_whole() -> None:
+    agent = agent_for(ArraySpec((1,), "float32"), "source_models:CountingNet")
+    (whole,) = costs_of(agent)
+    assert whole.microseconds > 0
+
+
+def test_measuring_changes_neither_weights_nor_random_numbers_nor_threads() -> None:
+    agent = agent_for(observation_spec(FakeNetHack.observation_space))
+    before = {name: tensor.clone() for name, tensor in agent.model.state_dict().items()}
+    random, threads = torch.get_rng_state(), torch.get_num_threads()
+    costs_of(agent)
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(agent.model.state_dict(), before, rtol=0, atol=0)

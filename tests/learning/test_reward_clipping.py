@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--reward_clipping auto` is decided by what is played, before anything is learnt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_learner_run import EndingSource, agent
+from test_training import rollout
+
+from torchbeast.cli.flags import (
+    LearnerGroups,
+    LearningFlags,
+    MonoBeastFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+    RunFlags,
+)
+from torchbeast.cli.presets import PRESETS
+from torchbeast.learning.learner_run import LearnerRun, impala_config
+from torchbeast.learning.reward_clipping import UNKNOWN, resolved, sentence
+from torchbeast.learning.session import session
+from torchbeast.learning.weights import PublishedWeights
+
+
+@pytest.mark.parametrize("flags", [MonoBeastFlags(), PolyBeastFlags(), PolyBeastLearnerFlags()])
+@pytest.mark.parametrize(
+    ("env_id", "expected"),
+    [
+        ("PongNoFrameskip-v4", "abs_one"),
+        ("ALE/Breakout-v5", "abs_one"),
+        ("Taxi-v3", "none"),
+        ("CartPole-v1", "none"),
+        ("MinAtar/Breakout-v1", "none"),
+        ("Catch", "none"),
+        ("my_package.my_module:make_env", "none"),
+        (UNKNOWN, "abs_one"),  # the default of the original's learner
+    ],
+)
+def test_it_is_clipping_for_atari_and_for_servers_that_do_not_say(
+    flags: LearnerGroups, env_id: str, expected: str
+) -> None:
+    assert resolved(flags, env_id).learning.reward_clipping == expected
+    assert type(resolved(flags, env_id)) is type(flags)
+
+
+@pytest.mark.parametrize("given", ["abs_one", "none"])
+@pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Taxi-v3"])
+def test_what_is_given_is_left_as_it_is(given: Any, env_id: str) -> None:
+    flags = MonoBeastFlags(learning=LearningFlags(reward_clipping=given, total_steps=7))
+    assert resolved(flags, env_id) == flags
+
+
+def test_nothing_else_changes() -> None:
+    flags = MonoBeastFlags(learning=LearningFlags(total_steps=7))
+    clipped = LearningFlags(total_steps=7, reward_clipping="none")
+    assert resolved(flags, "Catch") == MonoBeastFlags(learning=clipped, run=flags.run)
+
+
+def test_who_forgets_to_decide_is_told_before_anything_is_learnt() -> None:
+    with pytest.raises(ValueError, match="reward_clipping must be one of .*, got 'auto'"):
+        impala_config(PolyBeastFlags())
+
+
+@pytest.mark.parametrize("env_id", ["Taxi-v3", "PongNoFrameskip-v4"])
+def test_what_was_decided_is_said_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], env_id: str
+) -> None:
+    flags = resolved(MonoBeastFlags(run=RunFlags(savedir=str(tmp_path), xpid="run")), env_id)
+    how = "abs_one" if env_id.startswith("Pong") else "none"
+
+    def source(learner: Any) -> EndingSource:
+        return EndingSource([rollout(1.0)])
+
+    with session(flags) as parts:
+        LearnerRun("monobeast", flags, env_id, parts).train(agent, PublishedWeights, source)
+    assert sentence(how) in capsys.readouterr().out
+    meta = json.loads((tmp_path / "run" / "meta.json").read_text())
+    saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)
+    assert meta["args"]["reward_clipping"] == saved["flags"]["reward_clipping"] == how
+
+
+def test_presets_whose_rewards_pass_one_say_what_is_done_to_them() -> None:
+    """The others' lie in [-1, 1] after --reward_scale, so there is nothing to clip."""
+    named = {name for name, preset in PRESETS.items() if "reward_clipping" in preset.flags}
+    assert {"pong", "atari-paper", "pendulum"} <= named

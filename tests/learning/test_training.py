@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop with a source made here:
+counting, publishing, recording, consistent checkpoints."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.algos.base import NonFiniteError
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.learning.training import DONE, Progress, Training, TrainingParts
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Away
+from torchbeast.reporting.log_files import LogFiles, read_logs
+
+T, B = 5, 2
+SOON = 20.0
+
+
+def rollout(reward: float = 1.0) -> Rollout:
+    """One episode ends in row 2 of column 0, with return 7 after 4 steps."""
+    done = torch.zeros(T + 1, B, dtype=torch.bool)
+    done[2, 0] = True
+    return Rollout(
+        observation=torch.randn(T + 1, B, 4),
+        reward=torch.full((T + 1, B), reward),
+        done=done,
+        episode_step=torch.full((T + 1, B), 4, dtype=torch.int32),
+        episode_return=torch.full((T + 1, B), 7.0),
+        action=torch.randint(3, (T + 1, B)),
+        policy_logits=torch.zeros(T + 1, B, 3),
+        baseline=torch.zeros(T + 1, B),
+        initial_agent_state=(),
+        truncated=torch.zeros(T + 1, B, dtype=torch.bool),
+        episode_end=done,
+        policy_version=torch.zeros(T + 1, B, dtype=torch.int64),
+        final_observation=torch.zeros(0, 4),
+    )
+
+
+class ListSource:
+    """Gives these batches, each once, to whoever asks first."""
+
+    def __init__(self, batches: list[Rollout]) -> None:
+        self._given = 0
+        self._batches = iter(batches)
+        self._lock = threading.Lock()
+
+    def batches(self) -> Iterator[Rollout]:
+        while True:
+            with self._lock:
+                batch = next(self._batches, None)
+            if batch is None:
+                return
+            self._given += 1
+            yield batch
+
+    def status(self) -> dict[str, int]:
+        return {"learner_queue_size": 0}
+
+    def hanging(self) -> str:
+        return ""
+
+    def away(self) -> list[Away]:
+        return []
+
+    def seconds(self) -> dict[str, float]:
+        """Three seconds for each batch."""
+        return {"environment": 2.0 * self._given, "inference": 1.0 * self._given, "queueing": 0.0}
+
+
+class Run:
+    """A training loop over the given batches."""
+
+    def __init__(
+        self, folder: Path, batches: list[Rollout], total_steps: int, **kwargs: Any
+    ) -> None:
+        agent = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
+        self.model: ActorCritic = agent.model
+        self.algo = Impala(self.model, agent.distribution, ImpalaConfig(total_steps=total_steps))
+        self.weights = PublishedWeights(self.model)
+        self.supervisor = Supervisor()
+        self.files = LogFiles(folder)
+        self.parts = TrainingParts(
+            source=ListSource(batches),
+            algo=self.algo,
+            model=self.model,
+            weights=self.weights,
+            device=torch.device("cpu"),
+            log_files=self.files,
+            supervisor=self.supervisor,
+        )
+        self.training = Training(self.parts, total_steps, Progress(), **kwargs)
+
+    def learn(self, num_threads: int = 1) -> None:
+        self.training.start(num_threads)
+        assert self.supervisor.join(SOON) == []
+        self.files.close()
+
+
+def test_it_ends_at_the_first_update_that_reaches_the_total(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(9)], total_steps=3 * T * B - 1)
+    run.learn()
+    assert run.supervisor.reason == DONE
+    assert run.training.progress.step == 3 * T * B and run.training.updates == 3
+
+
+def test_each_batch_is_learnt_and_logged_once_also_with_many_learner_threads(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(20)], total_steps=20 * T * B)
+    run.learn(num_threads=4)
+    rows = list(read_logs(tmp_path))
+    assert [row["step"] for row in rows] == [T * B * n for n in range(1, 21)]
+    assert run.training.progress.episodes == 20
+
+
+def test_returns_are_those_of_the_episodes_that_ended(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout()], total_steps=T * B)
+    run.learn()
+    (row,) = read_logs(tmp_path)
+    assert (row["mean_episode_return"], row["mean_episode_length"], row["episodes"]) == (
+        7.0,
+        4.0,
+        1,
+    )
+    assert {"total_loss", "learning_rate", "grad_norm", "learner_queue_size"} <= set(row)
+
+
+def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(4)], total_steps=4 * T * B)
+    run.learn()
+    rows = list(read_logs(tmp_path))
+    assert len(rows) == 4
+    for row in rows:
+        times = [row[f"time_{name}"] for name in ("environment", "inference", "queueing")]
+        assert times == [2.0, 1.0, 0.0]
+        assert row["time_learning"] > 0 and row["time_waiting"] >= 0
+    whole = run.training.reading().seconds
+    assert sum(row["time_environment"] for row in rows) == whole["environment"] == 8.0
+    assert sum(row["time_learning"] for row in rows) <= whole["learning"]
+
+
+def test_the_lag_of_the_last_batch_is_shown(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
+    run.learn()
+    assert [row["mean_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
+    assert [row["max_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
+    assert run.training.progress.mean_lag == run.training.progress.max_lag == 2.0
+    assert run.training.progress.mean_length() == 4.0
+
+
+def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
+    replica = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False).model
+    run.learn()
+    assert run.weights.refresh(replica, None) == 2
+    ours, theirs = run.model.state_dict(), replica.state_dict()
+    assert ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    with torch.no_grad():
+        next(run.model.parameters()).fill_(1000.0)
+    run.weights.refresh(replica, None)
+    assert max(p.abs().max() for p in replica.parameters()) < 1000.0
+
+
+def test_a_replica_that_is_up_to_date_is_left_alone(tmp_path: Path) -> None:
+    run = Run(tmp_path, [], total_steps=1)
+    replica = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False).model
+    version = run.weights.refresh(replica, None)
+    with torch.no_grad():
+        next(replica.parameters()).fill_(5.0)
+    assert run.weights.refresh(replica, version) == version
+    assert next(replica.parameters()).eq(5.0).all()
+
+
+def test_nan_ends_the_run_names_the_tensor_and_keeps_the_weights(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(), rollout(reward=float("nan")), rollout()], total_steps=1000)
+    run.learn()
+    assert run.supervisor.failure is not None
+    assert isinstance(run.supervisor.failure.error, NonFiniteError)
+    assert "loss is nan" in str(run.supervisor.failure.error)
+    assert run.training.updates == 1
+    assert all(p.isfinite().all() for p in run.model.parameters())
+
+
+def states_equal(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(states_equal(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
+def test_what_is_kept_before_a_nan_is_the_state_after_the_last_update(tmp_path: Path) -> None:
+    """Weights, optimiser, schedule, counts and generator: as if the bad batch had never come."""
+    states: list[dict[str, Any]] = []
+
+    def keep(state: dict[str, Any]) -> Path:
+        states.append(deepcopy(state))
+        return tmp_path / "kept"
+
+    for name, batches in (("good", [1.0, 2.0]), ("bad", [1.0, 2.0, float("nan")])):
+        (tmp_path / name).mkdir()
+        torch.manual_seed(0)
+        rollouts = [rollout(reward) for reward in batches]
+        torch.manual_seed(1)
+        run = Run(tmp_path / name, rollouts, 1000, keep=keep)
+        run.learn()
+        if name == "good":
+            keep(run.training.checkpoint({}))
+    good, kept = states
+    assert states_equal(good, kept)
+    assert kept["scheduler_state_dict"]["version"] == 2
+    assert run.supervisor.failure is not None
+    assert str(run.supervisor.failure.error).endswith(
+        f"The state before it is in {tmp_path / 'kept'}; the checkpoint is left as it was"
+    )
+
+
+def test_a_gradient_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(), rollout()], total_steps=1000, keep=lambda state: tmp_path)
+    name, parameter = list(run.model.named_parameters())[-1]
+    parameter.register_hook(lambda gradient: gradient * float("inf"))
+    run.learn()
+    assert run.supervisor.failure is not None and run.training.updates == 0
+    assert f"the gradient of {name} is not finite" in str(run.supervisor.failure)
+
+
+def test_a_state_that_is_bad_already_is_not_kept_as_good(tmp_path: Path) -> None:
+    def keep(state: dict[str, Any]) -> Path:
+        raise AssertionError("this state is not good")
+
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run.model.register_buffer("running_mean", torch.full((3,), float("nan")))
+    run.learn()
+    assert "model.running_mean is not finite already" in str(run.supervisor.failure)
+
+
+def test_a_full_disk_does_not_hide_the_nan(tmp_path: Path) -> None:
+    def keep(state: dict[str, Any]) -> Path:
+        raise OSError(28, "No space left on device")
+
+    run = Run(tmp_path, [rollout(reward=float("nan"))], total_steps=1000, keep=keep)
+    run.learn()
+    assert "loss is nan" in str(run.supervisor.failure)
+    assert "could not be saved: [Errno 28] No space left" in str(run.supervisor.failure)
+
+
+def test_a_failing_learner_thread_does_not_block_the_others(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout(reward=float("nan"))] + [rollout()] * 20, total_steps=10_000)
+    run.learn(num_threads=4)
+    assert run.supervisor.failure is not None
+
+
+def test_a_checkpoint_is_of_one_moment_between_two_updates(tmp_path: Path) -> None:
+    """Copies taken while the learner runs hold the weights of exactly the version they name."""
+    run = Run(tmp_path, [rollout() for _ in range(60)], total_steps=60 * T * B)
+    weights_of = {0: run.weights._snapshot.tensors}
+    publish = run.weights.publish
+
+    def record(model: torch.nn.Module, version: int) -> None:
+        publish(model, version)
+        weights_of[version] = run.weights._snapshot.tensors
+
+    run.weights.publish = record  # type: ignore[method-assign]
+    run.training.start(1)
+    copies = []
+    while not run.supervisor.ended:
+        copies.append(run.training.checkpoint({}))
+    copies.append(run.training.checkpoint({}))
+    assert run.supervisor.join(SOON) == []
+    for copy in copies:
+        version = copy["scheduler_state_dict"]["version"]
+        assert copy["stats"]["step"] == version * T * B
+        expected = weights_of[version]
+        assert all(torch.equal(expected[k], v) for k, v in copy["model_state_dict"].items())
+
+
+def test_a_checkpoint_does_not_change_when_learning_goes_on(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout()], total_steps=T * B)
+    before = run.training.checkpoint({})
+    kept = {k: v.clone() for k, v in before["model_state_dict"].items()}
+    run.learn()
+    assert all(torch.equal(kept[k], v) for k, v in before["model_state_dict"].items())
+    after = run.model.state_dict()
+    assert any(not torch.equal(kept[k], after[k]) for k in kept), "something was learnt"
+
+
+def test_the_profiler_writes_a_trace_of_one_update(tmp_path: Path) -> None:
+    batches = [rollout() for _ in range(6)]
+    run = Run(tmp_path, batches, total_steps=6 * T * B, trace=tmp_path / "trace.json")
+    run.learn()
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+
+
+def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(6)], total_steps=1000)
+    run.algo.version = 100
+    traced = []
+    run.training = Training(run.parts, 60 * T * B, Progress(), trace=tmp_path / "trace.json")
+    update = run.algo.update
+
+    def note(batch: Rollout) -> dict[str, float]:
+        traced.append(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
+        return update(batch)
+
+    run.algo.update = note  # type: ignore[method-assign]
+    run.learn()
+    assert traced == [False] * 4 + [True, False]
+
+
+def test_progress_survives_a_checkpoint() -> None:
+    progress = Progress(step=10, episodes=3)
+    progress.returns.extend([1.0, 2.0])
+    progress.lengths.extend([5, 8])
+    other = Progress()
+    other.load_state_dict(progress.state_dict())
+    assert other.state_dict() == progress.state_dict() and other.mean_return() == 1.5
+    assert other.mean_length() == 6.5
+
+
+@pytest.mark.parametrize("stats", [{}, {"step": 5, "mean_episode_return": 1.0}])
+def test_stats_of_another_program_are_read_as_far_as_they_go(stats: dict[str, Any]) -> None:
+    progress = Progress()
+    progress.load_state_dict(stats)
+    assert progress.step == stats.get("step", 0)

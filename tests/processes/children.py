@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children that end in one way each: `python -m children '{"do": NAME}'`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from torchbeast.envs.errors import EnvError
+from torchbeast.errors import RunError
+from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+
+NEVER_S = 300.0
+
+
+def echo() -> None:
+    """Reports every line of stdin until it ends."""
+    report = take_stdout()
+    for line in take_stdin():
+        report({"heard": json.loads(line)})
+
+
+def fail(error: Exception) -> None:
+    report = take_stdout()
+    try:
+        raise error
+    except Exception as raised:
+        report(failure(raised))
+    sys.exit(1)
+
+
+def unknown_error() -> None:
+    fail(KeyError("the joystick is gone"))
+
+
+def known_error() -> None:
+    fail(RunError("the cartridge cannot be read"))
+
+
+def wrong_name() -> None:
+    fail(EnvError("there is no Pnog"))
+
+
+def crash() -> None:
+    for number in range(30):
+        print(f"line {number}", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(3)
+
+
+def crash_within_a_report() -> None:
+    os.write(1, b'{"half": ')
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def chat() -> None:
+    """What is printed after take_stdout, by other processes too, is no report."""
+    report = take_stdout()
+    print("hello from Python", flush=True)
+    subprocess.run(["echo", "hello from a program"], check=True)
+    report({"said": "all"})
+    sys.stdin.read()
+
+
+def share_stdin() -> None:
+    """A process that it starts reads all of stdin first."""
+    report, stdin = take_stdout(), take_stdin()
+    read = subprocess.run(["cat"], capture_output=True, check=True).stdout
+    report({"eaten": read.decode(), "heard": json.loads(stdin.readline())})
+    stdin.read()
+
+
+def leave_a_child() -> None:
+    """Forks a process that holds every pipe, and dies."""
+    report = take_stdout()
+    if (pid := os.fork()) == 0:
+        time.sleep(NEVER_S)
+    report({"pid": pid})
+    os._exit(3)
+
+
+def end_before_a_child() -> None:
+    """The same, when it is asked to end."""
+    report = take_stdout()
+    if (pid := os.fork()) == 0:
+        time.sleep(NEVER_S)
+    report({"pid": pid})
+    take_stdin().read()
+
+
+def hang() -> None:
+    """Does not notice that stdin ends."""
+    take_stdout()({"pid": os.getpid()})
+    time.sleep(NEVER_S)
+
+
+def hang_on() -> None:
+    """Nor that it is to end."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    hang()
+
+
+if __name__ == "__main__":
+    globals()[json.loads(sys.argv[1])["do"]]()

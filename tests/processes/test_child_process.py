@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Children in every kind of end: each is reported once, or was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from background import SOON, wait_for
+
+import torchbeast
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes import child_process
+from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_all
+
+FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])]
+
+
+class Child:
+    """One of children.py, and what was heard of it."""
+
+    def __init__(self, do: str, **options: Any) -> None:
+        self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.ends: queue.Queue[Exception] = queue.Queue()
+        self.process = ChildProcess(
+            f"the {do}",
+            "children",
+            {"do": do},
+            on_report=self.reports.put,
+            on_end=self.ends.put,
+            environment={"PYTHONPATH": os.pathsep.join(FOLDERS)},
+            **options,
+        )
+
+    def report(self) -> dict[str, Any]:
+        return self.reports.get(timeout=SOON)
+
+    def end(self) -> Exception:
+        return self.ends.get(timeout=SOON)
+
+
+@pytest.fixture
+def start() -> Iterator[Any]:
+    children: list[Child] = []
+
+    def started(do: str, **options: Any) -> Child:
+        children.append(Child(do, **options))
+        return children[-1]
+
+    yield started
+    end_all(child.process for child in children)
+
+
+def test_it_is_told_things_and_reports_things(start: Any) -> None:
+    child = start("echo")
+    for number in range(3):
+        child.process.send({"number": number})
+    assert [child.report() for _ in range(3)] == [{"heard": {"number": n}} for n in range(3)]
+
+
+def test_it_ends_when_it_is_asked_to_and_that_is_no_failure(start: Any) -> None:
+    child = start("echo")
+    child.process.send({})
+    child.report()
+    end_all([child.process])
+    assert not psutil.pid_exists(child.process.pid)
+    assert child.ends.empty()
+    child.process.send({"too": "late"})  # nothing happens
+    end_all([child.process])  # nor now
+
+
+def test_an_unknown_error_comes_with_its_traceback(start: Any) -> None:
+    error = start("unknown_error").end()
+    assert type(error) is RunError
+    assert "KeyError: 'the joystick is gone'" in str(error)
+    assert "children.py" in str(error) and "in fail" in str(error)
+
+
+def test_an_error_of_ours_comes_as_one_sentence(start: Any) -> None:
+    error = start("known_error").end()
+    assert type(error) is RunError and str(error) == "the cartridge cannot be read"
+
+
+def test_a_wrong_name_is_wrong_usage(start: Any) -> None:
+    error = start("wrong_name").end()
+    assert type(error) is UsageError and str(error) == "there is no Pnog"
+
+
+def test_a_crash_tells_the_exit_code_and_the_last_lines_it_said(start: Any) -> None:
+    child = start("crash")
+    error = child.end()
+    assert type(error) is ProcessDied
+    first, *said = str(error).split("\n")
+    assert first == f"process {child.process.pid} exited with code 3; it last said:"
+    assert said == [f"  line {number}" for number in range(10, 30)]
+
+
+def test_a_killed_child_says_by_which_signal(start: Any) -> None:
+    child = start("echo")
+    child.process.send({})
+    child.report()
+    os.kill(child.process.pid, signal.SIGKILL)
+    assert str(child.end()) == f"process {child.process.pid} was killed by SIGKILL"
+    assert child.ends.empty(), "once"
+
+
+def test_its_end_is_noticed_though_a_process_that_it_forked_lives_on(start: Any) -> None:
+    child = start("leave_a_child")
+    assert "exited with code 3" in str(child.end())
+    forked = child.report()["pid"]
+    wait_for(lambda: not is_alive(forked))
+
+
+def test_what_it_forked_ends_with_it_when_it_is_asked_to_end(start: Any) -> None:
+    child = start("end_before_a_child")
+    forked = child.report()["pid"]
+    assert is_alive(forked)
+    end_all([child.process])
+    wait_for(lambda: not is_alive(forked))
+    assert child.ends.empty()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is not: who reaps an orphan is no matter of ours."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def test_one_that_is_given_up_says_why(start: Any) -> None:
+    child = start("hang_on")
+    child.report()
+    child.process.give_up("was given up: it does nothing")
+    assert str(child.end()) == f"process {child.process.pid} was given up: it does nothing"
+
+
+def test_half_a_report_is_none(start: Any) -> None:
+    child = start("crash_within_a_report")
+    assert isinstance(child.end(), ProcessDied)
+    assert child.reports.empty()
+
+
+def test_what_it_prints_is_no_report(start: Any) -> None:
+    assert start("chat").report() == {"said": "all"}
+
+
+def test_what_it_is_told_is_not_read_by_processes_it_starts(start: Any) -> None:
+    child = start("share_stdin")
+    child.process.send({"slot": 1})
+    assert child.report() == {"eaten": "", "heard": {"slot": 1}}
+
+
+@pytest.mark.parametrize(("do", "number"), [("hang", signal.SIGTERM), ("hang_on", signal.SIGKILL)])
+def test_one_that_hangs_is_ended_by_force(
+    start: Any, monkeypatch: pytest.MonkeyPatch, do: str, number: int
+) -> None:
+    monkeypatch.setattr(child_process, "_GRACE_S", 0.1)
+    monkeypatch.setattr(child_process, "_KILL_S", 0.1 if do == "hang_on" else SOON)
+    child = start(do)
+    child.report()
+    end_all([child.process])
+    assert child.process._process.returncode == -number
+    assert child.ends.empty()
+
+
+def test_the_grace_is_shared_by_all_that_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "_GRACE_S", 1.0)
+    children = [start("hang") for _ in range(4)]
+    for child in children:
+        child.report()
+    before = time.monotonic()
+    end_all(child.process for child in children)
+    assert time.monotonic() - before < 3.0, "four graces one after the other take longer"
+
+
+def test_it_is_given_descriptors_and_an_environment_of_its_own(start: Any) -> None:
+    reading, writing = os.pipe()
+    child = start("echo", pass_fds=(writing,))
+    child.process.send({})
+    child.report()
+    inherited = psutil.Process(child.process.pid)
+    links = {os.readlink(f) for f in Path(f"/proc/{inherited.pid}/fd").iterdir()}
+    assert os.readlink(f"/proc/self/fd/{writing}") in links
+    assert inherited.environ()["PYTHONPATH"] == os.pathsep.join(FOLDERS)
+    os.close(reading)
+    os.close(writing)
+
+
+def test_ctrl_c_does_not_reach_it(start: Any) -> None:
+    child = start("echo")
+    assert os.getpgid(child.process.pid) != os.getpgid(0)

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that is freed and asked for again costs no page faults."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+# Megabytes that are held at a time; the last block is larger than any that glibc takes from a heap.
+# Faults of the last rounds count: it takes some to find out what is needed.
+PROGRAM = """
+import json, resource, sys, threading
+import torch
+from torchbeast.processes.malloc import keep_freed_memory
+
+found = {}
+
+def use(rounds):
+    for _ in range(rounds):
+        sizes = (2.4, 9.5, 4.3, 40)
+        blocks = [torch.empty(int(size * 1e6), dtype=torch.uint8).fill_(1) for size in sizes]
+        del blocks
+
+def measure(where):
+    use(20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    use(10)
+    found[where] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+measure("main")
+thread = threading.Thread(target=measure, args=("thread",))
+thread.start()
+thread.join()
+print(json.dumps(found))
+"""
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library is not glibc"
+)
+
+
+def faults(how: str, **tuned: str) -> dict[str, int]:
+    """Of the main thread and another."""
+    command, environment = [sys.executable, "-c", PROGRAM, how], os.environ | tuned
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_blocks_are_used_again_without_faults() -> None:
+    kept, left = faults("keep"), faults("leave")
+    assert all(5 * kept[where] < left[where] for where in left), (kept, left)
+
+
+def test_a_user_s_own_settings_stay() -> None:
+    assert min(faults("keep", MALLOC_TRIM_THRESHOLD_="1000000").values()) > 10_000

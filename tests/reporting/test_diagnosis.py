@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the time goes and what is said about it: shares add up, the limiting stage is named, and
+the advice names flags that the program has."""
+
+from __future__ import annotations
+
+import math
+import re
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from torchbeast.cli.command_line import flatten
+from torchbeast.cli.flags import (
+    ActorFlags,
+    FleetFlags,
+    MonoBeastFlags,
+    PolyBeastEnvFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+    available_cores,
+)
+from torchbeast.learning.learner_clock import LearnerClock
+from torchbeast.reporting.diagnosis import (
+    ACTOR_STAGES,
+    LEARNER_STAGES,
+    UNKNOWN,
+    Away,
+    Reading,
+    Setup,
+    Shares,
+    Window,
+    alive,
+    diagnose,
+    lost_streams,
+    setup_of,
+    shares,
+    spent,
+)
+
+FLAGS = {
+    "monobeast": MonoBeastFlags(),
+    "polybeast": PolyBeastFlags(),
+    "polybeast_learner": PolyBeastLearnerFlags(),
+}
+
+STARVED = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
+SLOW_POLICY = Shares(environment=0.3, inference=0.6, queueing=0.1, learning=0.4, waiting=0.6)
+SLOW_LEARNER = Shares(environment=0.2, inference=0.1, queueing=0.7, learning=0.95, waiting=0.05)
+NO_ROOM = Shares(environment=0.3, inference=0.2, queueing=0.5, learning=0.3, waiting=0.7)
+EVEN = Shares(environment=0.6, inference=0.3, queueing=0.1, learning=0.9, waiting=0.1)
+ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room": NO_ROOM}
+
+
+def setup(program: str = "monobeast", **changes: Any) -> Setup:
+    """2 processes on 2 cores, unless changed."""
+    usual: dict[str, Any] = {"num_actors": 8, "processes": 2, "cores": 2, "has_gpu": False}
+    if program == "polybeast_learner":
+        usual["processes"] = None
+    return Setup(program=program, **(usual | changes))
+
+
+def said(found: Shares, to: Setup) -> str:
+    diagnosis = diagnose(found, to)
+    assert diagnosis is not None
+    return diagnosis.sentence
+
+
+def reading(time: float, *seconds: float) -> Reading:
+    return Reading(time, dict(zip(ACTOR_STAGES + LEARNER_STAGES, seconds, strict=True)))
+
+
+def test_shares_are_those_of_the_time_between_two_readings() -> None:
+    found = shares(reading(10, 106, 53, 1, 7, 13), reading(0, 100, 50, 0, 1, 9))
+    assert found == pytest.approx(Shares(0.6, 0.3, 0.1, 0.6, 0.4))
+
+
+def test_a_stage_that_was_never_reported_took_no_time() -> None:
+    found = shares(Reading(10, {"environment": 2.0, "learning": 1.0}), Reading(0, {}))
+    assert found == Shares(1.0, 0.0, 0.0, 1.0, 0.0)
+
+
+def test_where_nothing_was_spent_nothing_is_known() -> None:
+    found = shares(reading(10, 5, 5, 5, 1, 1), reading(0, 5, 5, 5, 0, 0))
+    assert all(math.isnan(share) for share in found[:3]) and found[3:] == (0.5, 0.5)
+    assert diagnose(found, setup()) is None
+
+
+def test_the_seconds_between_readings_can_be_added_up() -> None:
+    readings = [reading(t, t * 1.0, t * 2.0, 0, t * t, 0) for t in range(5)]
+    parts = [spent(now, before) for before, now in pairwise(readings)]
+    total = spent(readings[-1], readings[0])
+    assert total["learning"] == 16 and total["inference"] == 8
+    assert {name: sum(part[name] for part in parts) for name in total} == total
+
+
+def test_the_window_forgets_what_is_more_than_ten_seconds_ago() -> None:
+    window = Window()
+    for second in range(20):
+        window.add(reading(second, second, 0, 0, 0, second))  # environment only, until second 19
+    for second in range(20, 29):
+        found = window.add(reading(second, 19, second - 19, 0, second - 19, 19))
+    assert found == pytest.approx(Shares(0.1, 0.9, 0.0, 0.9, 0.1))
+    assert window.add(reading(29, 19, 10, 0, 10, 19)) == Shares(0.0, 1.0, 0.0, 1.0, 0.0)
+
+
+def test_the_first_seconds_of_a_run_are_not_judged() -> None:
+    window = Window()
+    assert window.add(reading(0, 0, 0, 0, 0, 0)) == UNKNOWN
+    assert window.add(reading(7, 1, 1, 1, 1, 1)) == UNKNOWN
+    assert window.add(reading(8, 1, 1, 2, 1, 1)) == Shares(0.25, 0.25, 0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("found", "limit"),
+    [
+        (STARVED, "environment"),
+        (SLOW_POLICY, "inference"),
+        (SLOW_LEARNER, "learner"),
+        (NO_ROOM, "room"),
+        (EVEN, "none"),
+    ],
+)
+def test_the_limiting_stage_is_found(found: Shares, limit: str) -> None:
+    diagnosis = diagnose(found, setup())
+    assert diagnosis is not None and diagnosis.limit == limit
+
+
+def test_processes_are_only_recommended_where_cores_are_free() -> None:
+    assert said(STARVED, setup(cores=4)) == (
+        "learner idle 62 %, environments busy 80 %: "
+        "raise --num_processes; 2 of 4 cores step environments"
+    )
+    full = said(STARVED, setup(cores=2))
+    assert "more processes do not help" in full and "--num" not in full
+    assert "faster environment" in said(STARVED, setup(cores=2, has_gpu=True))
+
+
+def test_with_an_environment_for_each_process_more_environments_are_recommended() -> None:
+    assert "raise --num_actors;" in said(STARVED, setup(cores=4, num_actors=2))
+
+
+def test_each_program_is_told_its_own_flag() -> None:
+    assert "--num_processes" in said(STARVED, setup("monobeast", cores=4))
+    assert "--num_servers" in said(STARVED, setup("polybeast", cores=4))
+    assert "polybeast_env --num_servers" in said(STARVED, setup("polybeast_learner"))
+    assert "--num_inference_threads" in said(SLOW_POLICY, setup("polybeast", has_gpu=True))
+    assert "--num_buffers" in said(NO_ROOM, setup("monobeast"))
+    assert "--max_learner_queue_size" in said(NO_ROOM, setup("polybeast"))
+
+
+def test_a_learner_that_is_the_limit_is_told_what_would_make_it_faster() -> None:
+    assert said(SLOW_LEARNER, setup()) == (
+        "actors wait for room 70 % of their time: the learner is the limit; "
+        "a smaller --model or a GPU helps, more actors do not"
+    )
+    assert "GPU" not in said(SLOW_LEARNER, setup(has_gpu=True))
+    assert "--batch_size" in said(SLOW_LEARNER, setup(has_large_model=False))
+
+
+@pytest.mark.parametrize("found", ALL.values(), ids=ALL)
+def test_a_smaller_model_is_only_recommended_where_the_model_is_large(found: Shares) -> None:
+    for program in FLAGS:
+        assert "--model" not in said(found, setup(program, has_large_model=False))
+
+
+def test_a_fixed_lag_is_named_where_it_makes_actors_wait() -> None:
+    assert "--fixed_lag 1 demands" in said(NO_ROOM, setup(fixed_lag=1))
+
+
+def test_every_sentence_fits_into_a_line_and_names_flags_that_the_program_has() -> None:
+    checked = 0
+    for program, flags in FLAGS.items():
+        own = {f"--{name}" for name in flatten(flags)}
+        if program == "polybeast_learner":
+            own |= {f"--{name}" for name in flatten(PolyBeastEnvFlags())}
+        for found in [*ALL.values(), EVEN]:
+            for cores in (1, 2, 64):
+                for gpu, large in product((False, True), repeat=2):
+                    to = setup(program, cores=cores, has_gpu=gpu, has_large_model=large)
+                    sentence = said(found, to)
+                    assert len(sentence) <= 160 and "\n" not in sentence
+                    assert set(re.findall(r"--\w+", sentence)) <= own
+                    checked += 1
+    assert checked == 180
+
+
+def test_the_setup_is_that_of_the_flags() -> None:
+    mono = MonoBeastFlags(actors=ActorFlags(num_actors=6, num_processes=3))
+    assert setup_of("monobeast", mono, True, 1_000_000) == Setup(
+        program="monobeast", num_actors=6, processes=3, cores=available_cores(), has_gpu=True
+    )
+    poly = setup_of("polybeast", PolyBeastFlags(fleet=FleetFlags(num_servers=2)), False, 9)
+    assert (poly.num_actors, poly.processes, poly.has_large_model) == (4, 2, False)
+    assert setup_of("polybeast_learner", PolyBeastLearnerFlags(), False, 9).processes is None
+
+
+def test_lost_streams_are_named_with_the_time_since_and_no_more_servers_are_advised() -> None:
+    assert lost_streams([], live=4) is None
+    one = lost_streams([Away("unix:/a.1", 12.3)], live=3)
+    assert one is not None and one.limit == "lost"
+    assert one.sentence == (
+        "1 of 4 streams lost 12 s ago: unix:/a.1; it goes on when a server answers there"
+    )
+    many = lost_streams([Away(f"unix:/a.{i // 2}", 10.0 + i) for i in range(10)], live=0)
+    assert many is not None and many.sentence == (
+        "10 of 10 streams lost, the first 19 s ago: unix:/a.0, unix:/a.1, unix:/a.2 and 2 more; "
+        "they go on when a server answers there"
+    )
+
+
+def test_streams_and_actor_processes_are_both_what_collects() -> None:
+    assert alive({"learner_queue_size": 3, "live_streams": 2}) == ("streams", 2)
+    assert alive({"learner_queue_size": 3, "live_actors": 5}) == ("actors", 5)
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_learning_and_waiting_add_up_to_the_time_on_the_wall() -> None:
+    time = Time()
+    clock = LearnerClock(time)
+    time.now = 4.0
+    with clock.learning():
+        time.now = 6.0
+        assert clock.seconds() == {"learning": 2.0, "waiting": 4.0}, "one that is under way counts"
+        time.now = 7.0
+    time.now = 12.0
+    assert clock.seconds() == {"learning": 3.0, "waiting": 9.0}
+
+
+def test_an_update_that_fails_has_ended() -> None:
+    time = Time()
+    clock = LearnerClock(time)
+    with pytest.raises(ArithmeticError), clock.learning():
+        time.now = 1.0
+        raise ArithmeticError
+    time.now = 5.0
+    assert clock.seconds() == {"learning": 1.0, "waiting": 4.0}

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows while it runs and at its end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from torchbeast.learning.training import Progress
+from torchbeast.reporting.diagnosis import Away, Diagnosis, Shares, lost_streams
+from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock
+from torchbeast.reporting.summary import next_commands, summary
+
+BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
+
+
+def shown(step: int, **changes: Any) -> Shown:
+    usual = {
+        "step": step,
+        "total_steps": 100_000,
+        "episodes": 3,
+        "mean_return": 0.25,
+        "loss": float("nan"),
+        "mean_length": 12.4,
+        "lag": (1.5, 4.0),
+        "learner_queue_size": 2,
+        "collectors": ("streams", 4),
+    }
+    return Shown(**(usual | changes))
+
+
+def plain_lines(*each: tuple[float, Shown]) -> list[str]:
+    """What is printed where there is no terminal."""
+    stream = io.StringIO()
+    with Display("Catch", stream) as display:
+        for now, figures in each:
+            display.show(figures, now=now)
+    return stream.getvalue().splitlines()
+
+
+def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
+    """The first update is shown at once, then every five seconds."""
+    stream = io.StringIO()
+    with Display("Catch", stream) as display:
+        for second in range(11):
+            display.show(shown(1000 * second), now=float(second))
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("steps 1,000 of 100,000  steps/s 1,000  left 0:01:39  episodes 3")
+    assert lines[2].startswith("steps 6,000 ")
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_steps_that_are_collected_are_shown_until_the_first_update() -> None:
+    lines = plain_lines(
+        (0, shown(0)),
+        (1, shown(0, collected=16)),
+        (2, shown(0, collected=300)),
+        (6, shown(0, collected=1200)),
+        (7, shown(640, collected=1500, loss=2.5)),
+    )
+    begins = [line.partition("  steps/s")[0] for line in lines]
+    assert begins == [
+        "steps 0 of 100,000",
+        "steps 0 of 100,000  collected 16",
+        "steps 0 of 100,000  collected 1,200",
+        "steps 640 of 100,000",
+    ]
+
+
+def test_the_sentence_is_printed_when_another_stage_limits_the_run() -> None:
+    slow, fast = Diagnosis("environment", "environments"), Diagnosis("learner", "learner")
+    said = [(0, None), (5, slow), (10, Diagnosis("environment", "environments, too"))]
+    said += [(now, fast) for now in range(15, 80, 5)]
+    lines = plain_lines(*[(now, shown(now, diagnosis=found)) for now, found in said])
+    kept = [(i, line) for i, line in enumerate(lines) if not line.startswith("steps")]
+    assert kept == [(2, "environments"), (9, "learner")], "at most twice a minute"
+
+
+def test_no_plain_line_is_longer_than_180_columns() -> None:
+    figures = shown(
+        123_456_789,
+        total_steps=1_000_000_000,
+        episodes=1_234_567,
+        mean_return=-12_345.67,
+        loss=-1_234_567.89,
+        mean_length=12_345.0,
+        lag=(123.4, 456.0),
+        learner_queue_size=1024,
+        collectors=("streams", 1000),
+    )
+    (first, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
+    assert "steps/s 6,516" in line and "lag 123.4/456" in line and len(line) <= 180
+    assert "length 12  " in first and "lag 1.5/4  " in first
+
+
+def test_lost_streams_are_shown_with_the_time_since_and_said_at_once() -> None:
+    away = [Away("unix:/a.2", 11.6), Away("unix:/a.1", 3.0)]
+    busy, loss = Diagnosis("environment", "add servers"), lost_streams(away, live=2)
+    lines = plain_lines(
+        (0, shown(10, diagnosis=busy)),
+        (5, shown(20, away=away, collectors=("streams", 2), diagnosis=loss)),
+        (10, shown(30, away=away, collectors=("streams", 2), diagnosis=loss)),
+        (15, shown(40)),
+    )
+    assert [line.rpartition("  streams ")[2] for line in lines if line.startswith("steps")] == [
+        "4",
+        "2 of 4, 2 lost, the first 12 s ago",
+        "2 of 4, 2 lost, the first 12 s ago",
+        "4",
+    ]
+    assert [line for line in lines if not line.startswith("steps")] == [
+        "add servers",
+        "2 of 4 streams lost, the first 12 s ago: unix:/a.2, unix:/a.1; "
+        "they go on when a server answers there",
+    ]
+
+
+def test_another_loss_is_said_though_the_first_one_ended_a_moment_ago() -> None:
+    def lost(address: str) -> dict[str, Any]:
+        away = [Away(address, 1.0)]
+        return {"away": away, "diagnosis": lost_streams(away, live=3)}
+
+    busy = Diagnosis("environment", "add servers")
+    lines = plain_lines(
+        (0, shown(10, **lost("unix:/a.1"))),
+        (5, shown(20, diagnosis=busy)),
+        (10, shown(30, **lost("unix:/a.2"))),
+    )
+    said = [line for line in lines if "streams lost" in line]
+    assert len(said) == 2 and "unix:/a.1" in said[0] and "unix:/a.2" in said[1]
+
+
+def test_a_terminal_shows_where_the_time_goes_below_the_table() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=120)
+    known = shown(10, shares=BUSY, diagnosis=Diagnosis("environment", "learner idle 62 %: ..."))
+    console.print(_panel("Catch", {"steps": "10"}, known))
+    assert (
+        "actors: environment 80 %, inference 15 %, queueing 5 %; "
+        "learner: learning 38 %, waiting 62 %\nlearner idle 62 %: ..."
+    ) in stream.getvalue()
+
+
+def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
+    rate = Rate()
+    assert rate.add(0, 0.0) == 0.0
+    for second in range(1, 31):
+        last = rate.add(10 * second if second <= 15 else 150 + 100 * (second - 15), float(second))
+    assert last == 100.0
+
+
+def test_the_clock_shows_a_dash_for_what_is_not_known() -> None:
+    assert clock(float("nan")) == "-"
+    assert clock(3723) == "1:02:03"
+
+
+def test_the_summary_says_what_was_reached() -> None:
+    progress = Progress(step=3000, mean_lag=1.5, max_lag=4.0)
+    progress.returns.extend([1.0, 0.0])
+    progress.lengths.extend([10, 14])
+    assert summary(progress, 2000, 10.0) == (
+        "Learnt 2,000 steps in 0:00:10 (200 steps/s), 3,000 in all; "
+        "mean return 0.50 and length 12 over the last 2 episodes; "
+        "the last policy lag was 1.5, at most 4."
+    )
+    assert "no episode has ended yet" in summary(Progress(), 0, 0.0)
+
+
+def test_the_name_of_the_run_is_enough_to_resume_it() -> None:
+    text = next_commands("polybeast", Path("/runs/my run"), True, False)
+    assert "-m torchbeast.polybeast --savedir /runs --xpid 'my run'\n" in text + "\n"
+    assert "-m torchbeast.polybeast --mode test --savedir /runs --xpid 'my run'" in text
+    assert "-m torchbeast.plot '/runs/my run'" in text
+
+
+def test_without_a_checkpoint_nothing_is_offered_that_needs_one() -> None:
+    text = next_commands("polybeast", Path("/runs/a"), False, False)
+    assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text

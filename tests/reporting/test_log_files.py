@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""logs.csv and fields.csv stay readable when columns are added, runs resume,
+and runs are killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchbeast.reporting.log_files import LogFiles, read_fields, read_logs
+
+
+def write(folder: Path, *rows: tuple[int, dict[str, float]]) -> None:
+    files = LogFiles(folder)
+    for step, figures in rows:
+        files.write(step, figures)
+    files.close()
+
+
+def test_rows_come_back_by_the_names_of_their_columns(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.5}), (20, {"loss": 0.5}))
+    rows = list(read_logs(tmp_path))
+    assert [(r["_tick"], r["step"], r["loss"]) for r in rows] == [(0, 10, 1.5), (1, 20, 0.5)]
+    assert (tmp_path / "logs.csv").read_text().startswith("# _tick,_time,step,loss\n")
+
+
+def test_a_new_column_is_added_at_the_right_and_listed(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.0, "lag": 3.0}))
+    assert read_fields(tmp_path) == ["_tick", "_time", "step", "loss", "lag"]
+    first, second = read_logs(tmp_path)
+    assert "lag" not in first and second["lag"] == 3.0
+
+
+def test_nan_is_an_empty_cell(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"mean_episode_return": float("nan"), "loss": 1.0}))
+    (row,) = read_logs(tmp_path)
+    assert "mean_episode_return" not in row and row["loss"] == 1.0
+    assert "nan" not in (tmp_path / "logs.csv").read_text()
+
+
+def test_a_resumed_run_appends_and_counts_on(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.0}))
+    write(tmp_path, (20, {"loss": 2.0}))
+    assert [(r["_tick"], r["step"]) for r in read_logs(tmp_path)] == [(0, 10), (1, 20)]
+    assert (tmp_path / "logs.csv").read_text().count("#") == 1
+
+
+def test_a_row_that_was_cut_off_by_a_kill_does_not_spoil_the_next(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.0}))
+    logs = tmp_path / "logs.csv"
+    logs.write_bytes(logs.read_bytes()[:-3])
+    write(tmp_path, (30, {"loss": 3.0}))
+    assert [(r["step"], r["loss"]) for r in read_logs(tmp_path)] == [(10, 1.0), (30, 3.0)]
+
+
+def test_tensorboard_events_lie_beside_the_csv_files(tmp_path: Path) -> None:
+    write(tmp_path, (10, {"loss": 1.0}))
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_rows_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
+    files = LogFiles(tmp_path)
+    for step in (10, 20, 30):
+        files.write(step, {"loss": float(step)})
+    files.close()
+    files = LogFiles(tmp_path, step=20)
+    files.write(25, {"loss": 1.0})
+    files.close()
+    assert [row["step"] for row in read_logs(tmp_path)] == [10, 20, 25]

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run says what ran, and never holds a secret."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from torchbeast.errors import UsageError
+from torchbeast.reporting.run_folder import RunFolder, write_atomically
+
+
+def meta(folder: Path) -> dict:
+    return json.loads((folder / "meta.json").read_text())
+
+
+def test_meta_json_holds_flags_dates_and_the_end(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a", {"env": "Catch"}, ["polybeast", "--env", "Catch"])
+    before = meta(run.path)
+    run.finish(successful=True)
+    after = meta(run.path)
+    assert before["successful"] is False and before["date_end"] is None
+    assert after["successful"] is True and after["date_end"] >= after["date_start"]
+    assert after["args"] == {"env": "Catch"} and after["argv"][0] == "polybeast"
+
+
+def test_the_environment_is_not_written_except_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    run = RunFolder(tmp_path / "a", {})
+    run.finish(successful=False)
+    text = "".join(p.read_text() for p in run.path.iterdir())
+    assert "hunter2" not in text and "MY_SECRET_TOKEN" not in text
+    assert meta(run.path)["slurm"] == {"SLURM_JOB_ID": "17"}
+
+
+def test_latest_points_at_the_newest_run(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        RunFolder(tmp_path / name, {}).finish(successful=True)
+    assert os.readlink(tmp_path / "latest") == "b"
+
+
+def test_a_real_folder_named_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    RunFolder(tmp_path / "a", {}).finish(successful=True)
+    assert (tmp_path / "latest").is_dir() and not (tmp_path / "latest").is_symlink()
+
+
+def test_out_log_receives_what_is_logged_until_the_end(tmp_path: Path) -> None:
+    log = logging.getLogger("torchbeast.some_part")
+    run = RunFolder(tmp_path / "a", {})
+    log.info("in time")
+    run.finish(successful=True)
+    log.info("too late")
+    text = (run.path / "out.log").read_text()
+    assert "in time" in text and "too late" not in text
+
+
+def test_two_runs_of_one_name_at_a_time_are_refused(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "a", {})
+    with pytest.raises(UsageError, match="another process"):
+        RunFolder(tmp_path / "a", {})
+    run.finish(successful=True)
+    RunFolder(tmp_path / "a", {}).finish(successful=True)
+
+
+def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="give another --savedir"):
+        RunFolder(tmp_path / "file" / "a", {})
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.tar"
+    write_atomically(path, b"old")
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run that learns nothing any more says which queue starves or is not emptied, in the words of
+either program."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchbeast.reporting.watchdog import Watchdog
+
+BATCH_SIZE = 3
+POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "lost_streams": 0}
+MONO = {"learner_queue_size": 0, "rollout_queue_size": 0, "live_actors": 2, "replaced_actors": 0}
+
+STUCK = [
+    (POLY | {"live_streams": 0}, "no environment server is connected"),
+    (POLY | {"learner_queue_size": 3}, "the learner does not take them"),
+    (POLY | {"inference_queue_size": 1}, "the policy does not answer them"),
+    (POLY, "0 of 3 rollouts of a batch are there: the environments have not filled a rollout"),
+    (POLY | {"learner_queue_size": 2}, "2 of 3 rollouts of a batch are there: the environments"),
+    (
+        POLY | {"learner_queue_size": 2, "inference_queue_size": 1},
+        "2 of 3 rollouts of a batch are there: observations wait, and the policy does not answer",
+    ),
+    (MONO | {"live_actors": 0}, "no actor process is alive"),
+    (MONO | {"learner_queue_size": 8}, "the learner does not take them"),
+    (MONO | {"rollout_queue_size": 4}, "the learner gives no batch back"),
+    (MONO | {"waiting_actors": 2}, "every actor waits for the weights of an update"),
+    (MONO | {"waiting_actors": 1}, "the environments have not filled a rollout"),
+    (MONO, "0 of 3 rollouts of a batch are there: the environments have not filled a rollout"),
+]
+
+
+@pytest.mark.parametrize(("status", "suspect"), STUCK)
+def test_the_queue_that_is_stuck_is_named(status: dict[str, int], suspect: str) -> None:
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    assert watchdog.check(0, status, 0.0) is None
+    said = watchdog.check(0, status, 100.0)
+    assert said is not None and suspect in said and said.startswith("nothing was learnt for 100 s")
+    assert all(f"{name} {value}" in said for name, value in status.items())
+
+
+def test_a_full_learner_queue_explains_the_queues_before_it() -> None:
+    full = MONO | {"learner_queue_size": 16, "rollout_queue_size": 4}
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    watchdog.check(0, full, 0.0)
+    assert "the learner does not take them" in (watchdog.check(0, full, 100.0) or "")
+
+
+def test_it_speaks_once_a_minute_and_not_while_something_is_learnt() -> None:
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    assert watchdog.check(0, POLY, 1.0) is None
+    assert watchdog.check(0, POLY, 60.0) is None
+    assert watchdog.check(0, POLY, 61.0) is not None
+    assert watchdog.check(0, POLY, 62.0) is None, "once a minute is enough"
+    assert "for 120 s" in (watchdog.check(0, POLY, 121.0) or "")
+    assert watchdog.check(1, POLY, 200.0) is None, "an update was done"
+    assert watchdog.check(1, POLY, 259.0) is None
+
+
+@pytest.mark.parametrize(
+    ("status", "count", "said"),
+    [
+        (POLY, "lost_streams", "3 streams were lost and connected again before a rollout is whole"),
+        (MONO, "replaced_actors", "3 actors died and were replaced before a rollout is whole"),
+    ],
+)
+def test_losses_since_the_last_update_are_told(
+    status: dict[str, int], count: str, said: str
+) -> None:
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    watchdog.check(5, status | {count: 7}, 1.0)
+    assert said in (watchdog.check(5, status | {count: 10}, 100.0) or "")
+    watchdog.check(6, status | {count: 10}, 101.0)
+    assert "have not filled" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
+
+
+def test_who_hangs_is_named_in_a_stall_but_not_where_the_learner_is_to_blame() -> None:
+    hangs = "actor 1 has been in one step of its environments for 75 s"
+    for size, named in ((0, True), (8, False)):
+        watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+        watchdog.check(0, MONO, 0.0)
+        said = watchdog.check(0, MONO | {"learner_queue_size": size}, 80.0, hangs)
+        assert said is not None and (f"batch are there: {hangs} (" in said) == named
+
+
+def test_lost_streams_are_named_in_place_of_the_queues() -> None:
+    lost = "2 of 2 streams lost 65 s ago: unix:/a.0"
+    watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
+    watchdog.check(0, POLY, 0.0)
+    said = watchdog.check(0, POLY | {"live_streams": 0, "lost_streams": 2}, 80.0, lost)
+    assert said is not None and said.startswith(f"nothing was learnt for 80 s: {lost} (")
+
+
+def test_who_hangs_is_told_once_a_minute_though_others_go_on() -> None:
+    watchdog, hangs = Watchdog(now=0.0, batch_size=BATCH_SIZE), "actor 1 hangs"
+    said = [watchdog.check(now, MONO, float(now), hangs * (now > 30)) for now in range(150)]
+    assert [now for now, sentence in enumerate(said) if sentence] == [60, 120]
+    assert set(said) == {None, hangs}

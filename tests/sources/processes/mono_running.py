@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MonoBeast's source, started for as long as a `with` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from compliance.source import Running, Setup
+
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
+
+SOON = 30.0
+
+
+@contextmanager
+def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
+    """`options`: of MonoSourceConfig; two buffers an environment unless they say otherwise."""
+    observation, action, frame_stack = setup.spaces()
+    torch.manual_seed(0)
+    agent = make_agent(
+        setup.model,
+        observation,
+        action,
+        frame_stack,
+        setup.use_lstm,
+        reads_values=setup.reads_values,
+    )
+    agent.model.reward_input = setup.reward_input
+    config = MonoSourceConfig(
+        **{
+            "env_id": setup.env_id,
+            "model": setup.model,
+            "use_lstm": setup.use_lstm,
+            "reward_input": setup.reward_input,
+            "reads_values": setup.reads_values,
+            "num_actors": setup.num_envs,
+            "num_processes": setup.num_groups,
+            "num_buffers": 2 * setup.num_envs,
+            "batch_size": setup.batch_size,
+            "unroll_length": setup.unroll_length,
+            "seed": setup.seed,
+            **options,
+        }
+    )
+    weights = SharedWeights(agent.model, setup.version, ring_size(config.fixed_lag))
+    seen = stacked_space(observation, frame_stack)
+    source = MonoSource(agent, seen, weights, torch.device("cpu"), config)
+    supervisor = Supervisor()
+    try:
+        source.start(supervisor)
+        yield Running(source, agent, weights, supervisor)
+    finally:
+        supervisor.stop("the test ended")
+        source.end()
+        assert supervisor.join(SOON) == []

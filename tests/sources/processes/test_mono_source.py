@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MonoBeast's source keeps the contract of sources, and more: its processes may die, a fixed lag
+makes every batch the same in every run, and its memory does not grow."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import hashlib
+import itertools
+import os
+import signal
+import statistics
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from background import wait_for
+from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, take
+from mono_running import running_mono
+
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.nest_py import flatten
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.processes.child_process import ProcessDied
+from torchbeast.sources.processes.source import MonoSourceConfig
+
+
+class TestMonoSource(SourceCompliance):
+    def running(self, setup: Setup) -> AbstractContextManager[Running]:
+        return running_mono(setup)
+
+
+# --- processes that die
+
+NUMBERED = Setup(
+    env_id="source_envs:Numbered", num_envs=4, num_groups=2, batch_size=2, unroll_length=40
+)
+Columns = dict[int, list[torch.Tensor]]  # an environment's number -> its rollouts, [T+1, 3] each
+
+
+@dataclass(frozen=True)
+class Survived:
+    """A run of which one actor was killed, until its successor had written three rollouts."""
+
+    before: list[int]  # numbers of the environments
+    after: list[int]  # of those that came with the successor
+    columns: Columns
+    status: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def survived() -> Survived:
+    """Each actor has one slot only: if the dead one's were lost, its successor would write none."""
+    columns: Columns = {}
+    with running_mono(NUMBERED, num_buffers=4) as running:
+        batches = map(copy_of, running.source.batches())
+        collect(batches, columns, num_envs=4)
+        before = list(columns)
+        os.kill(running.source.pids[1], signal.SIGKILL)
+        collect(batches, columns, num_envs=6)
+        status = running.source.status()
+        assert psutil.pid_exists(running.source.pids[1])
+    assert running.supervisor.failure is None
+    after = [number for number in columns if number not in before]
+    return Survived(before, after, columns, status)
+
+
+def collect(batches: itertools.chain[Rollout], columns: Columns, num_envs: int) -> None:
+    """Takes batches until there are three rollouts of that many environments."""
+    deadline = time.monotonic() + LATE
+    while sum(len(rollouts) >= 3 for rollouts in columns.values()) < num_envs:
+        assert time.monotonic() < deadline, {n: len(found) for n, found in columns.items()}
+        rollout = next(batches)
+        rollout.check()
+        for column in rollout.observation.unbind(1):
+            columns.setdefault(int(column[0, 0]), []).append(column)
+
+
+def test_a_killed_actor_is_replaced_and_its_slot_is_written_again(survived: Survived) -> None:
+    assert len(survived.before) == 4 and len(survived.after) == 2
+    assert survived.status["replaced_actors"] == 1
+    assert survived.status["live_actors"] == 2
+
+
+def test_no_rollout_is_torn_by_the_death_of_its_actor(survived: Survived) -> None:
+    for number, rollouts in survived.columns.items():
+        for index, rollout in enumerate(rollouts):
+            assert rollout[:, 0].eq(number).all()
+            start = NUMBERED.unroll_length * index
+            assert rollout[:, 1].tolist() == list(range(start, start + len(rollout)))
+
+
+def test_no_two_environments_share_action_noise(survived: Survived) -> None:
+    """The policy is uniform: what differs between columns, processes and a process and its
+    successor is the noise.
+    """
+    actions = {tuple(rollouts[0][1:, 2].tolist()) for rollouts in survived.columns.values()}
+    assert len(actions) == 6
+    for first, second in itertools.combinations(actions, 2):
+        same = sum(a == b for a, b in zip(first, second, strict=True))
+        assert same < NUMBERED.unroll_length * 0.6, "a quarter is expected"
+
+
+def test_an_actor_that_dies_before_it_has_worked_fails_the_run() -> None:
+    with running_mono(Setup(env_id="source_envs:Crashes")) as running:
+        assert take(running, 0) == list(running.source.batches())
+        wait_for(lambda: running.supervisor.ended, LATE)
+    assert running.source.status()["replaced_actors"] == 0
+    failure = running.supervisor.failure
+    assert failure is not None and isinstance(failure.error, ProcessDied)
+    assert failure.origin == "actor 0"
+    assert "exited with code 3" in str(failure) and "out of memory in the emulator" in str(failure)
+
+
+def test_it_is_replaced_where_another_has_worked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker = tmp_path / "pid"
+    monkeypatch.setenv("MARKER", str(marker))
+    setup = dataclasses.replace(NUMBERED, env_id="source_envs:FirstHangs")
+    with running_mono(setup) as running:
+        next(iter(running.source.batches()))  # written by the other: a batch is one actor's
+        wait_for(lambda: marker.exists() and marker.read_text(), LATE)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
+        wait_for(lambda: running.source.status()["replaced_actors"] == 1, LATE)
+    assert running.supervisor.failure is None
+
+
+def test_an_actor_that_dies_again_and_again_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchbeast.processes.child_process._MOST_DEATHS", 2)
+    with running_mono(Setup(env_id="source_envs:CrashesLater")) as running:
+        rollouts = sum(1 for _ in running.source.batches())
+    assert 1 <= rollouts <= 2 * 4
+    assert running.source.status()["replaced_actors"] == 1
+    assert "2 processes died in its place within" in str(running.supervisor.failure)
+
+
+def test_an_environment_that_cannot_be_made_is_named() -> None:
+    setup = Setup(env_id="source_envs:CannotBeMade", described_as="source_envs:Numbered")
+    with running_mono(setup) as running:
+        assert list(running.source.batches()) == []
+    assert "source_envs:CannotBeMade cannot be made" in str(running.supervisor.failure)
+
+
+def test_closing_ends_the_processes_though_they_have_much_left_to_play() -> None:
+    setup = dataclasses.replace(NUMBERED, num_groups=1, unroll_length=2000)
+    with running_mono(setup, num_buffers=30) as running:
+        take(running, 1)
+        process = psutil.Process(running.source.pids[0])
+        running.source.close()
+        assert process.wait(LATE) in (0, None)
+
+
+# --- a fixed lag
+
+CATCH = Setup(env_id="Catch", model="mlp", use_lstm=True, num_envs=4, batch_size=4)
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What came of learning from a source."""
+
+    losses: list[float]
+    batches: list[str]  # a digest of every byte
+    versions: list[set[int]]  # of the weights that acted in rows 1..T
+
+
+def learn(
+    num_updates: int, fixed_lag: int, num_processes: int, num_buffers: int, batch_size: int = 4
+) -> Learnt:
+    setup = dataclasses.replace(CATCH, num_groups=num_processes, batch_size=batch_size)
+    learnt = Learnt([], [], [])
+    with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
+        algo = Impala(
+            running.agent.model, running.agent.distribution, ImpalaConfig(entropy_cost=0.01)
+        )
+        algo.version = setup.version
+        for rollout in itertools.islice(running.source.batches(), num_updates):
+            learnt.batches.append(digest(rollout))
+            learnt.versions.append(set(rollout.policy_version[1:].flatten().tolist()))
+            learnt.losses.append(algo.update(copy_of(rollout))["total_loss"])
+            running.weights.publish(running.agent.model, algo.version)
+    assert running.supervisor.failure is None
+    return learnt
+
+
+def digest(rollout: Rollout) -> str:
+    fields = dataclasses.fields(Rollout)
+    leaves = [leaf for field in fields for leaf in flatten(getattr(rollout, field.name))]
+    return hashlib.sha256(
+        b"".join(leaf.contiguous().numpy().tobytes() for leaf in leaves)
+    ).hexdigest()
+
+
+def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
+    first, again = (learn(50, fixed_lag=0, num_processes=1, num_buffers=4) for _ in range(2))
+    assert len(first.losses) == 50 and len(set(first.losses)) > 40
+    assert first == again
+    assert first.versions == [{CATCH.version + update} for update in range(50)]
+
+
+def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
+    """A network that reads no values has no statistics, so its weights are of another size."""
+    pytest.importorskip("gymnasium")
+    setup = Setup(env_id="CartPole-v1", model="mlp", reads_values=False)
+    with running_mono(setup, fixed_lag=0) as running:
+        assert "scale.mean" not in running.agent.model.state_dict()
+        rollout = next(iter(running.source.batches()))
+        output = unroll(running.agent.model, rollout)
+        torch.testing.assert_close(output.policy_logits[:-1], rollout.policy_logits[1:])
+
+
+def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
+    """A batch takes one actor's rollout: some learning is done before the others have begun."""
+    few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (4, 18))
+    assert few == many
+    updates = range(CATCH.version, CATCH.version + 25)
+    assert few.versions == [{max(CATCH.version, update - 2)} for update in updates]
+
+
+def config(**options: int | None) -> MonoSourceConfig:
+    given = {"num_actors": 4, "num_processes": 2, "num_buffers": 4, "batch_size": 4, **options}
+    setup = {"env_id": "Catch", "model": "mlp", "use_lstm": False, "unroll_length": 5}
+    return MonoSourceConfig(**setup, **given)
+
+
+def test_every_environment_needs_a_buffer() -> None:
+    with pytest.raises(ValueError, match="4 environments need a buffer each, got 3"):
+        config(num_buffers=3)
+
+
+# --- buffers
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "num_processes", "num_buffers", "batch_size", "slots", "ahead"),
+    [
+        (45, 2, 60, 4, 1, 3),  # the original's command: 15 rollouts may wait
+        (45, 16, 60, 4, 1, 3),  # on any machine
+        (4, 2, 8, 8, 2, 0),  # the default
+        (1, 1, 1, 8, 1, 0),
+        (2, 2, 7, 2, 3, 0),
+    ],
+)
+def test_buffers_are_rollouts_of_one_environment(
+    num_actors: int, num_processes: int, num_buffers: int, batch_size: int, slots: int, ahead: int
+) -> None:
+    counts = {"num_actors": num_actors, "num_processes": num_processes}
+    made = config(**counts, num_buffers=num_buffers, batch_size=batch_size)
+    assert (made.slots_per_process, made.batches_ahead) == (slots, ahead)
+    assert num_actors <= slots * num_actors + ahead * batch_size <= num_buffers
+
+
+def nothing_moves(status: dict[str, int], full_batches: int) -> bool:
+    """All batches but the learner's are full, and both actors wait for room."""
+    full = status["learner_queue_size"] >= full_batches * 4
+    return full and status["waiting_actors"] == 2
+
+
+def test_a_slow_learner_of_the_originals_command_learns_from_data_as_old_as_the_original() -> None:
+    """With 60 buffers, 45 of them written at a time, and batches of 4 the original's rollouts are
+    at most 60 / 4 = 15 updates old when they leave the buffers, and those of 45 actors who begin
+    together are learnt over 45 / 4 updates. Two batches more: one is learnt, one is prepared.
+    """
+    setup = dataclasses.replace(
+        NUMBERED, env_id="Catch", num_envs=45, num_groups=2, batch_size=4, unroll_length=3
+    )
+    lags: list[int] = []
+    with running_mono(setup, num_buffers=60) as running:
+        version, batches = running.weights.version, running.source.batches()
+        for _ in range(60):
+            wait_for(lambda: nothing_moves(running.source.status(), full_batches=4), LATE)
+            lags.append(version - int(next(batches).policy_version[1:].min()))
+            version += 1
+            running.weights.publish(running.agent.model, version)
+    assert running.supervisor.failure is None
+    settled = lags[20:]
+    assert len(settled) == 40 and max(settled) <= 60 / 4 + 2
+    assert statistics.fmean(settled) >= 45 / 4 / 2, "a process's rollouts come all at once"
+
+
+# --- memory
+
+MEGABYTE = 2**20
+
+
+def test_memory_is_flat_with_one_actor_and_two_buffers() -> None:
+    """A rollout is 0.6 MB: of 150 after the warm-up not a tenth may stay."""
+    setup = Setup(env_id="source_envs:Big", num_envs=1, batch_size=1, unroll_length=20)
+    with running_mono(setup, num_buffers=2) as running:
+        processes = [psutil.Process(), psutil.Process(running.source.pids[0])]
+        batches = running.source.batches()
+        places = {next(batches).observation.data_ptr() for _ in range(50)}
+        before = [process.memory_info().rss for process in processes]
+        places |= {next(batches).observation.data_ptr() for _ in range(150)}
+        after = [process.memory_info().rss for process in processes]
+    assert running.supervisor.failure is None
+    assert len(places) == 2, "batches are used again"
+    for then, now in zip(before, after, strict=True):
+        assert now - then < 10 * MEGABYTE
+
+
+def test_a_source_that_is_gone_leaves_no_open_file() -> None:
+    def open_files() -> set[str]:
+        return set(os.listdir("/proc/self/fd"))
+
+    gc.collect()  # what earlier tests left
+    before = open_files()
+    with running_mono(CATCH):
+        assert open_files() > before
+    gc.collect()
+    assert open_files() <= before

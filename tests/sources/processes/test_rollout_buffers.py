@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots are written row by row and copied into batches column by column."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from source_envs import Counting, Nested, Stacked
+
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.nest_py import flatten, map_leaves2
+from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
+
+T, E = 6, 4
+
+
+class Player:
+    """An actor without a process: plays an environment into slots."""
+
+    def __init__(
+        self, env: VecEnv, model: str = "mlp", num_slots: int = 3, use_lstm: bool = True
+    ) -> None:
+        space = env.observation_space
+        self.agent: Agent = make_agent(model, space, env.action_space, env.frame_stack, use_lstm)
+        self.shape = self.agent, stacked_space(space, env.frame_stack), T
+        self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots)
+        state = self.agent.model.initial_state(env.num_envs)
+        self.loop = EnvLoop(env, self.agent.distribution, state, seed=0)
+
+    def play(self, slot: int) -> None:
+        loop = self.loop
+        writer = SlotWriter(self.rollouts.slots[slot], loop.core_state)
+        writer.write(0, loop.row, loop.agent, slot)
+        for t in range(1, T + 1):
+            loop.act(self.agent.model)
+            loop.step()
+            writer.write(t, loop.row, loop.agent, slot)
+
+    def batch(self, size: int) -> Batch:
+        return Batch(*self.shape, size, pin=False)
+
+
+@pytest.fixture
+def player() -> Player:
+    made = Player(Counting(E))
+    for slot in range(3):
+        made.play(slot)
+    return made
+
+
+def columns_of(player: Player, size: int, pieces: list[tuple[int, int, int]]) -> Any:
+    """A batch of these pieces: slot, first column, count."""
+    batch = player.batch(size)
+    for slot, first, count in pieces:
+        batch.add(player.rollouts.slots[slot], first, count)
+    assert batch.missing == 0
+    return batch.rollout()
+
+
+def test_columns_keep_their_rows_wherever_they_come_from(player: Player) -> None:
+    pieces = [(0, 1, 3), (2, 0, 2), (1, 3, 1)]
+    rollout = columns_of(player, 6, pieces)
+    rollout.check()
+    sources = [(slot, first + i) for slot, first, count in pieces for i in range(count)]
+    for column, (slot, there) in enumerate(sources):
+        arrays = player.rollouts.slots[slot]
+        assert rollout.policy_version[:, column].eq(slot).all()
+        for name in ("reward", "done", "observation", "policy_logits", "initial_agent_state"):
+            for mine, theirs in zip(
+                flatten(getattr(rollout, name)), flatten(arrays[name]), strict=True
+            ):
+                assert torch.equal(mine[:, column], torch.from_numpy(theirs[:, there].copy())), name
+
+
+def test_final_observations_follow_their_columns(player: Player) -> None:
+    """Environment 1 is truncated after 4 steps; 3 after 1 and, a life later, after 2."""
+    rollout = columns_of(player, 5, [(1, 3, 1), (0, 0, 4)])
+    rows, columns = rollout.truncations()
+    assert columns.tolist() == sorted(columns.tolist())
+    finals = rollout.final_observation[:, 0].tolist()
+    steps = rollout.episode_step[rows, columns].tolist()
+    assert finals == [{4: 4.0, 1: 1.0, 7: 2.0}[step] for step in steps]
+    assert len(finals) >= 4 and set(columns.tolist()) == {0, 2, 4}
+
+
+def test_a_truncation_in_row_0_was_counted_by_the_rollout_before() -> None:
+    class CutAtTheLastRow(Counting):
+        def step(self, action: Any) -> Any:
+            step = super().step(action)
+            self.steps = getattr(self, "steps", 0) + 1
+            cut = step.truncated & False
+            cut[1] = self.steps % T == 0
+            final = step.observation[cut] if cut.any() else None
+            return step._replace(terminated=cut & False, truncated=cut, final_observation=final)
+
+    player = Player(CutAtTheLastRow(2))
+    player.play(0)
+    player.play(1)
+    for slot in (0, 1):
+        rollout = columns_of(player, 2, [(slot, 0, 2)])
+        rollout.check()
+        rows, columns = rollout.truncations()
+        assert (rows.tolist(), columns.tolist()) == ([T], [1])
+        assert rollout.truncated[0, 1] == bool(slot)
+        assert torch.equal(rollout.final_observation[0], rollout.observation[T, 1])
+
+
+def test_stacks_of_truncated_episodes_end_in_their_last_frame() -> None:
+    player = Player(Stacked(2), model="shallow")
+    player.play(0)
+    rollout = columns_of(player, 2, [(0, 0, 2)])
+    assert rollout.final_observation.shape == (1, 3, 40, 40)
+    assert rollout.final_observation[0, :, 0, 0].tolist() == [2, 3, 4]
+
+
+def test_nests_keep_their_structure() -> None:
+    player = Player(SyncVecEnv([Nested] * 2, "Nested"))
+    player.play(0)
+    rollout = columns_of(player, 2, [(0, 0, 2)])
+    assert rollout.action["levers"][1].shape == (T + 1, 2, 2, 1)
+    assert rollout.observation["time"][1].dtype == torch.uint8
+    structures = []
+    map_leaves2(
+        lambda *leaves: structures.append(leaves), rollout.observation, rollout.final_observation
+    )
+    assert len(structures) == 6
+
+
+def test_a_batch_is_used_again_and_forgets_what_it_held(player: Player) -> None:
+    batch = player.batch(E)
+    batch.add(player.rollouts.slots[0], 0, E)
+    first = batch.rollout()
+    assert len(first.final_observation)
+    batch.clear()
+    assert batch.missing == E
+    batch.add(player.rollouts.slots[1], 0, E)
+    second = batch.rollout()
+    assert second.observation.data_ptr() == first.observation.data_ptr()
+    assert second.policy_version.eq(1).all()
+    assert len(second.final_observation) == len(second.truncations()[0])
+
+
+def test_another_opening_of_the_file_sees_what_was_written(player: Player) -> None:
+    other = SharedRollouts(*player.shape, E, 3, player.rollouts.descriptor)
+    for mine, theirs in zip(player.rollouts.slots, other.slots, strict=True):
+        for a, b in itertools.zip_longest(flatten(mine), flatten(theirs)):
+            assert (a == b).all() and a.shape == b.shape and a.dtype == b.dtype
+
+
+def test_slots_do_not_overlap(player: Player) -> None:
+    written = [slot["policy_version"].copy() for slot in player.rollouts.slots]
+    assert [set(versions.flatten()) for versions in written] == [{0}, {1}, {2}]
+    player.play(1)
+    assert (player.rollouts.slots[0]["policy_version"] == 0).all()
+    assert (player.rollouts.slots[2]["policy_version"] == 2).all()

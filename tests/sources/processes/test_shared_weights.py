@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Readers get one whole version of the weights, and nobody waits for a dead one."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from background import SOON, Background
+from torch import nn
+from weights_reader import model, values
+
+from torchbeast.cli.flags import MAX_FIXED_LAG
+from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.source import ring_size
+
+READER = Path(__file__).with_name("weights_reader.py")
+
+
+@torch.no_grad()
+def publish(weights: SharedWeights, of: nn.Module, version: int) -> None:
+    """Weights that all hold their version's number."""
+    for tensor in of.state_dict().values():
+        tensor.fill_(version)
+    weights.publish(of, version)
+
+
+@contextmanager
+def reader(weights: SharedWeights, what: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process, ready to read."""
+    words = [str(READER), str(weights.descriptor), str(weights.size), what]
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=[weights.descriptor],
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_reader_gets_the_newest_version_once() -> None:
+    owned = model()
+    weights = SharedWeights(owned, version=7, size=2)
+    for version in range(8, 12):
+        publish(weights, owned, version)
+    replica = model()
+    assert weights.refresh(replica, held=None) == 11 == weights.version
+    assert values(replica) == {11.0}
+    with torch.no_grad():
+        replica[0].weight.fill_(-1.0)
+    assert weights.refresh(replica, held=11) == 11
+    assert -1.0 in values(replica), "nothing is loaded that is held already"
+
+
+def test_wanted_versions_are_found_as_long_as_they_are_in_the_ring() -> None:
+    owned, replica = model(), model()
+    weights = SharedWeights(owned, version=0, size=4)
+    for version in range(1, 6):
+        publish(weights, owned, version)
+    for version in (2, 3, 4, 5):
+        assert weights.refresh(replica, held=None, wanted=version) == version
+        assert values(replica) == {float(version)}
+    for version in (0, 1, 6):
+        with pytest.raises(LookupError, match=f"version {version} is not in the ring of 5"):
+            weights.refresh(replica, held=None, wanted=version)
+
+
+def test_places_that_were_never_written_hold_no_version() -> None:
+    owned, replica = model(), model()
+    weights = SharedWeights(owned, version=5, size=4)
+    for version in (0, 2, 3, 4, 6):
+        with pytest.raises(LookupError):
+            weights.refresh(replica, held=None, wanted=version)
+
+
+def test_publishing_is_told_after_the_version_can_be_read() -> None:
+    owned, told = model(), []
+    weights = SharedWeights(owned, version=0, size=2)
+    weights.on_publish = lambda version: told.append((version, weights.version))
+    publish(weights, owned, 1)
+    assert told == [(1, 1)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 512])
+def test_a_ring_has_at_least_two_places_and_fits_its_header(size: int) -> None:
+    with pytest.raises(ValueError, match=f"got {size}"):
+        SharedWeights(model(), size=size)
+
+
+def test_no_reader_sees_weights_of_two_versions() -> None:
+    """With two places, the writer comes round to the one that is read all the time."""
+    owned, last = model(), 400
+    weights = SharedWeights(owned, version=0, size=2)
+    publish(weights, owned, 0)
+    with reader(weights, str(last)) as process:
+        for version in range(1, last + 1):
+            publish(weights, owned, version)
+            time.sleep(0.0005)  # else a busy machine lets the reader run only at the end
+        said, _ = process.communicate(timeout=SOON)
+    _, seen, _, torn = said.split()
+    assert int(torn) == 0
+    assert int(seen) > 10, "the reader did not read while versions were written"
+
+
+def test_a_reader_that_is_killed_while_it_reads_blocks_nobody() -> None:
+    owned = model()
+    weights = SharedWeights(owned, version=0, size=2)
+    with reader(weights, "hold") as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        with pytest.raises(BlockingIOError):  # it does hold the place of version 0, and of 2
+            fcntl.lockf(weights.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+        publish(weights, owned, 1)  # the other place is free
+        blocked = Background(publish, weights, owned, 2)
+        process.kill()
+        blocked.result()
+    assert weights.version == 2
+
+
+def test_the_largest_fixed_lag_has_room_in_shared_memory() -> None:
+    model = torch.nn.Linear(1, 1)
+    SharedWeights(model, size=ring_size(MAX_FIXED_LAG))
+    with pytest.raises(ValueError, match="places"):
+        SharedWeights(model, size=ring_size(MAX_FIXED_LAG + 1))

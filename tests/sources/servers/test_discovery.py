@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The learner asks servers what they serve, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.envs.options import EnvOptions
+from torchbeast.errors import RunError, UsageError
+from torchbeast.sources.servers import discovery
+
+CATCH: dict[str, Any] = {
+    "protocol_version": 1,
+    "env_id": "Catch",
+    "num_envs": 2,
+    "num_streams": 2,
+    "num_servers": 0,
+    "frame_stack": 1,
+    "observation": {"board": ("float32", (10, 5)), "rest": (("uint8", ()), ("bool", (3,)))},
+    "action_space": {"type": "Discrete", "n": 3, "start": 0},
+}
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
+    """What is served at which address; others do not answer."""
+    served: dict[str, dict[str, Any]] = {}
+
+    def describe(address: str, timeout_s: float) -> dict[str, Any]:
+        if address not in served:
+            raise TimeoutError(f"nobody answers at {address}")
+        return served[address]
+
+    monkeypatch.setattr("libtorchbeast.describe", describe)
+    return served
+
+
+def test_servers_are_asked_until_enough_environments_are_found(servers: dict) -> None:
+    servers.update({f"unix:/a.{i}": CATCH for i in range(5)})
+    fleet = discovery.find("unix:/a", 8, timeout=1.0)
+    assert fleet.stream_addresses == ["unix:/a.0", "unix:/a.0", "unix:/a.1", "unix:/a.1"]
+    assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
+
+
+def test_without_a_number_all_that_were_started_together_are_waited_for(
+    servers: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them listens when the first one answers."""
+    monkeypatch.setattr(discovery, "_listens", lambda address: False)
+    servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
+    fleet = discovery.find("unix:/a", None, timeout=1.0)
+    assert fleet.stream_addresses == [f"unix:/a.{i // 2}" for i in range(6)]
+    del servers["unix:/a.2"]
+    with pytest.raises(RunError, match=r"answers at unix:/a\.2 .*; 8 environments were found: st"):
+        discovery.find("unix:/a", None, timeout=0.1)
+
+
+def test_of_servers_that_do_not_tell_all_that_listen_are_taken(
+    servers: dict, runtime_folder: Path
+) -> None:
+    """One that was killed has left its socket, and does not end the search with a wait."""
+    base = f"unix:{runtime_folder}/a"
+    servers.update({f"{base}.{i}": CATCH for i in range(5)})
+    with ExitStack() as listening:
+        for i in range(4):
+            listener = listening.enter_context(socket.socket(socket.AF_UNIX))
+            listener.bind(f"{runtime_folder}/a.{i}")
+            listener.listen()
+        listener.close()
+        fleet = discovery.find(base, None, timeout=1.0)
+    assert fleet.stream_addresses == [f"{base}.{i // 2}" for i in range(6)]
+
+
+def test_without_a_number_one_server_must_be_there(servers: dict) -> None:
+    with pytest.raises(RunError, match=r"answers at unix:/a\.0 \(waited 0\.1 s\): start servers"):
+        discovery.find("unix:/a", None, timeout=0.1)
+
+
+def test_what_is_served_is_told_in_our_words(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    fleet = discovery.ask_all(["unix:/a.0"], timeout=1.0)
+    assert fleet.env_id == "Catch" and fleet.action_space == Discrete(3)
+    assert fleet.observation_space == {
+        "board": ArraySpec((10, 5), "float32"),
+        "rest": (ArraySpec((), "uint8"), ArraySpec((3,), "bool")),
+    }
+
+
+def test_what_a_server_says_of_values_reaches_the_learner(servers: dict) -> None:
+    said = {"type": "Array", "low": 0, "high": 5976}
+    rest = {"type": "Tuple", "spaces": [{"type": "Array", "categories": [4]}, {"type": "Array"}]}
+    space = {"type": "Dict", "spaces": {"board": said, "rest": rest}}
+    servers["unix:/a.0"] = CATCH | {"observation_space": space}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).observation_space == {
+        "board": ArraySpec((10, 5), "float32", 0, 5976),
+        "rest": (ArraySpec((), "uint8", categories=(4,)), ArraySpec((3,), "bool")),
+    }
+
+
+@pytest.mark.parametrize("key", ["observation_space", "action_space"])
+def test_a_space_that_makes_no_sense_is_told_with_its_address(servers: dict, key: str) -> None:
+    servers["unix:/a.0"] = CATCH | {key: {"type": "Sphere"}}
+    with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense: .*Sphere"):
+        discovery.ask_all(["unix:/a.0"], timeout=1.0)
+
+
+def test_a_server_of_the_original_does_not_tell_its_actions(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH | {"action_space": None, "env_id": "", "num_streams": 1}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).action_space is None
+
+
+def test_more_than_asked_for_is_refused(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    with pytest.raises(UsageError, match="serve 4 environments, but --num_actors is 3"):
+        discovery.find("unix:/a", 3, timeout=1.0)
+
+
+def test_fewer_than_asked_for_are_refused_with_their_number(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    with pytest.raises(RunError, match=r"answers at unix:/a\.1 .*; 4 of --num_actors 9"):
+        discovery.find("unix:/a", 9, timeout=1.0)
+
+
+def test_how_environments_were_made_reaches_the_learner(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH | {"options": {"frame_skip": 2, "of_a_later_version": 1}}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions(frame_skip=2)
+    servers["unix:/a.0"] = CATCH | {"options": None}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions()
+    for odd in ("odd", {"observation_keys": 5}):
+        servers["unix:/a.0"] = CATCH | {"options": odd}
+        with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense"):
+            discovery.ask_all(["unix:/a.0"], timeout=1.0)
+
+
+ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options"]
+
+
+@pytest.mark.parametrize("key", ALIKE)
+def test_servers_must_serve_the_same(servers: dict, key: str) -> None:
+    servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
+    with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):
+        discovery.find("unix:/a", 8, timeout=1.0)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A dead server is replaced while that can help, and nobody is replaced after the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.errors import RunError
+from torchbeast.processes.child_process import ProcessDied
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers import env_servers
+from torchbeast.sources.servers.env_servers import EnvServers
+from torchbeast.sources.servers.plan import ServerPlan
+
+PLAN = ServerPlan(num_streams=1, envs_per_stream=2)
+KILLED = ProcessDied("process 1 was killed by SIGKILL")
+
+
+class Process:
+    """Stands for a process: the test says when it serves and when it dies."""
+
+    started: list[Process]
+
+    def __init__(self, name: str, module: str, arguments: Any, on_report: Any, on_end: Any) -> None:
+        self.pid = len(self.started)
+        self.address, self._on_report, self.dies = arguments["address"], on_report, on_end
+        self.ended = False
+        self.started.append(self)
+
+    def serves(self) -> None:
+        self._on_report({"ready": True})
+
+    def ask_to_end(self) -> None:
+        self.ended = True
+
+    def end_by(self, deadline: float) -> None:
+        assert self.ended
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
+    """Every process, in the order of their starts."""
+    Process.started = []
+    monkeypatch.setattr(env_servers, "ChildProcess", Process)
+    return Process.started
+
+
+def two_servers(folder: Path) -> tuple[EnvServers, Supervisor]:
+    supervisor = Supervisor()
+    addresses = [f"unix:{folder}/a.{i}" for i in range(2)]
+    return EnvServers(supervisor, "Catch", [PLAN, PLAN], addresses), supervisor
+
+
+def test_a_dead_server_is_replaced_at_its_own_address(
+    started: list[Process], tmp_path: Path
+) -> None:
+    servers, supervisor = two_servers(tmp_path)
+    started[0].serves()
+    started[1].dies(KILLED)
+    assert [process.address for process in started[1:]] == [f"unix:{tmp_path}/a.1"] * 2
+    assert servers.pids == [0, 2] and not supervisor.ended
+    started[2].serves()
+    assert servers.wait_ready(timeout=0.0)
+
+
+def test_the_first_to_die_fails_the_run_where_none_has_served(
+    started: list[Process], tmp_path: Path
+) -> None:
+    _, supervisor = two_servers(tmp_path)
+    started[1].dies(KILLED)
+    assert len(started) == 2 and supervisor.failure is not None
+    assert str(supervisor.failure) == f"environment server 1 at unix:{tmp_path}/a.1: {KILLED}"
+
+
+def test_one_that_says_why_it_ends_fails_the_run(started: list[Process], tmp_path: Path) -> None:
+    _, supervisor = two_servers(tmp_path)
+    started[0].serves()
+    started[0].dies(RunError("the cartridge cannot be read"))
+    assert len(started) == 2 and "cartridge" in str(supervisor.failure)
+
+
+def test_one_that_dies_again_and_again_fails_the_run(
+    started: list[Process], tmp_path: Path
+) -> None:
+    """Deaths elsewhere do not count: a machine short of memory may kill one after the other."""
+    _, supervisor = two_servers(tmp_path)
+    started[0].serves()
+    started[0].dies(KILLED)
+    place = 1
+    for _ in range(4):
+        started[place].dies(KILLED)
+        place = len(started) - 1
+    assert not supervisor.ended and len(started) == 2 + 5
+    started[place].dies(KILLED)
+    assert "5 processes died in its place within 0 s. The last one: process 1" in str(
+        supervisor.failure
+    )
+
+
+@pytest.mark.parametrize("how", ["closed", "stopped"])
+def test_nobody_is_replaced_after_the_end(started: list[Process], tmp_path: Path, how: str) -> None:
+    servers, supervisor = two_servers(tmp_path)
+    started[0].serves()
+    servers.close() if how == "closed" else supervisor.stop("done")
+    started[1].dies(KILLED)
+    assert len(started) == 2 and supervisor.failure is None
+
+
+def test_where_no_process_can_be_started_the_run_fails(
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*args: Any, **kwargs: Any) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    _, supervisor = two_servers(tmp_path)
+    started[0].serves()
+    monkeypatch.setattr(env_servers, "ChildProcess", no_memory)
+    started[1].dies(KILLED)
+    assert "Cannot allocate memory" in str(supervisor.failure)
+
+
+def test_the_socket_of_a_killed_server_is_removed_but_not_that_of_another_program(
+    started: list[Process], tmp_path: Path
+) -> None:
+    servers, _ = two_servers(tmp_path)
+    for process in started[:]:
+        process.serves()
+        Path(process.address.removeprefix("unix:")).touch()
+    started[0].dies(KILLED)  # its successor never serves
+    started[1].dies(KILLED)
+    started[3].dies(RunError("another process serves it"))
+    servers.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["a.1"]

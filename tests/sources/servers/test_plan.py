@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environments are spread evenly, in groups of as many as a server has streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchbeast.cli.flags import FleetFlags, MachineFlags, PolyBeastFlags
+from torchbeast.sources.servers.plan import ServerPlan, beside_the_learner, rollout_columns, spread
+
+CASES = {
+    (4, 2): [ServerPlan(2, 1), ServerPlan(2, 1)],
+    (4, 4): [ServerPlan(1, 1)] * 4,
+    (10, 2): [ServerPlan(2, 3), ServerPlan(2, 2)],
+    (32, 2): [ServerPlan(2, 8), ServerPlan(2, 8)],
+    (5, 2): [ServerPlan(2, 1), ServerPlan(1, 3)],
+    (1, 1): [ServerPlan(1, 1)],
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_known_plans(case: tuple[int, int]) -> None:
+    assert spread(*case) == CASES[case]
+
+
+def test_with_one_stream_a_server_has_all_its_environments_in_it() -> None:
+    assert spread(33, 2, num_streams=1) == [ServerPlan(1, 17), ServerPlan(1, 16)]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "disabled", "expected"),
+    [
+        (True, False, ServerPlan(2, 8)),
+        (True, True, ServerPlan(1, 16)),
+        (False, False, ServerPlan(1, 16)),
+    ],
+)
+def test_servers_beside_a_learner_on_the_cpu_have_one_stream(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, disabled: bool, expected: ServerPlan
+) -> None:
+    monkeypatch.setattr("torchbeast.sources.servers.plan.seems_to_have_a_gpu", lambda: gpu)
+    flags = PolyBeastFlags(
+        fleet=FleetFlags(num_actors=32, num_servers=2), machine=MachineFlags(disable_cuda=disabled)
+    )
+    assert beside_the_learner(flags) == [expected] * 2
+
+
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_all_environments_are_served_and_no_server_is_idle(num_streams: int) -> None:
+    cases = [(actors, servers) for actors in range(1, 40) for servers in range(1, actors + 1)]
+    assert cases
+    for actors, servers in cases:
+        plans = spread(actors, servers, num_streams)
+        assert len(plans) == servers
+        assert sum(plan.num_envs for plan in plans) == actors
+        counts = [plan.num_envs for plan in plans]
+        assert min(counts) >= 1 and max(counts) - min(counts) <= 3
+
+
+def test_more_servers_than_environments_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 environments cannot occupy 4 servers"):
+        spread(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "streams", "columns"),
+    [(8, [16], 8), (8, [3, 2], 1), (8, [6, 6], 2), (6, [4], 2)],
+)
+def test_items_fill_a_batch_and_divide_every_stream(
+    batch_size: int, streams: list[int], columns: int
+) -> None:
+    assert rollout_columns(batch_size, streams) == columns

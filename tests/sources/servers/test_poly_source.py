@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast's source keeps the contract of sources. The server is a thread of this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from compliance.source import Running, Setup, SourceCompliance
+from serving import serving
+
+from torchbeast import envs
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.envs.spaces import action_space_to_json
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers import server_main as env_process
+from torchbeast.sources.servers.discovery import ask_all
+from torchbeast.sources.servers.source import PolySource, PolySourceConfig
+
+SOON = 30.0
+
+
+def test_a_learner_knows_what_an_environments_space_says(tmp_path: Path) -> None:
+    env = envs.make("Blackjack-v1", 2)
+    arguments = {"env_id": "Blackjack-v1", "num_streams": 1, "num_servers": 1, "options": {}}
+    description = env_process._description(env, arguments)
+    with serving(lambda: env, f"unix:{tmp_path}/server", description=description):
+        fleet = ask_all([f"unix:{tmp_path}/server"], SOON)
+    sizes = [spec.categories for spec in fleet.observation_space]
+    assert sizes == [(32,), (11,), (2,)]
+    assert fleet.observation_space == env.observation_space
+
+
+class TestPolySource(SourceCompliance):
+    @contextmanager
+    def running(self, setup: Setup) -> Iterator[Running]:
+        num_envs = setup.num_envs // setup.num_groups
+        with (
+            served(
+                lambda: envs.make(setup.env_id, num_envs), described(setup, num_envs)
+            ) as address,
+            playing(address, setup) as running,
+        ):
+            yield running
+
+
+@contextmanager
+def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
+    """A source of a single environment, from a server that finds out itself what it serves."""
+    setup = Setup(env_id="", num_envs=1)
+    with served(env_class) as address, playing(address, setup) as running:
+        yield running
+
+
+@contextmanager
+def playing(address: str, setup: Setup) -> Iterator[Running]:
+    """A source of what is served there."""
+    fleet = ask_all([address], SOON)
+    assert fleet.action_space is not None
+    torch.manual_seed(0)
+    spaces = fleet.observation_space, fleet.action_space
+    agent = make_agent(setup.model, *spaces, fleet.frame_stack, setup.use_lstm)
+    agent.model.reward_input = setup.reward_input
+    weights = PublishedWeights(agent.model, setup.version)
+    config = PolySourceConfig(
+        batch_size=setup.batch_size,
+        unroll_length=setup.unroll_length,
+        num_inference_threads=setup.num_groups,
+        seed=setup.seed,
+    )
+    source = PolySource(
+        fleet, agent.model, agent.distribution, weights, torch.device("cpu"), config
+    )
+    supervisor = Supervisor()
+    source.start(supervisor)
+    try:
+        yield Running(source, agent, weights, supervisor)
+    finally:
+        supervisor.stop("the test ended")
+        assert supervisor.join(SOON) == []
+
+
+@contextmanager
+def served(
+    env_class: Callable[[], Any], description: dict[str, Any] | None = None
+) -> Iterator[str]:
+    """The address of a server of these environments."""
+    with tempfile.TemporaryDirectory(prefix="tb") as folder:  # a short name: sockets need that
+        address = f"unix:{Path(folder) / 'server'}"
+        with serving(env_class, address, description=description):
+            yield address
+
+
+def described(setup: Setup, num_envs: int) -> dict[str, Any]:
+    observation, action, frame_stack = setup.spaces()
+    return {
+        "env_id": setup.env_id,
+        "num_envs": num_envs,
+        "num_streams": setup.num_groups,
+        "frame_stack": frame_stack,
+        "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), observation),
+        "action_space": action_space_to_json(action),
+    }

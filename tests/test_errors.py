@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A program's end is an exit code and a sentence, with the user's own code at most."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+
+from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.errors import RunError, UsageError, exit_code_of, without_our_frames
+
+
+def fail() -> None:
+    raise KeyError("the joystick is gone")
+
+
+def formatted(error: BaseException) -> str:
+    return "address: " + "".join(traceback.format_exception(error))
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(UsageError("no"), 2), (RunError("no"), 1), (KeyboardInterrupt(), 130)]
+)
+def test_the_exit_code_tells_the_kind_of_error(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body() -> int:
+        raise error
+
+    assert exit_code_of("polybeast", body) == code
+    assert capsys.readouterr().err.startswith("polybeast: ")
+
+
+def test_a_missing_compiled_part_is_a_sentence_that_names_the_way_without_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def body() -> int:
+        raise ModuleNotFoundError("No module named 'libtorchbeast'", name="libtorchbeast")
+
+    assert exit_code_of("polybeast", body) == 1
+    said = capsys.readouterr().err
+    assert "libtorchbeast" in said and "MonoBeast" in said
+
+
+def test_the_learner_alone_says_so_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("torchbeast.polybeast_learner", "torchbeast.sources.servers.discovery"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "libtorchbeast", None)
+    assert importlib.import_module("torchbeast.polybeast_learner").main([]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "libtorchbeast" in said and "MonoBeast" in said
+
+
+def test_another_module_that_is_missing_is_a_fault_of_the_program() -> None:
+    def body() -> int:
+        raise ModuleNotFoundError("No module named 'math'", name="math")
+
+    with pytest.raises(ModuleNotFoundError):
+        exit_code_of("polybeast", body)
+
+
+def test_the_users_own_frames_are_shown() -> None:
+    with pytest.raises(KeyError) as raised:
+        fail()
+    shown = without_our_frames(formatted(raised.value))
+    assert "Traceback" in shown and Path(__file__).name in shown
+    assert shown.endswith("KeyError: 'the joystick is gone'\n")
+
+
+def test_frames_of_ours_are_left_out() -> None:
+    with pytest.raises(KeyError) as raised:
+        SyncVecEnv([fail], "Mine")  # type: ignore[list-item]
+    text = formatted(raised.value)
+    shown = without_our_frames(text)
+    assert "core/envs/vec_env.py" in text and "core/envs/vec_env.py" not in shown
+    assert 'raise KeyError("the joystick is gone")' in shown
+
+
+def test_a_traceback_of_our_own_code_alone_is_only_its_last_line() -> None:
+    message = (
+        "address: Traceback (most recent call last):\n"
+        f'  File "{Path(without_our_frames.__code__.co_filename)}", line 3, in step\n'
+        "    raise ValueError\n"
+        "    ^^^^^^^^^^^^^^^^\n"
+        "ValueError: expected a finite reward, got nan\n"
+    )
+    assert without_our_frames(message) == "address: ValueError: expected a finite reward, got nan\n"

@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Curves are drawn from logs.csv; a folder without one is a sentence."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from torchbeast import plot
+from torchbeast.errors import UsageError
+from torchbeast.reporting.log_files import LogFiles
+
+
+def write_run(folder: Path, returns: list[float]) -> Path:
+    folder.mkdir()
+    files = LogFiles(folder)
+    for i, value in enumerate(returns):
+        files.write(10 * (i + 1), {"mean_episode_return": value})
+    files.close()
+    return folder
+
+
+def test_a_curve_is_the_mean_of_the_last_updates_in_which_episodes_ended(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", [1.0, float("nan"), 3.0])
+    assert plot.curve(run) == [(10.0, 1.0), (30.0, 2.0)]
+
+
+def test_a_folder_without_a_run_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it has no logs"):
+        plot.curve(tmp_path)
+
+
+def test_a_run_in_which_no_episode_ended_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no episode has ended"):
+        plot.group_runs([write_run(tmp_path / "a", [float("nan")])])
+
+
+def test_no_run_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plot.main([]) == 2
+    assert "plot: " in capsys.readouterr().err
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert plot.main([str(write_run(tmp_path / "a", [1.0]))]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+
+
+def test_a_png_of_several_runs_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    runs = [str(write_run(tmp_path / name, [1.0, 2.0])) for name in "ab"]
+    assert plot.main([*runs, "--output", str(tmp_path / "curve.png")]) == 0
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def write_kind(folder: Path, program: str, points: list[tuple[int, float]], **args: object) -> Path:
+    """A run of a program with these flags; each point is a row."""
+    folder.mkdir()
+    meta = {"args": {"env": "Catch", **args}, "argv": [f"/x/torchbeast/{program}.py"]}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    files = LogFiles(folder)
+    for step, value in points:
+        files.write(step, {"mean_episode_return": value})
+    files.close()
+    return folder
+
+
+def flat(value: float, last: int = 100) -> list[tuple[int, float]]:
+    return [(step, value) for step in range(10, last + 10, 10)]
+
+
+def seeds(tmp_path: Path, values: list[float], program: str = "monobeast") -> list[Path]:
+    """Runs that differ in seed, name and place only."""
+    return [
+        write_kind(
+            tmp_path / f"{program}-{i}", program, flat(value), seed=i, xpid=f"x{i}", savedir=f"/{i}"
+        )
+        for i, value in enumerate(values)
+    ]
+
+
+def test_runs_that_differ_in_their_seed_are_one_line_in_a_band(tmp_path: Path) -> None:
+    (group,) = plot.group_runs(seeds(tmp_path, [1.0, 2.0, 6.0]))
+    line = plot.spread(group)
+    assert line.steps[0] == 10 and line.steps[-1] == 100
+    assert (line.mean == 3).all() and (line.low == 1).all() and (line.high == 6).all()
+
+
+def test_the_band_of_many_runs_is_their_standard_deviation(tmp_path: Path) -> None:
+    (group,) = plot.group_runs(seeds(tmp_path, [0.0, 0.0, 0.0, 4.0, 4.0, 4.0]))
+    line = plot.spread(group)
+    assert np.allclose(line.mean, 2) and np.allclose(line.low, 0) and np.allclose(line.high, 4)
+    (five,) = plot.group_runs(seeds(tmp_path, [0.0, 0.0, 0.0, 0.0, 5.0], "polybeast"))
+    assert (plot.spread(five).high == 5).all(), "of five, the extremes"
+
+
+def test_runs_with_points_at_other_steps_are_compared_at_the_same_ones(tmp_path: Path) -> None:
+    """One rises from 0 at step 0 to 100 at step 100, the other is measured at odd steps."""
+    group = plot.Group({}, curves=[[(0, 0.0), (100, 100.0)], [(0, 0.0), (37, 74.0), (100, 200.0)]])
+    line = plot.spread(group)
+    assert np.allclose(line.mean, 1.5 * line.steps) and len(line.steps) > 100
+    assert np.allclose(line.low, line.steps) and np.allclose(line.high, 2 * line.steps)
+
+
+def test_a_run_counts_from_its_first_point_to_its_last(tmp_path: Path) -> None:
+    group = plot.Group({}, curves=[[(0, 1.0), (100, 1.0)], [(20, 3.0), (60, 3.0)]])
+    line = plot.spread(group)
+    within = (line.steps >= 20) & (line.steps <= 60)
+    assert within.any() and (line.mean[within] == 2).all() and (line.mean[~within] == 1).all()
+    assert line.steps[0] == 0 and line.steps[-1] == 100, "half of the runs are enough"
+
+
+def test_the_line_ends_where_most_runs_have_ended(tmp_path: Path) -> None:
+    group = plot.Group({}, curves=[[(0, 1.0), (100, 1.0)], *[[(10, 3.0), (60, 3.0)]] * 2])
+    line = plot.spread(group)
+    assert (line.steps[0], line.steps[-1]) == (10, 60)
+
+
+def test_a_line_of_one_run_is_its_own_curve(tmp_path: Path) -> None:
+    points = [(10.0, 1.0), (30.0, 5.0)]
+    line = plot.spread(plot.Group({}, curves=[points]))
+    assert list(zip(line.steps, line.mean, strict=True)) == points
+    assert (line.low == line.high).all()
+
+
+def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
+    mono = seeds(tmp_path, [1.0, 2.0], "monobeast")
+    poly = seeds(tmp_path, [1.0], "polybeast")
+    assert plot.labels(plot.group_runs(mono + poly)) == ["monobeast (2 runs)", "polybeast"]
+    flags = [{"use_lstm": lstm, "learning_rate": rate} for lstm, rate in ((True, 1), (False, 2))]
+    runs = [
+        write_kind(tmp_path / f"f{i}", "monobeast", flat(1.0), **each)
+        for i, each in enumerate(flags)
+    ]
+    assert plot.labels(plot.group_runs(runs)) == [
+        "use_lstm, learning_rate 1",
+        "no use_lstm, learning_rate 2",
+    ]
+
+
+def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
+    mono = write_kind(tmp_path / "m", "monobeast", flat(1.0), num_processes=2)
+    poly = write_kind(tmp_path / "p", "polybeast", flat(1.0), num_servers=2)
+    assert plot.labels(plot.group_runs([mono, poly])) == ["monobeast", "polybeast"]
+
+
+def test_runs_without_meta_json_go_by_the_names_of_their_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, [1.0]) for name in "ab"]
+    assert plot.labels(plot.group_runs(runs)) == ["a", "b"]
+    assert plot.labels(plot.group_runs(runs[:1])) == ["a"]
+    (tmp_path / "other").mkdir()
+    same_name = write_run(tmp_path / "other" / "a", [2.0])
+    assert plot.labels(plot.group_runs([runs[0], same_name])) == ["a", "a"]
+
+
+def test_a_single_kind_goes_by_its_environment(tmp_path: Path) -> None:
+    assert plot.labels(plot.group_runs(seeds(tmp_path, [1.0, 2.0]))) == ["Catch (2 runs)"]
+
+
+def test_a_run_without_episodes_is_left_out_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [float("nan")])]
+    (group,) = plot.group_runs(runs)
+    assert [folder.name for folder in group.folders] == ["a"]
+    assert f"No episode has ended in {runs[1]} yet: it is left out." in capsys.readouterr().err
+
+
+def test_what_a_run_did_after_the_checkpoint_it_went_back_to_is_not_drawn(tmp_path: Path) -> None:
+    run = write_kind(tmp_path / "a", "monobeast", [(10, 1.0), (20, 9.0), (30, 9.0), (20, 4.0)])
+    assert [step for step, _ in plot.curve(run)] == [10.0, 20.0]
+
+
+def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run = write_run(tmp_path / "a", [1.0])
+    (tmp_path / "latest").symlink_to("a")
+    drawn: list[tuple[str, plot.Spread]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plot, "_draw", lambda lines, _: drawn.extend(lines))
+        assert plot.main([str(run), str(tmp_path / "latest")]) == 0
+    assert [label for label, _ in drawn] == ["a"]
+
+
+def test_a_committed_curve_without_fields_csv_is_read_by_its_first_line(tmp_path: Path) -> None:
+    (tmp_path / "logs.csv").write_text("step,mean_episode_return\n10,1.5\n20,\n30,2.5\n")
+    assert plot.curve(tmp_path) == [(10.0, 1.5), (30.0, 2.0)]
+
+
+def test_kept_curves_are_drawn_a_line_a_program_with_and_without_their_history(
+    tmp_path: Path,
+) -> None:
+    columns, points = "step,seconds,mean_episode_return", "10,0.5,1.5\n20,1,\n30,2,2.5"
+    said = "# commit abc\n# command python -m torchbeast.polybeast --preset catch, step, step\n"
+    kept = [tmp_path / f"{name}.csv" for name in ("monobeast-1", "monobeast-12", "polybeast-1")]
+    for path, history in zip(kept, ("", said, said), strict=True):
+        path.write_text(f"{history}{columns}\n{points}\n")
+    groups = plot.group_runs(kept)
+    assert plot.labels(groups) == ["monobeast (2 runs)", "polybeast"]
+    assert plot.labels(plot.group_runs(kept[:2])) == ["monobeast (2 runs)"]
+    assert plot.labels(plot.group_runs(kept[2:])) == ["polybeast-1"]
+    assert {tuple(curve) for group in groups for curve in group.curves} == {
+        ((10.0, 1.5), (30.0, 2.0))
+    }

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that a command line leaves to an earlier run: `--xpid NAME` alone resumes that run as it
+was, and `--mode test` alone plays with the latest one.
+
+A flag on the command line, or of a preset that it names, wins over what the run has recorded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torchbeast.cli.flags import LearnerGroups, PolyBeastLearnerFlags, RunFlags
+from torchbeast.errors import UsageError
+
+# Of one command, not of a run.
+OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
+_SERVERS_DECIDE = ("env", "observation_keys", "num_actors")  # for a learner alone
+
+
+def settings(flags_type: type, args: Sequence[str]) -> dict[str, Any]:
+    """What an earlier run decides of the command line `args`, by the names of the flags."""
+    if not issubclass(flags_type, LearnerGroups):
+        return {}
+    xpid, folder = given(args, "--xpid"), _savedir(args)
+    if given(args, "--mode") in ("test", "test_render"):
+        return {} if xpid else {"xpid": _latest(folder)}
+    recorded = _recorded(folder / xpid) if xpid and Path(xpid).name == xpid else {}
+    return dict(_usable(flags_type, recorded))
+
+
+def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings of a run that is resumed which are others than before, a line for each. What
+    was not recorded, as in a run of another program, is left out, and so is the model, which
+    cannot change.
+    """
+    return [
+        f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
+        for name, value in now.items()
+        if name in recorded and name not in (*OF_ONE_COMMAND, "model")
+        if _plain(recorded[name]) != _plain(value)
+    ]
+
+
+def given(args: Sequence[str], flag: str) -> str | None:
+    """The value of a flag in a command line; the last counts, as with all flags."""
+    value = None
+    for word, following in pairwise([*args, ""]):
+        if word == flag and following and not following.startswith("--"):
+            value = following
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return value
+
+
+def _savedir(args: Sequence[str]) -> Path:
+    return RunFlags(xpid="any", savedir=given(args, "--savedir") or RunFlags.savedir).folder.parent
+
+
+def _latest(savedir: Path) -> str:
+    """The name of the run that began last; says which it is."""
+    latest = savedir / "latest"
+    if not latest.is_symlink() or not latest.exists():
+        raise UsageError(
+            f"there is no latest run in {savedir} to test: give --xpid, or another --savedir"
+        )
+    name = latest.resolve().name
+    print(f"Testing the latest run, {name}.", flush=True)
+    return name
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """The flags in the checkpoint; in meta.json where a run that has learnt something was killed
+    before its first one. Nothing where no run is.
+    """
+    path = folder / "model.tar"
+    if path.exists():
+        from torchbeast.learning import checkpoint as checkpoints  # imports torch
+
+        return dict(checkpoints.load(path, needed=("flags",))["flags"])
+    try:
+        has_learnt = (folder / "logs.csv").stat().st_size > 0
+        meta = json.loads((folder / "meta.json").read_text()) if has_learnt else {}
+    except (OSError, ValueError):
+        return {}
+    if meta:
+        print(f"{folder} has no checkpoint: its settings are taken from meta.json.", flush=True)
+    return dict(meta.get("args", {}))
+
+
+def _usable(flags_type: type, recorded: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The flags that this program has and takes over, with a value that it knows."""
+    left_out = [*OF_ONE_COMMAND, *(_SERVERS_DECIDE if flags_type is PolyBeastLearnerFlags else ())]
+    for name, kind in _kinds(flags_type):
+        if name in recorded and name not in left_out:
+            value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
+            if _is_of(kind, value) and (name, value) != ("env", "unknown"):
+                yield name, value
+
+
+def _kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
+    """Name and type of every flag."""
+    hints = typing.get_type_hints(flags_type)
+    for field in dataclasses.fields(flags_type):
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _kinds(hints[field.name])
+        else:
+            yield field.name, hints[field.name]
+
+
+def _is_of(kind: Any, value: Any) -> bool:
+    """Whether a flag of this type may have the value."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return any(_is_of(argument, value) for argument in arguments)
+    if origin is typing.Literal:
+        return value in arguments
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, origin or kind)
+
+
+def _plain(value: Any) -> Any:
+    """A value as both JSON and the command line give it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays whole episodes with a checkpoint and reports their returns.
+
+The environment runs in this process. Each of E environments plays its own share of the episodes:
+counting the first N that end anywhere would favour short ones.
+
+The most likely actions in a deterministic game make one game again and again: games of Pong that
+begin after another number of frames are alike from the first ball on. So an evaluation counts the
+distinct episodes, and may begin each with random actions.
+"""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import zlib
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.envs.random_actions import random_action
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.nest_py import Nest, flatten, map_leaves2
+from torchbeast.seeds import seed_of
+
+MAX_PARALLEL = 8
+COMPARED_STEPS = 100  # at the end of episodes, by which two are the same
+
+
+class Episodes(NamedTuple):
+    """Whole games, in the order in which they ended."""
+
+    returns: list[float]
+    lengths: list[int]  # steps
+    endings: list[int]  # of the last COMPARED_STEPS steps: equal where all of them are
+
+    @property
+    def distinct(self) -> int:
+        """How many differ in their return or their last steps. Those that end alike are one game,
+        though one of them may have begun a few frames later.
+        """
+        return len(set(zip(self.returns, self.endings, strict=True)))
+
+
+class RandomStarts:
+    """Begins each episode with random actions: 0 to `most` of them, drawn anew for each."""
+
+    def __init__(self, env: VecEnv, most: int, seed: int) -> None:
+        self._env, self._most = env, most
+        self._rng = np.random.default_rng(seed)
+        self._left = self._draw()
+
+    def _draw(self) -> np.ndarray:
+        return self._rng.integers(0, self._most + 1, self._env.num_envs)
+
+    def replace(self, action: Nest[Tensor]) -> Nest[Tensor]:
+        """The actions [1, E, ...], random ones where an episode has not had all of its own."""
+        starting = self._left > 0
+        if not starting.any():
+            return action
+        self._left -= starting
+        drawn = random_action(self._env.action_space, self._env.num_envs, self._rng)
+        replaced: Nest[Tensor] = map_leaves2(
+            lambda *leaves: _mixed(starting, *leaves), action, drawn
+        )
+        return replaced
+
+    def count(self, episode_end: np.ndarray) -> None:
+        """Draws anew where an episode has ended, [E]."""
+        self._left = np.where(episode_end, self._draw(), self._left)
+
+
+def _mixed(starting: np.ndarray, action: Tensor, drawn: np.ndarray) -> Tensor:
+    mask = torch.from_numpy(starting).view(1, -1, *[1] * (action.ndim - 2))
+    return torch.where(mask, torch.as_tensor(drawn, dtype=action.dtype)[None], action)
+
+
+class Endings:
+    """The last steps of the episodes that are being played, as checksums."""
+
+    def __init__(self, num_envs: int) -> None:
+        self._steps: list[collections.deque[int]] = [
+            collections.deque(maxlen=COMPARED_STEPS) for _ in range(num_envs)
+        ]
+
+    def add(self, observation: Any, action: Nest[Tensor], reward: np.ndarray) -> None:
+        """One step: what was seen (leaves `[E, ...]`), what was done `[1, E, ...]`, its reward."""
+        leaves = [*flatten(observation), *(leaf[0].numpy() for leaf in flatten(action)), reward]
+        for index, steps in enumerate(self._steps):
+            steps.append(zlib.crc32(b"".join(leaf[index].tobytes() for leaf in leaves)))
+
+    def take(self, index: int) -> int:
+        """The ending of environment `index`'s episode, which is forgotten."""
+        ending = hash(tuple(self._steps[index]))
+        self._steps[index].clear()
+        return ending
+
+
+class Watcher(Protocol):
+    """Sees every observation of an evaluation, such as a video writer."""
+
+    def __call__(self, observation: Any) -> None:
+        """observation: nest of arrays `[E, ...]`."""
+
+
+def play(
+    env: VecEnv,
+    agent: Agent,
+    num_episodes: int,
+    seed: int,
+    watch: Watcher | None = None,
+    greedy: bool = True,
+    random_start: int = 0,
+) -> Episodes:
+    """Plays `num_episodes` whole games, `env.num_envs` of them at a time.
+
+    greedy: the policy's most likely actions; else samples, from torch's generator.
+    random_start: each game begins with 0 to this many random actions.
+    """
+    left = np.array([len(share) for share in np.array_split(range(num_episodes), env.num_envs)])
+    played = Episodes([], [], [])
+    starts = RandomStarts(env, random_start, seed_of(seed, "random starts"))
+    endings = Endings(env.num_envs)
+    loop = EnvLoop(env, agent.distribution, agent.model.initial_state(env.num_envs), seed)
+    while left.any():
+        if watch is not None:
+            watch(loop.row.observation)
+        loop.act(agent.model, greedy)
+        loop.agent = loop.agent._replace(action=starts.replace(loop.agent.action))
+        seen = loop.row.observation
+        loop.step()
+        endings.add(seen, loop.agent.action, loop.row.reward)
+        starts.count(loop.row.episode_end)
+        ended = {index: endings.take(index) for index in _indices(loop.row.episode_end)}
+        counted = loop.row.episode_end & (left > 0)
+        played.returns.extend(loop.row.episode_return[counted].tolist())
+        played.lengths.extend(loop.row.episode_step[counted].tolist())
+        played.endings.extend(ended[index] for index in _indices(counted))
+        left -= counted
+    return played
+
+
+def _indices(mask: np.ndarray) -> list[int]:
+    """Where it holds."""
+    found: list[int] = np.flatnonzero(mask).tolist()
+    return found
+
+
+def report(episodes: Episodes) -> str:
+    """The returns, their mean, median and spread, the lengths, and how many differ, in words."""
+    returns, lengths, _ = episodes
+    spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
+    each = ", ".join(f"{value:g}" for value in returns)
+    return (
+        f"Returns: {each}\n"
+        f"Mean {statistics.fmean(returns):.2f}, median {statistics.median(returns):.2f}, "
+        f"standard deviation {spread:.2f} over {len(returns)} episodes.\n"
+        f"Lengths: mean {statistics.fmean(lengths):.0f} steps, "
+        f"from {min(lengths):,} to {max(lengths):,}.\n"
+        f"Distinct: {episodes.distinct} of {len(returns)} episodes, by return and last "
+        f"{COMPARED_STEPS} steps."
+    )

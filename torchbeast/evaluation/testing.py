@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--mode test` and `test_render` of every program: plays with the checkpoint of a run.
+
+Checkpoints of the original TorchBeast are played too.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchbeast.cli.flags import RunFlags
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs.atari import is_atari
+from torchbeast.envs.opening import make_environment, what_it_raised
+from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.reward_clipping import UNKNOWN
+
+_ATARI_RANDOM_START = 30  # the literature's number of no-ops
+
+
+def test(run: RunFlags, env_id: str | None = None, options: EnvOptions = DEFAULTS) -> int:
+    """Plays whole episodes, prints their returns; writes a video when the mode says so.
+
+    env_id: None for the environment that the checkpoint was trained on.
+    options: in the place of those that it was trained with, where they are chosen.
+    """
+    path = run.folder / "model.tar"
+    saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
+    trained_on = saved["flags"].get("env")
+    options = options.or_else(EnvOptions.of(saved["flags"]))
+    with closing(_environment(env_id or trained_on, options, run)) as env:
+        with _fitting(trained_on, env_id or trained_on):
+            agent = _agent(saved, env, path)
+        seed = secrets.randbits(31) if run.seed is None else run.seed
+        torch.manual_seed(seed)
+        try:
+            episodes = _play(env, agent, run, seed)
+        except (UsageError, RunError):
+            raise
+        except Exception as error:
+            raise RunError(f"while playing {env.env_id}: {what_it_raised(error)}") from error
+    where = env.env_id + (f" (trained on {trained_on})" if env_id not in (None, trained_on) else "")
+    print(f"{where}, {path}, {_how(saved, run, env)}\n{report(episodes)}")
+    return EXIT_DONE
+
+
+def _random_start(env: VecEnv, run: RunFlags) -> int:
+    """The flag, else enough to tell games of Atari apart, which are deterministic."""
+    if run.random_start is not None:
+        return run.random_start
+    return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
+
+
+def _how(saved: dict[str, Any], run: RunFlags, env: VecEnv) -> str:
+    step = saved.get("stats", {}).get("step")
+    actions = "sampled actions" if run.sampled else "the most likely actions"
+    if most := _random_start(env, run):
+        actions += f" after 0 to {most} random ones"
+    return actions if step is None else f"step {int(step):,}, {actions}"
+
+
+def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
+    play_it = functools.partial(
+        play,
+        env,
+        agent,
+        run.num_episodes,
+        seed,
+        greedy=not run.sampled,
+        random_start=_random_start(env, run),
+    )
+    if run.mode != "test_render":
+        return play_it()
+    from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, which nothing else needs
+
+    with VideoWriter(run.folder / "video.mp4") as video:
+
+        def film(observation: Any) -> None:
+            video.write(picture(env, observation))
+
+        episodes = play_it(watch=film)
+    print(f"The video is {video.path}")
+    return episodes
+
+
+def _environment(env_id: str | None, options: EnvOptions, run: RunFlags) -> VecEnv:
+    if not env_id or env_id == UNKNOWN:
+        raise UsageError(
+            "the checkpoint does not say which environment it was trained on: give --env"
+        )
+    render = run.mode == "test_render"
+    num_envs = 1 if render else min(run.num_episodes, MAX_PARALLEL)
+    return make_environment(env_id, num_envs, options, render)
+
+
+@contextmanager
+def _fitting(trained_on: str | None, played: str | None) -> Iterator[None]:
+    """In another environment than it was trained in, a model that does not fit is no wonder."""
+    try:
+        yield
+    except UsageError as error:
+        if played == trained_on:
+            raise
+        raise UsageError(
+            f"a model that was trained on {trained_on} cannot play {played}, whose "
+            f"observations or actions are others ({error}): leave out --env"
+        ) from error
+
+
+def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
+    flags, weights = saved["flags"], saved["model_state_dict"]
+    agent = make_agent(
+        checkpoints.model_name(saved),
+        env.observation_space,
+        env.action_space,
+        env.frame_stack,
+        bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
+        reads_values=checkpoints.reads_values(saved),
+    )
+    agent.model.reward_input = checkpoints.reward_input(saved)
+    checkpoints.load_model(agent.model, saved, path)
+    agent.model.eval()
+    return agent

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: one file, written atomically, loadable with torch.load(weights_only=True).
+
+model_state_dict  optimizer_state_dict  scheduler_state_dict   what is learnt and how
+stats                                                          step and other counts
+flags                                                          every flag of the run
+format                                                         FORMAT of the program that wrote it
+model                                                          the network's name, never auto
+reward_input                                                   how rewards are given to it
+reads_values                                                   whether it reads leaves by values
+rng                                                            torch's generators
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchbeast.core.algos.base import check_fits
+from torchbeast.core.losses import RewardClipping
+from torchbeast.errors import UsageError
+from torchbeast.reporting.run_folder import write_atomically
+
+# 1: with the network's name. Earlier files, and those of the original TorchBeast, have no number.
+FORMAT = 1
+KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
+
+
+def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
+    """Writes the checkpoint; until it is complete on the disk, the one before stays."""
+    data = io.BytesIO()
+    torch.save(dict(checkpoint), data)
+    write_atomically(path, data.getvalue())
+
+
+def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU; UsageError when the file is none or lacks a `needed` key."""
+    try:
+        checkpoint = _load(path)
+    except FileNotFoundError:
+        raise UsageError(
+            f"there is no checkpoint at {path}: give the --xpid of a run that has one"
+        ) from None
+    except (RuntimeError, EOFError, pickle.UnpicklingError, OSError) as error:
+        raise UsageError(
+            f"{path} is no readable checkpoint ({_first_line(error)}); move it away to begin anew"
+        ) from None
+    found = checkpoint if isinstance(checkpoint, dict) else {}
+    if missing := [key for key in needed if key not in found]:
+        raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+    if found.get("format", FORMAT) > FORMAT:
+        raise UsageError(
+            f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
+            f"{FORMAT}: use the newer TorchBeast that wrote it"
+        )
+    return found
+
+
+def model_name(checkpoint: Mapping[str, Any]) -> str:
+    """The network that a checkpoint's weights are of, by the name it has today; "auto" where
+    nothing tells.
+
+    Before there was a format number, `shallow` standardised its images. The original TorchBeast
+    records no network at all.
+    """
+    if "format" in checkpoint:
+        return str(checkpoint["model"])
+    recorded = str(checkpoint["flags"].get("model", "auto"))
+    if recorded == "auto":
+        return _model_of_weights(checkpoint["model_state_dict"])
+    return {"shallow": "shallow-norm"}.get(recorded, recorded)
+
+
+def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
+    """How the network was given rewards. Where a file does not say it, they were clipped, whatever
+    the loss did with them; so does the original TorchBeast.
+    """
+    recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
+    return recorded
+
+
+def reads_values(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the network reads leaves by what their space says of the values. Before there was a
+    format number it knew only dtypes and shapes.
+    """
+    return bool(checkpoint.get("reads_values", "format" in checkpoint))
+
+
+def _model_of_weights(weights: Iterable[str]) -> str:
+    """The network by the names of its weights, if one of those that had no name with them: `deep`,
+    `small` and `mlp` by auto, the original's AtariNet and ResNet.
+    """
+    names = {
+        "conv1.weight": "shallow",
+        "feat_convs.0.0.weight": "deep",
+        "conv.weight": "small",
+        "linear.weight": "mlp",
+    }
+    ends = [re.sub(r"^torsos\.\d+\.", "", name) for name in weights]
+    return next((model for name, model in names.items() if name in ends), "auto")
+
+
+def _load(path: Path) -> Any:
+    """Nothing in the file is executed. PolyBeast's original saved returns as numpy's scalars, by
+    names of which torch knows nothing."""
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        if not hasattr(torch.serialization, "safe_globals"):
+            raise
+    scalar: Any = np.float32(0).__reduce__()[0]
+    names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
+    types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
+    with torch.serialization.safe_globals([*names, np.dtype, *types]):
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Puts saved weights into `model`; UsageError naming the first difference when they are
+    another model's.
+    """
+    with _of_this_model(path):
+        check_fits(model, checkpoint["model_state_dict"])
+    model.load_state_dict(checkpoint["model_state_dict"])
+
+
+def resume(algo: Any, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Restores model, optimiser, schedule and generators; UsageError as in `load_model`."""
+    with _of_this_model(path):
+        algo.load_state_dict(checkpoint)
+    if "rng" in checkpoint:
+        set_rng_state(checkpoint["rng"])
+
+
+@contextmanager
+def _of_this_model(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, KeyError) as error:
+        raise UsageError(f"{path} does not fit: {error}") from error
+
+
+def first_non_finite(state: Mapping[str, Any]) -> str | None:
+    """The name of the first tensor of model or optimiser that holds NaN or an infinity."""
+    for key in ("model_state_dict", "optimizer_state_dict"):
+        for name, tensor in _tensors(state[key], key.removesuffix("_state_dict")):
+            if not tensor.isfinite().all():
+                return name
+    return None
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _tensors(item, f"{name}.{key}")
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of torch's generators."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_rng_state(state: Mapping[str, Any]) -> None:
+    """Restores what `rng_state` gave; generators of GPUs only where there are as many as then."""
+    torch.set_rng_state(state["torch"])
+    cuda = state.get("cuda", [])
+    if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

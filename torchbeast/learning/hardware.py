@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the learner uses this machine: chosen from the hardware where the flags leave it open."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torchbeast.cli.flags import LearnerGroups
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.algos.pieces import columns_of_a_piece
+from torchbeast.core.precision import dtype_for, has_bfloat16
+
+# Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
+# cache each: half as much has more overhead, twice as much is slower with the deep network.
+_CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compute:
+    """What was chosen."""
+
+    device: torch.device
+    dtype: torch.dtype  # of features
+    threads: int  # of the learner on the CPU: cores that it may occupy
+    bytes_at_once: int | None  # of observations in one backward; None: all
+
+    def __str__(self) -> str:
+        """One line for the start of a run."""
+        where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return f"Computing {where} in {self._numbers()}, {self._pieces()}, with {threads}."
+
+    def _numbers(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        has = "has" if has_bfloat16(self.device) else "does not have"
+        return f"{name} (this hardware {has} bfloat16)"
+
+    def _pieces(self) -> str:
+        if self.bytes_at_once is None:
+            return "whole batches at once"
+        return f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
+
+
+def choose(flags: LearnerGroups) -> Compute:
+    """What the flags say, else what suits the hardware."""
+    use_cuda = torch.cuda.is_available() and not flags.machine.disable_cuda
+    device = torch.device("cuda:0" if use_cuda else "cpu")
+    return Compute(
+        device=device,
+        dtype=dtype_for(flags.precision(), device),
+        threads=flags.torch_threads(),
+        bytes_at_once=_bytes_at_once(flags.machine.megabytes_at_once, device),
+    )
+
+
+def share_cores(compute: Compute, flags: LearnerGroups, agent: Agent) -> int:
+    """How many threads learn pieces of a batch; the cores that are left are for each's operations.
+
+    1 on a GPU, where there is one piece, where sums must not depend on who is first, and with a
+    compiler, which is used by one thread at a time. Call it before other threads use torch: they
+    begin with what was set last.
+    """
+    size = flags.learning.batch_size, (flags.learning.unroll_length + 1) * agent.observation_bytes
+    columns = columns_of_a_piece(agent.model, size, compute.bytes_at_once, compute.threads)
+    pieces = -(-flags.learning.batch_size // columns)
+    is_whole = compute.device.type != "cpu" or flags.machine.compile or flags.adds_in_order()
+    over_pieces = 1 if is_whole else min(compute.threads, pieces)
+    torch.set_num_threads(max(1, compute.threads // over_pieces))
+    return over_pieces
+
+
+def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:
+    if megabytes is None:
+        return _CPU_BYTES_AT_ONCE if device.type == "cpu" else None
+    return int(megabytes * 1e6) or None

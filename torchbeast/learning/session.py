@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of a program's run: signals, the run's folder, and the one error that is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from torchbeast.cli.command_line import flatten
+from torchbeast.cli.flags import LearnerGroups
+from torchbeast.errors import RunError, UsageError, without_our_frames
+from torchbeast.processes.supervisor import Failure, Supervisor
+from torchbeast.reporting.run_folder import RunFolder
+
+
+class Session(NamedTuple):
+    """What the parts of a run share."""
+
+    supervisor: Supervisor
+    folder: RunFolder
+
+
+@contextmanager
+def session(flags: LearnerGroups) -> Iterator[Session]:
+    """A run from its folder to its end; raises its first failure, as UsageError or RunError.
+
+    Whatever the body raises is a failure of the run like one of its threads.
+    """
+    supervisor = Supervisor()
+    with supervisor.signals():
+        folder = RunFolder(flags.run.folder, flatten(flags))
+        try:
+            yield Session(supervisor, folder)
+        except Exception as error:
+            supervisor.fail("", error)
+        finally:
+            supervisor.stop("the program ended")
+            if supervisor.interrupted:
+                print(f"Stopped by {supervisor.reason}.", flush=True)
+            folder.finish(successful=supervisor.failure is None)
+    raise_failure(supervisor.failure, folder)
+
+
+def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:
+    """Raises what failed first, if anything did."""
+    if failure is None:
+        return
+    if isinstance(failure.error, UsageError):
+        raise failure.error
+    where = f"\nMore is in {folder.path / 'out.log'}" if folder else ""
+    raise RunError(f"{without_our_frames(str(failure))}{where}") from failure.error

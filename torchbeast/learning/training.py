@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training loop: collect, update, publish, record. It knows neither gRPC nor processes.
+
+    source.batches() -> algo.update() -> weights.publish() -> log files
+                        one at a time, under one lock; checkpoints are copied under it too
+
+Learner threads run `_learn`; the main thread reads `progress` and calls `checkpoint`.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.algos.base import NonFiniteError
+from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import RunError
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.learner_clock import LearnerClock
+from torchbeast.learning.weights import Publisher
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Away, Reading, spent
+from torchbeast.reporting.log_files import LogFiles
+
+DONE = "all steps are learnt"
+_RECENT = 100  # episodes in the mean return that is shown
+_UPDATE_S = 120.0  # longest time that one update may take
+_TRACED_UPDATE = 5  # of the process; the first ones are slower
+
+
+class Source(Protocol):
+    """Where batches come from."""
+
+    def batches(self) -> Iterator[Rollout]:
+        """Batches, until the source is closed; one iterator for each learner thread."""
+
+    def status(self) -> dict[str, int]:
+        """How full its queues are."""
+
+    def seconds(self) -> dict[str, float]:
+        """What all its actors together have spent their time on since the start: "environment",
+        "inference", "queueing".
+        """
+
+    def hanging(self) -> str:
+        """Who does one thing for a minute and more, by name and in words; "" when nobody does."""
+
+    def away(self) -> list[Away]:
+        """Streams that were lost and are not connected again."""
+
+
+class Algo(Protocol):
+    """What learns."""
+
+    version: int  # updates done, also over restarts
+
+    def update(self, rollout: Rollout) -> dict[str, float]:
+        """One step of the optimiser; figures to log."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learnt part of a checkpoint, under its keys."""
+
+
+@dataclass
+class Progress:
+    """How far a run is. Written under the training lock."""
+
+    step: int = 0
+    episodes: int = 0
+    loss: float = float("nan")
+    mean_lag: float = float("nan")  # of the last batch
+    max_lag: float = float("nan")  # likewise
+    returns: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+    lengths: collections.deque[int] = field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+
+    def mean_return(self) -> float:
+        """Of the last 100 episodes; NaN before the first has ended."""
+        return _mean(self.returns)
+
+    def mean_length(self) -> float:
+        """Likewise, in steps."""
+        return _mean(self.lengths)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers."""
+        return {
+            "step": self.step,
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`; what a checkpoint of another program lacks starts anew."""
+        self.step = state.get("step", 0)
+        self.episodes = state.get("episodes", 0)
+        self.returns.extend(state.get("returns", ()))
+        self.lengths.extend(state.get("lengths", ()))
+
+
+def _mean(values: Iterable[float]) -> float:
+    """NaN where there are none. The learner thread may add some meanwhile."""
+    recent = list(values)
+    return statistics.fmean(recent) if recent else float("nan")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParts:
+    """What a training loop is made of."""
+
+    source: Source
+    algo: Algo
+    model: ActorCritic
+    weights: Publisher
+    device: torch.device
+    log_files: LogFiles
+    supervisor: Supervisor
+
+
+class Training:
+    """Learns until `total_steps`, then stops the supervisor with DONE."""
+
+    def __init__(
+        self,
+        parts: TrainingParts,
+        total_steps: int,
+        progress: Progress,
+        trace: Path | None = None,
+        keep: Callable[[dict[str, Any]], Path] | None = None,
+    ) -> None:
+        """`trace`: a file for the profiler's trace of one update. `keep`: saves the state before
+        an update that NaN made impossible, and says where; not called when that is bad too.
+        """
+        self._parts = parts
+        self._total_steps = total_steps
+        self._trace = trace
+        self._keep = keep
+        self._lock = threading.Lock()
+        self._clock = LearnerClock()
+        self._last_row = Reading(time.monotonic(), {})
+        self._updates_before = parts.algo.version
+        self.progress = progress
+
+    @property
+    def updates(self) -> int:
+        """Updates done, also over restarts."""
+        return self._parts.algo.version
+
+    @property
+    def updates_here(self) -> int:
+        """Updates done by this process."""
+        return self.updates - self._updates_before
+
+    def start(self, num_threads: int) -> None:
+        """Begins to learn, in threads of the supervisor."""
+        for i in range(num_threads):
+            self._parts.supervisor.start_thread(f"learner-{i}", self._learn)
+
+    def reading(self) -> Reading:
+        """What was spent until now by the actors and by the learner."""
+        seconds = self._parts.source.seconds() | self._clock.seconds()
+        return Reading(time.monotonic(), seconds)
+
+    def checkpoint(self, labels: Mapping[str, Any]) -> dict[str, Any]:
+        """A copy of everything that a resumed run needs, all of one moment between two updates.
+
+        labels: what does not change while the run learns, such as its flags.
+        """
+        with self._between_updates():
+            return {**copy.deepcopy(self._state()), **labels}
+
+    def _state(self) -> dict[str, Any]:
+        """All but the labels; the tensors are the live ones."""
+        return {
+            **self._parts.algo.state_dict(),
+            "stats": self.progress.state_dict(),
+            "rng": checkpoints.rng_state(),
+        }
+
+    def _learn(self) -> None:
+        lane = DeviceLane(self._parts.device)
+        for rollout in self._parts.source.batches():
+            with lane:  # while another thread's batch is learnt
+                batch = rollout.map(lane.send)
+            with self._lock:
+                if self._parts.supervisor.ended:
+                    return
+                with self._clock.learning():
+                    self._update(batch.map(lane.hand_over), rollout)
+
+    def _update(self, batch: Rollout, on_host: Rollout) -> None:
+        before = time.perf_counter()
+        with self._traced():
+            figures = self._update_weights(batch)
+        self.progress.step += batch.num_steps
+        self._parts.weights.publish(self._parts.model, self._parts.algo.version)
+        # Episodes are counted on the host: nothing waits for the device once more.
+        self._record(on_host, {**figures, "update_seconds": time.perf_counter() - before})
+        if self.progress.step >= self._total_steps:
+            self._parts.supervisor.stop(DONE)
+
+    def _update_weights(self, batch: Rollout) -> dict[str, float]:
+        try:
+            return self._parts.algo.update(batch)
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
+
+    def _keep_last_good(self) -> str:
+        """Saves the present state, which the refused update has not touched; says where."""
+        if self._keep is None:
+            return "No state was saved"
+        if (name := checkpoints.first_non_finite(self._state())) is not None:
+            return f"{name} is not finite already, so the state before it was not saved"
+        try:
+            path = self._keep(self._state())
+        except OSError as error:
+            return f"The state before it could not be saved: {error}"
+        return f"The state before it is in {path}; the checkpoint is left as it was"
+
+    def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
+        returns, lengths = batch.finished_episodes()
+        self.progress.loss = figures["total_loss"]
+        self.progress.mean_lag, self.progress.max_lag = figures["mean_lag"], figures["max_lag"]
+        self.progress.episodes += len(returns)
+        self.progress.returns.extend(returns)
+        self.progress.lengths.extend(lengths)
+        row = {
+            "mean_episode_return": _mean(returns),
+            "mean_episode_length": _mean(lengths),
+            "episodes": self.progress.episodes,
+            **figures,
+            **self._parts.source.status(),
+            **self._times(),
+        }
+        self._parts.log_files.write(self.progress.step, row)
+
+    def _times(self) -> dict[str, float]:
+        """Seconds since the last row, by stage: rows may be added up."""
+        before, self._last_row = self._last_row, self.reading()
+        return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
+
+    @contextmanager
+    def _between_updates(self) -> Iterator[None]:
+        if not self._lock.acquire(timeout=_UPDATE_S):
+            raise RunError(
+                f"an update takes longer than {_UPDATE_S:g} s: no checkpoint was written"
+            )
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    @contextmanager
+    def _traced(self) -> Iterator[None]:
+        if self._trace is None or self.updates_here + 1 != _TRACED_UPDATE:
+            yield
+            return
+        with torch.profiler.profile() as profile:
+            yield
+        profile.export_chrome_trace(str(self._trace))

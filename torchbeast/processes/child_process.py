@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that a program starts, watches and ends.
+
+    program --- stdin ---> child     closed (also by the program's death): the child ends
+            <-- stdout --            lines of JSON: its reports
+            <-- stderr --            goes to out.log; the last lines are shown when it dies
+
+Children are started fresh, never forked: they hold none of the program's memory. Three threads
+serve each: one reads its reports, one its stderr, and one waits for the process itself, because
+what the child forked may hold its pipes for longer than it lives. The child leads a process group,
+which ends with it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import IO, Any
+
+from torchbeast.errors import RunError, UsageError
+
+_log = logging.getLogger("torchbeast.children")
+
+_STDERR_LINES = 20
+_GRACE_S = 5.0  # from closing a child's stdin to SIGTERM
+_KILL_S = 2.0  # from SIGTERM to SIGKILL
+_MOST_DEATHS = 5  # of a child and of those in its place, within ...
+_DEATHS_S = 600.0  # ... this time: another one would die too
+
+Report = dict[str, Any]
+
+
+class ChildProcess:
+    """`python -m module`, with one JSON argument.
+
+    on_report: called with every report, from a thread of the child's own.
+    on_end: called once, after the last report and from another such thread, when the child ended
+        before it was asked to. It is given the child's error: what the child reported as
+        {"error": ..., "usage": ...}, or how it died.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Mapping[str, Any],
+        on_report: Callable[[Report], None],
+        on_end: Callable[[Exception], None],
+        pass_fds: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self._on_report, self._on_end = on_report, on_end
+        self._closing = False
+        self._error_report: Report = {}
+        self._given_up = ""  # why it was killed
+        self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=pass_fds,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,  # Ctrl-C reaches the program alone, which ends its children
+        )
+        self._readers = [
+            self._thread("stdout", self._read_reports),
+            self._thread("stderr", self._read_stderr),
+        ]
+        self._watcher = self._thread("watch", self._watch)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Writes one line of JSON to its stdin; nothing when it has ended, which on_end tells."""
+        stdin = _stream(self._process.stdin)
+        with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed by ask_to_end
+            stdin.write(json.dumps(message).encode() + b"\n")
+            stdin.flush()
+
+    def ask_to_end(self) -> None:
+        """Closes its stdin. From now on its end is no failure."""
+        self._closing = True
+        with contextlib.suppress(OSError):  # what was still to be written to a dead child
+            _stream(self._process.stdin).close()
+
+    def end_by(self, deadline: float) -> None:
+        """Waits until `deadline` (of time.monotonic), then ends it by force."""
+        if not self._ended_by(deadline):
+            self._process.terminate()
+        if not self._ended_by(max(deadline, time.monotonic()) + _KILL_S):
+            self._process.kill()
+            self._process.wait()
+        if threading.current_thread() is not self._watcher:
+            self._watcher.join(_KILL_S)
+
+    def give_up(self, why: str) -> None:
+        """Ends it by force, at once; `on_end` is told why."""
+        self._given_up = why
+        self._process.kill()
+
+    def _ended_by(self, deadline: float) -> bool:
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _thread(self, what: str, body: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=body, name=f"{self.name}-{what}", daemon=True)
+        thread.start()
+        return thread
+
+    def _watch(self) -> None:
+        self._process.wait()
+        self._end_group()
+        deadline = time.monotonic() + _KILL_S  # a process outside the group may hold a pipe
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+        if not self._closing:
+            self._on_end(self._error())
+
+    def _end_group(self) -> None:
+        """Ends the processes that it forked and left behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # there are none
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def _read_reports(self) -> None:
+        with _stream(self._process.stdout) as stdout:
+            for line in stdout:
+                report = _parse(line)
+                if "error" in report:
+                    self._error_report = report
+                elif report:
+                    self._on_report(report)
+
+    def _read_stderr(self) -> None:
+        with _stream(self._process.stderr) as stderr:
+            for line in stderr:
+                text = line.decode(errors="replace").rstrip()
+                self._stderr.append(text)
+                _log.info("%s: %s", self.name, text)
+
+    def _error(self) -> Exception:
+        report = self._error_report
+        if report.get("usage"):
+            return UsageError(report["error"])
+        if report:
+            return RunError(report["error"])
+        said = "".join(f"\n  {line}" for line in self._stderr)
+        how = self._given_up or _how_it_ended(self._process.returncode)
+        return ProcessDied(f"process {self.pid} {how}" + (f"; it last said:{said}" if said else ""))
+
+
+class ProcessDied(RunError):
+    """A child ended without a word: killed, or crashed in code that is not Python."""
+
+
+class Deaths:
+    """Deaths of one child and of those that took its place. Used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
+
+    def too_many(self, error: Exception) -> ProcessDied | None:
+        """Counts a death; the failure that says so when one more child would die too."""
+        self._times.append(time.monotonic())
+        seconds = self._times[-1] - self._times[0]
+        if len(self._times) < _MOST_DEATHS or seconds >= _DEATHS_S:
+            return None
+        many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
+        return ProcessDied(f"{many}. The last one: {error}")
+
+
+def end_all(children: Iterable[ChildProcess]) -> None:
+    """Asks all to end, and ends by force those that do not."""
+    ending = list(children)
+    for child in ending:
+        child.ask_to_end()
+    deadline = time.monotonic() + _GRACE_S
+    for child in ending:
+        child.end_by(deadline)
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None  # opened as a pipe
+    return stream
+
+
+def _parse(line: bytes) -> Report:
+    """A report; {} for a line that a dying child did not complete."""
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _how_it_ended(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exited with code {returncode}"
+    return f"was killed by {signal.Signals(-returncode).name}"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run shows: a live panel on a terminal, else a plain line now and then."""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from torchbeast.reporting.diagnosis import UNKNOWN, Away, Diagnosis, Shares, since
+
+_WINDOW_S = 10.0  # of the rate that is shown
+_PLAIN_EVERY_S = 5.0
+_SAID_EVERY_S = 30.0  # at most: a run between two kinds of limit would change all the time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """The figures of one moment."""
+
+    step: int
+    total_steps: int
+    episodes: int
+    mean_return: float  # of the last 100 episodes; NaN: none ended yet
+    loss: float
+    mean_length: float  # likewise, in steps
+    lag: tuple[float, float]  # of the last batch's acting weights, in updates: mean and maximum
+    learner_queue_size: int
+    collectors: tuple[str, int]  # what collects, and how many of it live: ("streams", 4)
+    away: Sequence[Away] = ()  # streams that are lost
+    collected: int = 0  # steps since the program began, learnt from or not
+    shares: Shares = UNKNOWN
+    diagnosis: Diagnosis | None = None  # None: not known yet
+
+
+class Rate:
+    """Steps per second over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._points: collections.deque[tuple[float, int]] = collections.deque()
+
+    def add(self, step: int, now: float) -> float:
+        """The rate at `now`; 0 until two moments are known."""
+        self._points.append((now, step))
+        while len(self._points) > 2 and now - self._points[0][0] > _WINDOW_S:
+            self._points.popleft()
+        (first, step_then), seconds = self._points[0], now - self._points[0][0]
+        return (step - step_then) / seconds if first < now else 0.0
+
+
+class Display:
+    """Shows figures; used by the main thread as a context manager."""
+
+    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._console = Console(file=self._stream)
+        self._title = title
+        self._rate = Rate()
+        self._last_line = self._last_said = -math.inf
+        self._said: str | None = None  # the limit
+        self._step = self._collected = 0  # on the last line
+        self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
+
+    @property
+    def _is_live(self) -> bool:
+        return self._console.is_terminal
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, shown: Shown, now: float | None = None) -> None:
+        """Called about once a second."""
+        now = time.monotonic() if now is None else now
+        cells = _cells(shown, self._rate.add(shown.step, now))
+        if self._live is not None:
+            self._live.update(_panel(self._title, cells, shown), refresh=True)
+        elif now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
+            self._last_line, self._step, self._collected = now, shown.step, shown.collected
+            self._print("  ".join(f"{name} {value}" for name, value in cells.items()))
+            self._say_what_is_new(shown, now)
+
+    def _began(self, shown: Shown) -> bool:
+        """The first steps and the first update are worth lines of their own: the run works."""
+        return self._step == 0 < shown.step or self._collected == 0 < shown.collected
+
+    def _say_what_is_new(self, shown: Shown, now: float) -> None:
+        """Another stage limits the run than was said before. A loss is said at once."""
+        found = shown.diagnosis
+        if self._said == "lost" and not shown.away:
+            self._said = None  # the next loss is another one
+        if found is None or found.limit == self._said:
+            return
+        if now - self._last_said < _SAID_EVERY_S and found.limit != "lost":
+            return
+        self._said, self._last_said = found.limit, now
+        self._print(found.sentence)
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+    def warn(self, sentence: str) -> None:
+        """Shows a sentence that stays."""
+        print(f"Warning: {sentence}", file=sys.stderr, flush=True)
+
+
+def _cells(shown: Shown, rate: float) -> dict[str, str]:
+    """Each figure as text. What is not known yet is a dash."""
+    left = (shown.total_steps - shown.step) / rate if rate > 0 else math.nan
+    collectors, _ = shown.collectors
+    return {
+        "steps": f"{shown.step:,} of {shown.total_steps:,}",
+        **_collected(shown),
+        "steps/s": f"{rate:,.0f}",
+        "left": clock(left),
+        "episodes": f"{shown.episodes:,}",
+        "mean return": _number(shown.mean_return),
+        "length": _number(shown.mean_length, digits=0),
+        "loss": _number(shown.loss),
+        "lag": _lag(*shown.lag),
+        "queue": f"{shown.learner_queue_size}",
+        collectors: _alive(shown),
+    }
+
+
+def _collected(shown: Shown) -> dict[str, str]:
+    """Before the first update, the only figure that moves."""
+    waits = math.isnan(shown.loss) and shown.collected
+    return {"collected": f"{shown.collected:,}"} if waits else {}
+
+
+def _alive(shown: Shown) -> str:
+    """4; or 3 of 4, 1 lost 12 s ago."""
+    _, count = shown.collectors
+    lost = len(shown.away)
+    return f"{count} of {count + lost}, {lost} {since(shown.away)}" if lost else f"{count}"
+
+
+def clock(seconds: float) -> str:
+    """1:02:03; a dash for NaN."""
+    if math.isnan(seconds):
+        return "-"
+    minutes, second = divmod(int(max(0.0, seconds)), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{second:02d}"
+
+
+def _number(value: float, digits: int = 2) -> str:
+    return "-" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _lag(mean: float, most: float) -> str:
+    """1.5/4: mean and maximum."""
+    return "-" if math.isnan(mean) else f"{mean:.1f}/{most:.0f}"
+
+
+def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
+    """The figures, and below them where the time goes."""
+    below = [] if shown.diagnosis is None else [str(shown.shares), shown.diagnosis.sentence]
+    return Group(_table(title, cells), *(Text(line) for line in below))
+
+
+def _table(title: str, cells: dict[str, str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for name in cells:
+        table.add_column(name, justify="right")
+    table.add_row(*cells.values())
+    return table

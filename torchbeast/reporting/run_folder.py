@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and `latest` beside it.
+
+meta.json holds the resolved flags, dates, the git commit, Slurm's variables and whether the run
+succeeded; never the process environment, which may hold passwords.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import subprocess
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import IO, Any
+
+from torchbeast.errors import UsageError
+
+LOGGER_NAME = "torchbeast"
+
+
+class RunFolder:
+    """Makes and describes the folder of one run, from start to `finish`."""
+
+    def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
+        self.path = path
+        _make_folder(path)
+        self._lock = _lock(path)
+        self._handlers = _log_to(path / "out.log")
+        self._meta = _new_meta(flags, sys.argv if argv is None else argv)
+        self._write_meta()
+        _point_latest_at(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where the run's checkpoint lies."""
+        return self.path / "model.tar"
+
+    def update(self, **entries: Any) -> None:
+        """Records what became known later, such as the environment that the servers serve."""
+        self._meta.update(entries)
+        self._write_meta()
+
+    def finish(self, successful: bool) -> None:
+        """Records the end. Call it once."""
+        self.update(date_end=_now(), successful=successful)
+        for handler in self._handlers:
+            logging.getLogger(LOGGER_NAME).removeHandler(handler)
+            handler.close()
+        self._lock.close()
+
+    def _write_meta(self) -> None:
+        text = json.dumps(self._meta, indent=4, sort_keys=True, default=str)
+        write_atomically(self.path / "meta.json", text.encode())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replaces `path` by `data` such that a reader, or a crash, finds the old or the new,
+    never a part.
+    """
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(13, "not writable")
+    except OSError as error:
+        raise UsageError(
+            f"the run's folder {path} cannot be made ({error.strerror}): give another --savedir"
+        ) from None
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """Keeps the folder to this process for as long as the file is open, also after a kill."""
+    file = open(path / "out.log", "ab")  # noqa: SIM115
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(
+            f"another process runs in {path} at this moment: give another --xpid"
+        ) from None
+    return file
+
+
+def _log_to(path: Path) -> list[logging.Handler]:
+    """Everything goes to the file. Warnings are shown too; an error is what the program ends with,
+    and shown there.
+    """
+    file, shown = logging.FileHandler(path, encoding="utf-8"), warning_handler()
+    file.setFormatter(
+        logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
+    )
+    logger = logging.getLogger(LOGGER_NAME)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    for handler in (file, shown):
+        logger.addHandler(handler)
+    return [file, shown]
+
+
+def warning_handler() -> logging.Handler:
+    """Shows warnings on stderr."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("Warning: %(message)s"))
+    shown.addFilter(lambda record: record.levelno == logging.WARNING)
+    return shown
+
+
+def _new_meta(flags: dict[str, Any], argv: list[str]) -> dict[str, Any]:
+    return {
+        "args": flags,
+        "argv": argv,
+        "date_start": _now(),
+        "date_end": None,
+        "git": _git_commit(),
+        "python": sys.version.split()[0],
+        "slurm": {k: v for k, v in os.environ.items() if k.startswith("SLURM_")},
+        "successful": False,
+    }
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def _git_commit() -> dict[str, Any] | None:
+    """The commit of the code that runs; None for an installed package."""
+    commit = _git("rev-parse", "HEAD")
+    return commit and {"commit": commit, "is_dirty": bool(_git("status", "--porcelain", "-uno"))}
+
+
+def _git(*args: str) -> Any:
+    source = Path(__file__).resolve().parents[2]
+    if not (source / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(source), *args],
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _point_latest_at(path: Path) -> None:
+    """Makes the symlink `latest` beside the folder; a real file or folder of that name stays."""
+    latest = path.parent / "latest"
+    if latest.exists() and not latest.is_symlink():
+        return
+    fresh = path.parent / f".latest.{os.getpid()}"
+    fresh.unlink(missing_ok=True)
+    fresh.symlink_to(path.name)
+    os.replace(fresh, latest)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a run says at its end: what it reached, where its files are, and what to type next."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from pathlib import Path
+
+from torchbeast.learning.training import Progress
+from torchbeast.reporting.display import clock
+
+
+def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
+    """What was reached. `steps_learnt`: in this run, which may have resumed an earlier one."""
+    mean = progress.mean_return()
+    returns = (
+        f"mean return {mean:.2f}{_length(progress)} over the last {len(progress.returns)} episodes"
+        if not math.isnan(mean)
+        else "no episode has ended yet"
+    )
+    rate = steps_learnt / seconds if seconds > 0 else 0.0
+    return (
+        f"Learnt {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
+        f"{progress.step:,} in all; {returns}{_lag(progress)}."
+    )
+
+
+def _length(progress: Progress) -> str:
+    """Nothing where a checkpoint had returns alone."""
+    mean = progress.mean_length()
+    return "" if math.isnan(mean) else f" and length {mean:.0f}"
+
+
+def _lag(progress: Progress) -> str:
+    if math.isnan(progress.max_lag):
+        return ""
+    return f"; the last policy lag was {progress.mean_lag:.1f}, at most {progress.max_lag:.0f}"
+
+
+def next_commands(program: str, folder: Path, has_checkpoint: bool, complete: bool) -> str:
+    """Where the files are, and the commands that resume, test and plot the run."""
+    python = Path(sys.executable).name
+    where = f"--savedir {shlex.quote(str(folder.parent))} --xpid {shlex.quote(folder.name)}"
+    commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
+    if has_checkpoint:
+        commands["Test it:"] = f"{python} -m torchbeast.{program} --mode test {where}"
+        more = " (with more --total_steps)" if complete else ""
+        commands[f"Resume it{more}:"] = f"{python} -m torchbeast.{program} {where}"
+    lines = [f"{what}\n  {command}" for what, command in commands.items()]
+    return "\n".join([f"Its files are in {folder}", *lines])

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says where a run is stuck when nothing is learnt any more, and who hangs even when others go on.
+
+A status is what a source says of its queues. Going from the learner backwards, the first queue
+that holds what is to be taken from it is the one that is not emptied: a whole batch of rollouts, or
+anything. When there is none nothing comes in, and the source may know who is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchbeast.reporting.diagnosis import alive
+
+STALL_S = 60.0
+
+_NONE_ALIVE = {
+    "streams": "no environment server is connected",
+    "actors": "no actor process is alive",
+}
+_LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
+
+
+class Watchdog:
+    """One sentence a minute, while there is something to say. Used by one thread."""
+
+    def __init__(self, now: float, batch_size: int, stall_seconds: float = STALL_S) -> None:
+        """`batch_size`: rollouts that the learner takes at once."""
+        self._batch_size = batch_size
+        self._stall_seconds = stall_seconds
+        self._updates = -1
+        self._since = now
+        self._told = now
+        self._lost = 0  # streams or actors, at the last update
+
+    def check(
+        self, updates: int, status: Mapping[str, int], now: float, hanging: str = ""
+    ) -> str | None:
+        """A sentence when it is time for one. `hanging`: who does, as the source says."""
+        if updates != self._updates:
+            self._updates, self._since, self._lost = updates, now, _lost(status)
+        is_stalled = now - self._since >= self._stall_seconds
+        if now - self._told < self._stall_seconds or not (is_stalled or hanging):
+            return None
+        self._told = now
+        if not is_stalled:
+            return hanging
+        figures = ", ".join(f"{name} {value}" for name, value in status.items())
+        suspect = self._suspect(status, _lost(status) - self._lost, hanging)
+        return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
+
+    def _suspect(self, status: Mapping[str, int], lost: int, hanging: str) -> str:
+        """`lost`: streams or actors since the last update."""
+        collectors, count = alive(status)
+        rollouts = status.get("learner_queue_size", 0)
+        if count == 0:
+            return hanging or _NONE_ALIVE[collectors]
+        if rollouts >= self._batch_size:
+            return "rollouts wait in the learner queue, and the learner does not take them"
+        few = f"{rollouts} of {self._batch_size} rollouts of a batch are there"
+        if status.get("rollout_queue_size", 0) > 0:
+            return f"{few}: others wait, and the learner gives no batch back"
+        if status.get("inference_queue_size", 0) > 0:
+            return f"{few}: observations wait, and the policy does not answer them"
+        return f"{few}: {hanging or _what_is_slow(status, lost)}"
+
+
+def _lost(status: Mapping[str, int]) -> int:
+    """How many streams broke, or actors died, so far."""
+    return status.get(_LOST[alive(status)[0]], 0)
+
+
+def _what_is_slow(status: Mapping[str, int], lost: int) -> str:
+    collectors, count = alive(status)
+    if lost:
+        return f"{_losses(collectors, lost)} before a rollout is whole"
+    if status.get("waiting_actors") == count:
+        return "every actor waits for the weights of an update that does not end"
+    return "the environments have not filled a rollout"
+
+
+def _losses(collectors: str, lost: int) -> str:
+    happened = (
+        "were lost and connected again" if collectors == "streams" else "died and were replaced"
+    )
+    return f"{lost} {collectors} {happened}"

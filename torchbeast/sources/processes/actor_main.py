@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main of MonoBeast's actor processes; started by source.py, never by a user.
+
+    stdin   one line of JSON for each rollout that may be written: the slot, and the version of the
+            weights to act with (null: always the newest). The process ends when stdin is closed,
+            which also happens when the program dies, by whatever signal.
+    stdout  one line for each rollout that was written: the slot
+
+The E environments of the process are stepped together, and one forward pass chooses all their
+actions. Weights, rollouts and actions never pass through a pipe, nor does what the process is busy
+with: see activity.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import queue
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import torch
+
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.precision import dtype_for
+from torchbeast.envs.opening import make_environment
+from torchbeast.envs.options import EnvOptions
+from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.seeds import seed_of
+from torchbeast.sources.processes.activity import Activity, SharedActivities
+from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SharedRollouts, SlotWriter
+from torchbeast.sources.processes.shared_weights import SharedWeights
+
+_GRACE_S = 3.0  # for the present step after stdin closed; an environment stuck in one is left
+
+Grant = dict[str, Any]  # {"slot": int, "version": int | None}
+
+
+class Actor:
+    """Plays in its environments without end, one rollout at a time."""
+
+    def __init__(
+        self, loop: EnvLoop, model: Any, weights: SharedWeights, activity: Activity
+    ) -> None:
+        self._loop, self._model, self._weights = loop, model, weights
+        self._activity = activity
+        self._version: int | None = None
+        self._acted_with: int | None = None
+
+    def play(self, slot: RolloutArrays, unroll_length: int, wanted: int | None) -> None:
+        """Writes a rollout: row 0 is the last row of the one before."""
+        loop, activity = self._loop, self._activity
+        if self._acted_with is None:  # the very first row 0, which nothing acted for
+            self._acted_with = self._weights.version if wanted is None else wanted
+        writer = SlotWriter(slot, loop.core_state)
+        writer.write(0, loop.row, loop.agent, self._acted_with)
+        for t in range(1, unroll_length + 1):
+            activity.enter("inference")
+            self._version = self._weights.refresh(self._model, self._version, wanted)
+            self._acted_with = self._version
+            loop.act(self._model)
+            activity.enter("environment")
+            loop.step()
+            activity.count(len(loop.row.reward))
+            writer.write(t, loop.row, loop.agent, self._acted_with)
+        activity.enter("queueing")
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Acts until stdin is closed; the exit code."""
+    report = take_stdout()
+    grants = _read_grants()
+    try:
+        _act(arguments, grants, report)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    return 0
+
+
+def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
+    keep_freed_memory()
+    torch.set_num_threads(1)  # as many processes as cores
+    torch.manual_seed(seed_of(arguments["seed"], "actions"))
+    num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
+    options = EnvOptions.of(arguments["options"])
+    with closing(make_environment(arguments["env_id"], num_envs, options)) as env:
+        space = env.observation_space
+        agent = make_agent(
+            arguments["model"],
+            space,
+            env.action_space,
+            env.frame_stack,
+            arguments["use_lstm"],
+            reads_values=arguments["reads_values"],
+        )
+        agent.model.reward_input = arguments["reward_input"]
+        agent.model.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
+        weights = SharedWeights(
+            agent.model, size=arguments["ring_size"], descriptor=arguments["weights"]
+        )
+        rollouts = SharedRollouts(
+            agent,
+            stacked_space(space, env.frame_stack),
+            unroll_length,
+            num_envs,
+            arguments["num_slots"],
+            arguments["rollouts"],
+        )
+        seed = seed_of(arguments["seed"], "environments")
+        loop = EnvLoop(env, agent.distribution, agent.model.initial_state(num_envs), seed)
+        count, descriptor = arguments["num_activities"], arguments["activities"]
+        activity = SharedActivities(count, descriptor).of(arguments["index"])
+        activity.enter("queueing")
+        actor = Actor(loop, agent.model, weights, activity)
+        for grant in grants:
+            actor.play(rollouts.slots[grant["slot"]], unroll_length, grant["version"])
+            report({"slot": grant["slot"]})
+
+
+def _read_grants() -> Iterator[Grant]:
+    """The lines of stdin until it ends; what is then still to be played is left.
+
+    A thread reads them, so that the end is noticed during a rollout too.
+    """
+    stdin = take_stdin()
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def read() -> None:
+        for line in stdin:
+            lines.put(line)
+        ended.set()
+        lines.put(b"")
+        time.sleep(_GRACE_S)
+        os._exit(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
+    return map(json.loads, until_ended)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(json.loads(sys.argv[1])))

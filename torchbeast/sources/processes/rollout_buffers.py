@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts in shared memory: written by one actor process, copied into batches by the learner.
+
+    slot   [T+1, E, ...]   one rollout of the E environments of one actor process
+    batch  [T+1, B, ...]   columns of several slots, beside each other
+
+Both hold the same fields, those of `Rollout`. A slot has room for the last observations of T * E
+truncated episodes; its pages take no memory until one is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.env_loop import AgentRow, EnvRow
+from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
+from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, slot_size
+
+RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
+
+
+class SharedRollouts:
+    """`num_slots` rollouts of `num_envs` environments each, in one shared file."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        observation_space: ObservationSpace,
+        unroll_length: int,
+        num_envs: int,
+        num_slots: int,
+        descriptor: int | None = None,
+    ) -> None:
+        """Makes the file; or opens the one behind `descriptor`, made with the same arguments."""
+        self.num_envs = num_envs
+        fields = rollout_fields(agent, observation_space, unroll_length, num_envs)
+        finals = map_leaves(
+            lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
+            observation_space,
+        )
+        specs = {**fields, "final_observation": finals}
+        stride = slot_size(specs)
+        self._file = SharedFile(num_slots * stride, descriptor)
+        self.slots: list[RolloutArrays] = [
+            arrays_at(specs, self._file.bytes, slot * stride) for slot in range(num_slots)
+        ]
+
+    @property
+    def descriptor(self) -> int:
+        """What a process needs to open the same rollouts."""
+        return self._file.descriptor
+
+
+def rollout_fields(
+    agent: Agent, observation_space: ObservationSpace, unroll_length: int, columns: int
+) -> dict[str, Any]:
+    """A nest of ArraySpec for every field of Rollout but final_observation.
+
+    observation_space: of one environment, as the policy sees it.
+    """
+
+    def spec(shape: tuple[int, ...], dtype: str) -> ArraySpec:
+        return ArraySpec((unroll_length + 1, columns, *shape), dtype)
+
+    action = agent.distribution.zero_action((1, columns))
+    return {
+        "observation": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), observation_space),
+        "reward": spec((), "float32"),
+        "done": spec((), "bool"),
+        "truncated": spec((), "bool"),
+        "episode_end": spec((), "bool"),
+        "episode_step": spec((), "int32"),
+        "episode_return": spec((), "float32"),
+        "action": map_leaves(lambda leaf: spec(leaf.shape[2:], _dtype(leaf)), action),
+        "policy_logits": spec((agent.distribution.num_params,), "float32"),
+        "baseline": spec((), "float32"),
+        "policy_version": spec((), "int64"),
+        "initial_agent_state": map_leaves(
+            lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
+            agent.model.initial_state(columns),
+        ),
+    }
+
+
+class SlotWriter:
+    """Writes one rollout into a slot, row by row."""
+
+    def __init__(self, slot: RolloutArrays, core_state: Nest[torch.Tensor]) -> None:
+        """`core_state`: with which row 0's observation is to be processed."""
+        self._slot = slot
+        self._finals = 0
+        _write(slot["initial_agent_state"], ..., _arrays(core_state))
+
+    def write(self, t: int, row: EnvRow, agent: AgentRow, version: int) -> None:
+        """Row t. Row 0 repeats the last one of the rollout before."""
+        slot = self._slot
+        for name in _ENV_FIELDS:
+            slot[name][t] = getattr(row, name)
+        _write(slot["observation"], t, row.observation)
+        _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), agent.action))
+        slot["policy_logits"][t] = agent.policy_logits[0].numpy()
+        slot["baseline"][t] = agent.baseline[0].numpy()
+        slot["policy_version"][t] = version
+        if t > 0 and row.final_observation is not None:  # row 0's were written at its first place
+            self._write_finals(row.final_observation, int(row.truncated.sum()))
+
+    def _write_finals(self, final_observation: Any, count: int) -> None:
+        """Behind each other, in the order in which they came: by row, then column."""
+        rows = slice(self._finals, self._finals + count)
+        _write(self._slot["final_observation"], rows, final_observation)
+        self._finals += count
+
+
+_ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "episode_return")
+
+
+class Batch:
+    """Memory of one batch, filled column by column. Used again and again."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        observation_space: ObservationSpace,
+        unroll_length: int,
+        batch_size: int,
+        pin: bool,
+    ) -> None:
+        """`pin`: memory from which a GPU copies without waiting."""
+        specs = rollout_fields(agent, observation_space, unroll_length, batch_size)
+        self._tensors = map_leaves(lambda spec: _empty(spec, pin), specs)
+        self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
+        self._size = batch_size
+        self._filled = 0
+        self._finals: list[tuple[int, int, list[np.ndarray]]] = []  # column, row, leaves
+
+    @property
+    def missing(self) -> int:
+        """Columns that are still to be filled."""
+        return self._size - self._filled
+
+    def clear(self) -> None:
+        """Begins anew."""
+        self._filled = 0
+        self._finals = []
+
+    def add(self, slot: RolloutArrays, first: int, count: int) -> None:
+        """Copies the columns first, ..., first + count - 1 of a slot."""
+        here, there = slice(self._filled, self._filled + count), slice(first, first + count)
+        for name, arrays in self._arrays.items():
+            for mine, theirs in zip(flatten(arrays), flatten(slot[name]), strict=True):
+                mine[:, here] = theirs[:, there]
+        self._add_finals(slot, first, count)
+        self._filled += count
+
+    def rollout(self) -> Rollout:
+        """The full batch; shares its memory, so it ends with `clear`."""
+        return Rollout(**self._tensors, final_observation=self._final_observation())
+
+    def _add_finals(self, slot: RolloutArrays, first: int, count: int) -> None:
+        truncated = slot["truncated"][1:]
+        for index, (row, column) in enumerate(np.argwhere(truncated)):
+            if first <= column < first + count:
+                leaves = [leaf[index].copy() for leaf in flatten(slot["final_observation"])]
+                self._finals.append((self._filled + int(column) - first, int(row), leaves))
+
+    def _final_observation(self) -> Nest[torch.Tensor]:
+        """Leaves [K, ...] in the order of Rollout.truncations(): by column, then row."""
+        if not self._finals:
+            return _no_rows(self._tensors["observation"])
+        ordered = [leaves for _, _, leaves in sorted(self._finals, key=lambda final: final[:2])]
+        stacked = [torch.from_numpy(np.stack(leaf)) for leaf in zip(*ordered, strict=True)]
+        packed: Nest[torch.Tensor] = pack_as(self._tensors["observation"], stacked)
+        return packed
+
+
+def _no_rows(observation: Nest[torch.Tensor]) -> Nest[torch.Tensor]:
+    nothing: Nest[torch.Tensor] = map_leaves(
+        lambda leaf: leaf.new_empty((0, *leaf.shape[2:])), observation
+    )
+    return nothing
+
+
+def _write(arrays: Any, index: Any, values: Any) -> None:
+    def write(array: np.ndarray, value: np.ndarray) -> None:
+        array[index] = value
+
+    map_leaves2(write, arrays, values)
+
+
+def _arrays(tensors: Nest[torch.Tensor]) -> Any:
+    return map_leaves(lambda leaf: leaf.numpy(), tensors)
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")  # of a GPU's tensors too
+
+
+def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
+    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), pin_memory=pin)

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights on their way from the learner to actor processes, through shared memory.
+
+    learner -- publish --> [ v4 | v1 | v2 | v3 ] -- refresh --> actors' own copies of the model
+                             a ring, the newest version's number in front
+
+Version v lies in place v % size. A place is locked while it is written or read, by locks of the
+file that the kernel drops with their process: an actor that is killed while it reads blocks nobody.
+The learner waits for a reader only when that reader is a whole ring behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchbeast.sources.processes.shared_memory import SharedFile, aligned
+
+_HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
+_NOTHING = -1  # the version in a place that was never written
+
+
+class SharedWeights:
+    """A ring of the newest versions of a model's weights. One process publishes, others read."""
+
+    def __init__(
+        self, model: nn.Module, version: int = 0, size: int = 4, descriptor: int | None = None
+    ) -> None:
+        """Makes the ring and publishes `model`; or opens the ring behind `descriptor`, whose
+        owner has a model of the same shapes.
+        """
+        if not 2 <= size < _HEADER // 8:
+            raise ValueError(f"a ring has 2 to {_HEADER // 8 - 1} places, got {size}")
+        self.size = size
+        self._shapes = {name: _layout(tensor) for name, tensor in model.state_dict().items()}
+        self._stride = sum(aligned(bytes_) for _, _, bytes_ in self._shapes.values())
+        self._file = SharedFile(_HEADER + size * max(self._stride, 1), descriptor)
+        self._versions = np.frombuffer(self._file.bytes, np.int64, count=size + 1)
+        self._places = [self._tensors(place) for place in range(size)]
+        self.on_publish: Callable[[int], None] = lambda version: None
+        if descriptor is None:
+            self._versions[1:] = _NOTHING
+            self.publish(model, version)
+
+    @property
+    def descriptor(self) -> int:
+        """What a process needs to open the same ring."""
+        return self._file.descriptor
+
+    @property
+    def version(self) -> int:
+        """The newest version."""
+        return int(self._versions[0])
+
+    @torch.no_grad()
+    def publish(self, model: nn.Module, version: int) -> None:
+        """Makes the model's present weights the newest version."""
+        place = version % self.size
+        with self._locked(place, fcntl.LOCK_EX):
+            for name, tensor in model.state_dict().items():
+                self._places[place][name].copy_(tensor)
+            self._versions[1 + place] = version
+        self._versions[0] = version
+        self.on_publish(version)
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads a version into `replica`, which holds version `held`: the wanted one, else the
+        newest. Returns the version that it then holds.
+        """
+        while True:
+            version = self.version if wanted is None else wanted
+            if version == held:
+                return version
+            if self._load(replica, version):
+                return version
+            if wanted is not None:
+                raise LookupError(f"version {wanted} is not in the ring of {self.version}")
+
+    def _load(self, replica: nn.Module, version: int) -> bool:
+        place = version % self.size
+        with self._locked(place, fcntl.LOCK_SH):
+            if self._versions[1 + place] != version:
+                return False  # a newer one was written meanwhile
+            replica.load_state_dict(self._places[place])
+        return True
+
+    @contextmanager
+    def _locked(self, place: int, kind: int) -> Iterator[None]:
+        fcntl.lockf(self.descriptor, kind, 1, place, os.SEEK_SET)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, place, os.SEEK_SET)
+
+    def _tensors(self, place: int) -> dict[str, Tensor]:
+        """The state_dict that lies in a place."""
+        offset, tensors = _HEADER + place * self._stride, {}
+        for name, (dtype, shape, bytes_) in self._shapes.items():
+            flat = torch.frombuffer(
+                self._file.bytes, dtype=dtype, count=max(shape.numel(), 1), offset=offset
+            )
+            tensors[name] = flat[: shape.numel()].view(shape)
+            offset += aligned(bytes_)
+        return tensors
+
+
+def _layout(tensor: Tensor) -> tuple[torch.dtype, torch.Size, int]:
+    return tensor.dtype, tensor.shape, max(tensor.numel(), 1) * tensor.element_size()

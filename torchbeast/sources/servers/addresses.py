@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where environment servers listen: server i at `<basename>.<i>`.
+
+`polybeast` uses a folder of its own run, so that two runs never meet. `polybeast_env` and
+`polybeast_learner` use one folder of the user, so that two terminals of one user meet and two
+users never do. Both folders are open to their owner only (0700).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from torchbeast.errors import UsageError
+
+MAX_SOCKET_PATH = 107  # bytes that a Unix socket's address can hold on Linux
+_UNIX = "unix:"
+
+
+def server_addresses(basename: str, count: int) -> list[str]:
+    """The addresses of servers 0 to count - 1; UsageError when the last cannot be a socket's
+    name.
+    """
+    addresses = [f"{basename}.{i}" for i in range(count)]
+    longest = socket_path(addresses[-1])
+    if longest is not None and len(os.fsencode(longest)) > MAX_SOCKET_PATH:
+        raise UsageError(
+            f"the socket {longest} has {len(os.fsencode(longest))} bytes in its name but a Unix "
+            f"socket can have {MAX_SOCKET_PATH}: give a shorter --pipes_basename, or TMPDIR"
+        )
+    return addresses
+
+
+def socket_path(address: str) -> Path | None:
+    """The file of a Unix socket's address; None for another kind of address."""
+    if not address.startswith(_UNIX):
+        return None
+    return Path(address.removeprefix(_UNIX).replace("//", "/", 1))
+
+
+def new_run_folder() -> Path:
+    """A fresh 0700 folder for the sockets of one run."""
+    return Path(tempfile.mkdtemp(prefix="torchbeast-", dir=_runtime_folder()))
+
+
+def user_basename() -> str:
+    """The basename in the user's own folder, which is made when needed."""
+    runtime = _runtime_folder()
+    name = "torchbeast" if runtime else f"torchbeast-{os.getuid()}"
+    return f"{_UNIX}{_own_folder((runtime or Path(tempfile.gettempdir())) / name)}/polybeast"
+
+
+def folder_basename(folder: Path) -> str:
+    """The basename of a run's own folder."""
+    return f"{_UNIX}{folder}/polybeast"
+
+
+def _runtime_folder() -> Path | None:
+    """$XDG_RUNTIME_DIR, where it can be used."""
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    return Path(folder) if folder and os.access(folder, os.W_OK | os.X_OK) else None
+
+
+def _own_folder(folder: Path) -> Path:
+    """Makes `folder` for this user alone; refuses one that another user could have made or can
+    enter.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and not stat.S_IMODE(status.st_mode) & 0o077
+    if status.st_uid != os.getuid() or not private:
+        raise UsageError(
+            f"{folder} is not a folder of this user alone (owner {status.st_uid}, mode "
+            f"{stat.S_IMODE(status.st_mode):04o}): remove it, or give --pipes_basename"
+        )
+    return folder

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asks environment servers what they serve, before anything is built.
+
+The learner's model is made from what the servers say: nobody types sizes.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import libtorchbeast
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArraySpec,
+    action_space_from_json,
+    observation_space_from_json,
+)
+from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.errors import RunError, UsageError
+from torchbeast.sources.servers.addresses import server_addresses, socket_path
+
+_FIRST_PATIENCE_S = 0.5  # of one question; doubled each time
+
+
+# What all servers must tell alike.
+_ALIKE = ("env_id", "observation", "action_space", "observation_space", "frame_stack", "options")
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Servers that serve the same environment."""
+
+    env_id: str
+    observation_space: Any  # nest of ArraySpec as on the wire, of one environment
+    action_space: ActionSpace | None  # None: servers of the original, which do not tell
+    frame_stack: int
+    stream_addresses: list[str]  # one entry a stream
+    envs_per_stream: list[int]  # of each stream
+    options: EnvOptions = DEFAULTS  # how environments were made, as far as the servers tell
+
+    @property
+    def num_envs(self) -> int:
+        """Environments in all."""
+        return sum(self.envs_per_stream)
+
+
+def ask_all(
+    addresses: Iterable[str], timeout: float, stopped: Callable[[], bool] = _never
+) -> Fleet:
+    """The fleet at these addresses; RunError when one does not answer or serves something else."""
+    return _fleet({address: _ask(address, timeout, stopped) for address in addresses})
+
+
+def find(
+    basename: str, num_actors: int | None, timeout: float, stopped: Callable[[], bool] = _never
+) -> Fleet:
+    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found (None: until
+    there are no more servers), or until `stopped`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    while (count := sum(map(_num_envs, found.values()))) != num_actors:
+        if num_actors is not None and count > num_actors:
+            raise _too_many(basename, len(found), count, num_actors)
+        address = server_addresses(basename, len(found) + 1)[-1]
+        if num_actors is None and not _is_expected(address, found):
+            break
+        try:
+            found[address] = _ask(address, timeout, stopped)
+        except RunError as error:
+            raise _too_few(error, found, count, num_actors) from None
+    return _fleet(found)
+
+
+def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
+    """Whether another server should answer there. Ours tell how many were started together, some
+    of which may not serve yet; of others, one that listens counts.
+    """
+    told = max((description["num_servers"] for description in found.values()), default=1)
+    return len(found) < told or _listens(address)
+
+
+def _listens(address: str) -> bool:
+    """Whether somebody accepts connections there at this moment."""
+    path = socket_path(address)
+    if path is None:
+        return False
+    with socket.socket(socket.AF_UNIX) as client:
+        return client.connect_ex(str(path)) == 0
+
+
+def _too_many(basename: str, servers: int, count: int, num_actors: int) -> UsageError:
+    return UsageError(
+        f"the servers {basename}.0 to .{servers - 1} serve {count} environments, "
+        f"but --num_actors is {num_actors}: give --num_actors {count}, or leave it out"
+    )
+
+
+def _too_few(
+    error: RunError, found: dict[str, dict[str, Any]], count: int, num_actors: int | None
+) -> RunError:
+    wanted = "" if num_actors is None else f" of --num_actors {num_actors}"
+    told = f"; {count}{wanted} environments were found" if found or wanted else ""
+    return RunError(
+        f"{error}{told}: start {'more ' * bool(found)}servers "
+        "(python -m torchbeast.polybeast_env), or give their --pipes_basename"
+    )
+
+
+def _ask(address: str, timeout: float, stopped: Callable[[], bool]) -> dict[str, Any]:
+    """Asks again and again, with growing patience: a signal is seen between two questions."""
+    deadline, patience = time.monotonic() + timeout, _FIRST_PATIENCE_S
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return libtorchbeast.describe(address, max(0.0, min(patience, left)))
+        except TimeoutError as error:
+            if stopped() or left <= patience:
+                raise _no_answer(address, timeout, error) from None
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise _no_answer(address, timeout, error) from None
+        patience *= 2
+
+
+def _no_answer(address: str, timeout: float, error: Exception) -> RunError:
+    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+    return RunError(f"no environment server answers at {address} ({why})")
+
+
+def _num_envs(description: dict[str, Any]) -> int:
+    return int(description["num_envs"]) * int(description["num_streams"])
+
+
+def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
+    (first_address, first), *others = found.items()
+    for address, description in others:
+        _check_same(first_address, first, address, description)
+    streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
+    return Fleet(
+        env_id=first["env_id"],
+        observation_space=_observation_space(first_address, first),
+        action_space=_action_space(first_address, first),
+        frame_stack=first["frame_stack"],
+        stream_addresses=[address for address, _ in streams],
+        envs_per_stream=[description["num_envs"] for _, description in streams],
+        options=_options(first_address, first),
+    )
+
+
+def _check_same(address: str, ours: dict[str, Any], other: str, theirs: dict[str, Any]) -> None:
+    for key in _ALIKE:
+        if ours.get(key) != theirs.get(key):
+            raise RunError(
+                f"the servers {address} and {other} must serve the same, "
+                f"but their {key} is {ours.get(key)!r} and {theirs.get(key)!r}"
+            )
+
+
+def _action_space(address: str, description: dict[str, Any]) -> ActionSpace | None:
+    said = description["action_space"]
+    with _making_sense(address):
+        return None if said is None else action_space_from_json(said)
+
+
+def _observation_space(address: str, description: dict[str, Any]) -> Any:
+    """Dtypes and shapes, and what else the server says of the values."""
+    said = description.get("observation_space")
+    with _making_sense(address):
+        specs = _to_specs(description["observation"])
+        return specs if said is None else observation_space_from_json(said, specs)
+
+
+def _options(address: str, description: dict[str, Any]) -> EnvOptions:
+    said = description.get("options") or {}
+    with _making_sense(address):
+        if not isinstance(said, dict):
+            raise ValueError(f"its options must be a JSON object, but are {said!r}")
+        return EnvOptions.of(said)
+
+
+@contextmanager
+def _making_sense(address: str) -> Iterator[None]:
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise RunError(f"what {address} serves makes no sense: {error}") from None
+
+
+def _to_specs(nest: Any) -> Any:
+    """`(dtype, shape)` leaves to ArraySpec."""
+    if isinstance(nest, dict):
+        return {key: _to_specs(nest[key]) for key in sorted(nest)}
+    if len(nest) == 2 and isinstance(nest[0], str):
+        return ArraySpec(tuple(nest[1]), nest[0])
+    return tuple(_to_specs(item) for item in nest)

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment-server processes of a program: started, watched, replaced, ended.
+
+A server that dies without a word (killed, or crashed in code that is not Python) is replaced at the
+same address; the learner's streams find the new one by themselves. Every other end before `close`
+fails the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.errors import RunError
+from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.addresses import socket_path
+from torchbeast.sources.servers.plan import ServerPlan
+
+_log = logging.getLogger("torchbeast.servers")
+
+_READY_S = 120.0
+
+
+class EnvServers:
+    """One process for each plan; server i listens at addresses[i].
+
+    Threads: every server has threads that watch its process and put another in its place. `close`
+    may come from any thread.
+    """
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        env_id: str,
+        plans: Sequence[ServerPlan],
+        addresses: Sequence[str],
+        folder: Path | None = None,
+        options: EnvOptions = DEFAULTS,
+    ) -> None:
+        """`folder`: a folder of this run for its sockets, removed when the servers end."""
+        self.addresses = list(addresses)
+        self._folder = folder
+        self._supervisor = supervisor
+        self._lock = threading.Lock()
+        self._closed = False
+        self._any_has_served = False
+        self._servers = [
+            _Server(i, self, _arguments(env_id, options, plan, len(plans), address, folder))
+            for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
+        ]
+        with self._lock:
+            for server in self._servers:
+                server.start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids of the servers."""
+        with self._lock:
+            return [server.process.pid for server in self._servers]
+
+    def wait_ready(self, timeout: float = _READY_S) -> bool:
+        """Waits until all serve; false when the run ended first.
+        A server that is too slow fails it.
+        """
+        deadline = time.monotonic() + timeout
+        while not all(server.ready.is_set() for server in self._servers):
+            if self._supervisor.wait(0.02):
+                return False
+            if time.monotonic() > deadline:
+                slow = [s.index for s in self._servers if not s.ready.is_set()]
+                error = RunError(f"not ready within {timeout:g} s: environment servers {slow}")
+                self._supervisor.fail("start", error)
+        return not self._supervisor.ended
+
+    def close(self) -> None:
+        """Ends every server, by force when it must be, and removes the sockets.
+        May be called again.
+        """
+        with self._lock:
+            self._closed = True  # no server is replaced any more
+        end_all(server.process for server in self._servers)
+        for server in self._servers:
+            server.remove_socket()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- called by the threads that watch the servers
+
+    def serves(self, server: _Server) -> None:
+        """It can be connected to."""
+        self._any_has_served = True
+        server.ready.set()
+
+    def ended(self, server: _Server, error: Exception) -> None:
+        """One that died is replaced, but not again and again, and not before some server has
+        served: until then all of them may die of one cause. Any other end is the run's failure.
+        """
+        with self._lock:  # also until the process that died is known as the server's own
+            if self._closed or self._supervisor.ended:
+                return
+        if not isinstance(error, ProcessDied) or not self._any_has_served:
+            self._supervisor.fail(server.name, error)
+        elif failure := server.deaths.too_many(error):
+            self._supervisor.fail(server.name, failure)
+        else:
+            try:
+                self._replace(server, error)
+            except OSError as problem:  # no process can be started
+                self._supervisor.fail(server.name, problem)
+
+    def _replace(self, server: _Server, error: Exception) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            _log.warning("%s: %s; another takes its place", server.name, error)
+            if self._folder is not None:  # the last server to leave it removes it
+                self._folder.mkdir(mode=0o700, exist_ok=True)
+            server.start()
+
+
+def _arguments(
+    env_id: str,
+    options: EnvOptions,
+    plan: ServerPlan,
+    num_servers: int,
+    address: str,
+    folder: Path | None,
+) -> dict[str, Any]:
+    return {
+        "env_id": env_id,
+        "options": options.as_json(),
+        "address": address,
+        "num_servers": num_servers,
+        "num_streams": plan.num_streams,
+        "envs_per_stream": plan.envs_per_stream,
+        "folder": None if folder is None else str(folder),
+    }
+
+
+class _Server:
+    """One server: its present process, and its socket."""
+
+    process: ChildProcess  # from the first start on
+
+    def __init__(self, index: int, servers: EnvServers, arguments: dict[str, Any]) -> None:
+        self.index = index
+        self.name = f"environment server {index} at {arguments['address']}"
+        self.ready = threading.Event()
+        self.deaths = Deaths()
+        self._servers = servers
+        self._arguments = arguments
+
+    def start(self) -> None:
+        """A process; the first one, or another in the place of one that died."""
+        self.process = ChildProcess(
+            f"environment server {self.index}",
+            "torchbeast.sources.servers.server_main",
+            self._arguments,
+            on_report=self._report,
+            on_end=self._ended,
+        )
+
+    def _report(self, report: Report) -> None:
+        self._servers.serves(self)
+
+    def _ended(self, error: Exception) -> None:
+        if not isinstance(error, ProcessDied):
+            self.ready.clear()  # its socket is gone, or is another's that took the address
+        self._servers.ended(self, error)
+
+    def remove_socket(self) -> None:
+        """Removes the socket of a server that had to be killed; never one that another holds."""
+        path = socket_path(self._arguments["address"])
+        if path is not None and self.ready.is_set():
+            path.unlink(missing_ok=True)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How environments are spread over server processes and streams.
+
+A stream is a group of environments that are stepped together. With two streams a server steps one
+group while actions are chosen for the other. With one, inference has batches twice as large, which
+pays where it computes on the cores that the servers use too: those are busy anyhow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbeast.cli.flags import PolyBeastFlags
+
+
+@dataclass(frozen=True)
+class ServerPlan:
+    """What one server process serves."""
+
+    num_streams: int
+    envs_per_stream: int
+
+    @property
+    def num_envs(self) -> int:
+        """Environments of this server."""
+        return self.num_streams * self.envs_per_stream
+
+
+def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[ServerPlan]:
+    """A plan for each server, `num_actors` environments in all, as even as can be.
+
+    Environments are dealt in groups of `num_streams`, so that a server's streams are of one size;
+    one by one when there are too few for that.
+    """
+    if num_actors < num_servers:
+        raise ValueError(f"{num_actors} environments cannot occupy {num_servers} servers")
+    groups, single = divmod(num_actors, num_streams)
+    if groups < num_servers:
+        return [_plan(n, num_streams) for n in deal(num_actors, num_servers)]
+    counts = [num_streams * n for n in deal(groups, num_servers)]
+    counts[-1] += single
+    return [_plan(n, num_streams) for n in counts]
+
+
+def beside_the_learner(flags: PolyBeastFlags) -> list[ServerPlan]:
+    """The plan of servers on the learner's machine: one stream each where it has no GPU."""
+    on_gpu = seems_to_have_a_gpu() and not flags.machine.disable_cuda
+    return spread(flags.fleet.num_actors, flags.fleet.servers(), num_streams=2 if on_gpu else 1)
+
+
+def seems_to_have_a_gpu() -> bool:
+    """Whether there is a GPU's driver. Asking torch would take as long as starting the servers."""
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
+    """Columns in one item of the learner's queue:
+    the most that fill a batch and divide every stream.
+    """
+    return math.gcd(batch_size, *envs_per_stream)
+
+
+def deal(things: int, hands: int) -> list[int]:
+    """`things` over `hands`, as even as can be."""
+    each, more = divmod(things, hands)
+    return [each + (i < more) for i in range(hands)]
+
+
+def _plan(num_envs: int, num_streams: int) -> ServerPlan:
+    streams = num_streams if num_envs % num_streams == 0 else 1
+    return ServerPlan(num_streams=streams, envs_per_stream=num_envs // streams)

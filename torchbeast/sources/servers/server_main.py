@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main of an environment-server process; started by env_servers.py, never by a user.
+
+It serves until its stdin is closed, which also happens when the program that started it dies, by
+whatever signal. Its stdout carries one line of JSON, so whatever the environment prints goes to
+stderr. This process never imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.processes.child_main import failure, take_stdout
+
+if TYPE_CHECKING:
+    from torchbeast.core.envs.vec_env import VecEnv
+
+_GRACE_S = 3.0  # for the server to stop after stdin closed; an environment stuck in a step is left
+_SERVING_S = 60.0
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Serves `arguments["env_id"]`; the exit code."""
+    report = take_stdout()
+    serving: list[Any] = []
+    served, stopped = threading.Event(), threading.Event()
+    _thread(lambda: _end_with_stdin(serving, served, stopped, arguments))
+    try:
+        server = _make_server(arguments)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    serving.append(server)
+    _thread(lambda: _report_when_serving(server, served, report))
+    try:
+        server.run()
+    except Exception as error:
+        report(failure(error))
+        return 1
+    finally:
+        stopped.set()
+        _remove_folder(arguments)
+    return 0
+
+
+def _make_server(arguments: dict[str, Any]) -> Any:
+    import libtorchbeast
+    from torchbeast import envs
+    from torchbeast.envs.opening import make_environment
+
+    env_id, num_envs = arguments["env_id"], arguments["envs_per_stream"]
+    options = envs.EnvOptions.of(arguments["options"])
+    # Made now, so that a wrong name is told at once.
+    first = [make_environment(env_id, num_envs, options)]
+
+    def make() -> Any:
+        try:
+            return first.pop()
+        except IndexError:
+            return envs.make(env_id, num_envs, options=options)
+
+    return libtorchbeast.Server(
+        make, arguments["address"], description=_description(first[0], arguments)
+    )
+
+
+def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
+    """What the server answers when it is asked what it serves."""
+    return {
+        "env_id": arguments["env_id"],
+        "num_envs": env.num_envs,
+        "num_streams": arguments["num_streams"],
+        "num_servers": arguments["num_servers"],
+        "frame_stack": env.frame_stack,
+        "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
+        "action_space": action_space_to_json(env.action_space),
+        "observation_space": observation_space_to_json(env.observation_space),
+        "options": arguments["options"],
+    }
+
+
+def _report_when_serving(
+    server: Any, served: threading.Event, report: Callable[[dict[str, Any]], None]
+) -> None:
+    if server.wait_until_serving(_SERVING_S):
+        served.set()
+        report({"ready": True})
+
+
+def _end_with_stdin(
+    serving: list[Any],
+    served: threading.Event,
+    stopped: threading.Event,
+    arguments: dict[str, Any],
+) -> None:
+    """Stops the server; where the environment is still being made, or stuck, the process."""
+    while os.read(0, 4096):
+        pass
+    for server in serving:
+        _thread(server.stop)
+    if not serving or not stopped.wait(_GRACE_S):
+        if served.is_set():  # until then it may be another's
+            _remove_socket(arguments)
+        _remove_folder(arguments)
+        os._exit(0)
+
+
+def _remove_socket(arguments: dict[str, Any]) -> None:
+    address = arguments["address"]
+    if address.startswith("unix:"):
+        Path(address.removeprefix("unix:")).unlink(missing_ok=True)
+
+
+def _remove_folder(arguments: dict[str, Any]) -> None:
+    """Removes the run's folder of sockets when this server was the last in it."""
+    if arguments["folder"] is None:
+        return
+    with contextlib.suppress(OSError):  # others still serve from it, or it is gone already
+        os.rmdir(arguments["folder"])
+
+
+def _thread(body: Callable[[], None]) -> None:
+    threading.Thread(target=body, daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

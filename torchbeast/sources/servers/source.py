@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PolyBeast's source: environment servers -> actor pool -> dynamic batcher -> rollouts.
+
+    environment servers <== gRPC ==> ActorPool --- observations --> DynamicBatcher
+                                      |   ^                             |
+                                      |   +------ actions ---- inference threads
+                                      +--- rollouts --> BatchingQueue --> batches() --> the learner
+
+The pool's threads are the core's own. The last action is not among the environment's outputs, so
+it travels with the agent state: `agent_state = (core_state, last_action)`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import libtorchbeast
+from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.distributions import ActionDistribution
+from torchbeast.core.nest_py import map_leaves, map_leaves2
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Away, lost_streams
+from torchbeast.reporting.watchdog import STALL_S
+from torchbeast.sources.servers.discovery import Fleet
+from torchbeast.sources.servers.inference import answer
+from torchbeast.sources.servers.plan import rollout_columns
+
+_CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolySourceConfig:
+    """How rollouts are collected."""
+
+    batch_size: int
+    unroll_length: int
+    num_inference_threads: int = 1
+    max_queue_size: int | None = None  # rollouts; None: two batches
+    seed: int = 0
+
+
+class PolySource:
+    """Batches of rollouts from a fleet of environment servers.
+
+    Threads: `start` adds them to the supervisor, whose end closes queue and batcher, which wakes
+    everyone. `batches` may be iterated from several threads, each with its own iterator.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        model: ActorCritic,
+        distribution: ActionDistribution,
+        weights: PublishedWeights,
+        device: torch.device,
+        config: PolySourceConfig,
+    ) -> None:
+        """`model`: on `device`; only copied here. What acts are the published weights."""
+        self._model = model
+        self._distribution = distribution
+        self._weights = weights
+        self._device = device
+        self._num_inference_threads = config.num_inference_threads
+        columns = rollout_columns(config.batch_size, fleet.envs_per_stream)
+        self._columns = columns
+        self._queue = learner_queue(config, columns)
+        self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
+        self._pool = libtorchbeast.ActorPool(
+            config.unroll_length,
+            self._queue,
+            self._batcher,
+            fleet.stream_addresses,
+            self._initial_agent_state(),
+            rollout_columns=columns,
+            seed=config.seed,
+        )
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begins to collect."""
+        supervisor.on_close(self.close)
+        for i in range(self._num_inference_threads):
+            supervisor.start_thread(f"inference-{i}", self._infer)
+        supervisor.start_thread("environments", self._pool.run)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
+        for nest, info in self._queue.with_info():
+            yield _to_rollout(nest, info)
+
+    def close(self) -> None:
+        """Ends everything that waits here. May be called again."""
+        for queue in (self._batcher, self._queue):
+            if not queue.is_closed():
+                queue.close()
+
+    def status(self) -> dict[str, int]:
+        """Where data is at this moment: rollouts for the learner, streams for a policy,
+        streams alive.
+        """
+        return {
+            "learner_queue_size": self._queue.size() * self._columns,
+            "inference_queue_size": self._batcher.size(),
+            "live_streams": self._pool.live_streams(),
+            "lost_streams": self._pool.lost_streams(),
+            "collected_steps": self._pool.steps(),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """What all streams together have spent their time on, since the start."""
+        return self._pool.seconds()
+
+    def hanging(self) -> str:
+        """Names streams that have been lost for a minute and more. A step that takes too long is
+        given up by the core itself.
+        """
+        away = self.away()
+        loss = lost_streams(away, self._pool.live_streams())
+        long = any(stream.seconds >= STALL_S for stream in away)
+        return loss.sentence if loss and long else ""
+
+    def away(self) -> list[Away]:
+        """Streams that were lost and are not connected again."""
+        return [Away(*stream) for stream in self._pool.away_streams()]
+
+    def _initial_agent_state(self) -> Any:
+        state = self._model.initial_state(1), self._distribution.zero_action((1, 1))
+        return map_leaves(lambda leaf: leaf.cpu(), state)
+
+    def _infer(self) -> None:
+        """Answers inference batches, each with one version of the weights."""
+        replica, version = copy.deepcopy(self._model), None
+        lane = DeviceLane(self._device)
+        for batch in self._batcher:
+            with lane:
+                version = self._weights.refresh(replica, version)
+                outputs = answer(replica, self._distribution, lane, batch.get_inputs())
+            try:
+                batch.set_outputs(outputs, version)
+            except _CLOSED:
+                return
+
+
+def learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:
+    """Items of so many columns, given out as whole batches."""
+    items = config.batch_size // columns
+    rollouts = config.max_queue_size or 2 * config.batch_size
+    return libtorchbeast.BatchingQueue(
+        batch_dim=1,
+        minimum_batch_size=items,
+        maximum_batch_size=items,
+        maximum_queue_size=max(items, rollouts // columns),
+    )
+
+
+def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
+    (env, agent), (core_state, last_action) = nest
+    observation, reward, done, episode_step, episode_return = env
+    action, policy_logits, baseline = agent
+    _write_first(action, last_action)
+    return Rollout(
+        observation=observation,
+        reward=reward,
+        done=done,
+        episode_step=episode_step,
+        episode_return=episode_return,
+        action=action,
+        policy_logits=policy_logits,
+        baseline=baseline,
+        initial_agent_state=core_state,
+        truncated=info["truncated"],
+        episode_end=info["episode_end"],
+        policy_version=info["policy_version"],
+        final_observation=_final_observations(info["final_observation"]),
+    )
+
+
+def _write_first(action: Any, last_action: Any) -> None:
+    """Row 0 of an environment's first rollout has zeros, which are not an action of every space.
+    What the policy saw there instead is in the state; elsewhere both are the same.
+    """
+    map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
+
+
+def _final_observations(final: Any) -> Any:
+    """The finals of the batch's truncated episodes:
+    leaves `[1, K, ...]` of the core to `[K, ...]`.
+    """
+    return map_leaves(lambda leaf: leaf.squeeze(0), final)
