@@ -13,7 +13,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 _COMPILED = ("libtorchbeast", "nest")
-_PACKAGE = re.escape(str(Path(__file__).resolve().parents[1]))
+_PACKAGE = re.escape(str(Path(__file__).resolve().parent))
 _OUR_FRAME = re.compile(rf'^  File "{_PACKAGE}/.*\n(?:    .*\n)*', re.MULTILINE)
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 

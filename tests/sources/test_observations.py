@@ -46,10 +46,10 @@ def test_they_pass_through_monobeasts_memory_whole_and_in_parts(name: str, cuts:
 @pytest.mark.parametrize("name", PLAYED)
 def test_they_pass_through_polybeasts_core_whole_and_in_parts(name: str) -> None:
     pytest.importorskip("libtorchbeast._C")
-    import test_poly
+    import test_poly_source
 
     setup = Setup(env_id=f"assorted:{name}", num_envs=E, num_groups=2, batch_size=3)
-    with test_poly.TestPolySource().running(setup) as running:
+    with test_poly_source.TestPolySource().running(setup) as running:
         rollouts = take(running, 4)
     assert running.supervisor.failure is None
     assert any(rollout.truncated[1:].any() for rollout in rollouts)
@@ -61,10 +61,10 @@ def test_they_pass_through_polybeasts_core_whole_and_in_parts(name: str) -> None
 def test_a_server_of_a_single_environment_sends_them_as_they_are(name: str) -> None:
     """Its environment is stepped by the core itself."""
     pytest.importorskip("libtorchbeast._C")
-    import test_poly
+    import test_poly_source
 
     observe = PLAYED[name]
-    with test_poly.playing_with(lambda: Assorted(observe)) as running:
+    with test_poly_source.playing_with(lambda: Assorted(observe)) as running:
         rollouts = take(running, 4)
     assert running.supervisor.failure is None
     for rollout in rollouts:
