@@ -24,8 +24,8 @@ import torch
 from figures import print_table, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchbeast.bench import made_up
-from torchbeast.bench.turns import in_turn
+from torchbeast.bench import synthetic
+from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
@@ -73,7 +73,7 @@ def main() -> None:
         flops[name] = _flops(case, arguments, is_learning)
         runs[name]()  # the first is slower
     products = {threads: _products(threads) for threads in arguments.threads}
-    figures = in_turn(runs, arguments.repeats)
+    figures = interleaved(runs, arguments.repeats)
     print_table(figures, "us a row")
     print("\nGFLOP/s, and the share of matrix products' rate:")
     for name, values in figures.items():
@@ -125,7 +125,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     )
     agent = _agent(case, arguments.use_lstm)
     algo = Impala(agent.model, agent.distribution, config)
-    rollout = made_up.rollout(agent, FRAMES, arguments.unroll_length, arguments.batch_size)
+    rollout = synthetic.rollout(agent, FRAMES, arguments.unroll_length, arguments.batch_size)
 
     def run() -> int:
         algo.update(rollout)
@@ -137,7 +137,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Ten batches."""
     agent, rows, batches = _agent(case, arguments.use_lstm), int(case.size), 10
-    inputs, state = made_up.model_inputs(agent, FRAMES, rows), agent.model.initial_state(rows)
+    inputs, state = synthetic.model_inputs(agent, FRAMES, rows), agent.model.initial_state(rows)
 
     def run() -> int:
         for _ in range(batches):
@@ -151,7 +151,7 @@ def _flops(case: Case, arguments: argparse.Namespace, is_learning: bool) -> floa
     """Floating-point operations a row, counted with one."""
     agent = _agent(case, arguments.use_lstm)
     with FlopCounterMode(display=False) as counter:
-        inputs = made_up.model_inputs(agent, FRAMES, 1)
+        inputs = synthetic.model_inputs(agent, FRAMES, 1)
         output = agent.model(inputs, agent.model.initial_state(1))
         if is_learning:
             (output.policy_logits.sum() + output.baseline.sum()).backward()

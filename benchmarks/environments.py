@@ -23,7 +23,7 @@ from figures import print_table, write_json
 from stepping import Step, steps_per_second
 
 from torchbeast import envs
-from torchbeast.bench.turns import in_turn
+from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.envs.atari import rom_name
@@ -39,7 +39,7 @@ def main() -> None:
             for threads in sorted({1, arguments.threads})
             for name, run in _runs(arguments, threads, servers).items()
         }
-        figures = in_turn(runs, arguments.repeats)
+        figures = interleaved(runs, arguments.repeats)
     print_table(figures, "agent steps/s")
     write_json(arguments.json, arguments, steps_per_second=figures)
 

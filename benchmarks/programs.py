@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast and MonoBeast on Pong beside the yardstick, in turn, with several networks.
+"""Compares PolyBeast and MonoBeast on Pong with the reference loop, for several networks.
 
-The yardstick (ideal.py) steps, infers and learns in turn in one process, with as many environments
-in as large batches. The ratio to it is what the machinery costs, or gains by overlapping.
+The reference loop (reference_loop.py) steps, infers and learns sequentially in one process, with
+the same number of environments and the same batch size. The ratio to it is what the machinery
+costs, or what it gains by overlapping. The runs are interleaved.
 
 python benchmarks/programs.py [--models shallow deep] [--num_actors 32] [--seconds 30] [--repeats 3]
 """
@@ -16,12 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import ideal
+import reference_loop
 import torch
 from figures import Figures, print_table, write_json
 from progress import measured, torchbeast
 
-from torchbeast.bench.turns import in_turn
+from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")
@@ -34,11 +35,13 @@ def main() -> None:
     torch.set_num_threads(available_cores())
     figures: dict[str, Figures] = {}
     for model in arguments.models:
-        runs: dict[str, Callable[[], float]] = {f"ideal, {model}": _ideal(arguments, model)}
+        runs: dict[str, Callable[[], float]] = {
+            f"reference loop, {model}": _reference(arguments, model)
+        }
         for program in arguments.programs:
             found = torchbeast(program, model, _flags(arguments))
             runs[f"{program}, {model}"] = functools.partial(measured, found, arguments)
-        figures[model] = in_turn(runs, arguments.repeats)
+        figures[model] = interleaved(runs, arguments.repeats)
         print_table(figures[model], "agent steps/s")
         write_json(arguments.json, arguments, steps_per_second=figures)
 
@@ -64,13 +67,15 @@ def _flags(arguments: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def _ideal(arguments: argparse.Namespace, model: str) -> Callable[[], float]:
+def _reference(arguments: argparse.Namespace, model: str) -> Callable[[], float]:
     """One process, the first update of which is over."""
     num_envs, unroll_length = arguments.num_actors, arguments.unroll_length
-    settings = ideal.parse(
+    settings = reference_loop.parse(
         [f"--model={model}", f"--num_envs={num_envs}", f"--unroll_length={unroll_length}"]
     )
-    updates = ideal.loop_of(settings, (settings.precision[0], settings.megabytes_at_once[0]))
+    updates = reference_loop.loop_of(
+        settings, (settings.precision[0], settings.megabytes_at_once[0])
+    )
     next(updates)
     steps = num_envs * unroll_length
     return functools.partial(_steps_per_second, updates, steps, arguments.seconds)

@@ -30,7 +30,7 @@ from pathlib import Path
 from figures import Figures, print_table, write_json
 from progress import Program, Reading, measured, torchbeast
 
-from torchbeast.bench.turns import in_turn
+from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 
 HERE = Path(__file__).resolve().parent
@@ -80,7 +80,7 @@ def main() -> None:
                 measured, _polybeast(arguments, NETS[name]), arguments
             ),
         }
-        figures[name] = in_turn(runs, arguments.repeats)
+        figures[name] = interleaved(runs, arguments.repeats)
         print_table(figures[name], "agent steps/s")
         write_json(arguments.json, arguments, steps_per_second=figures)
 

@@ -33,7 +33,7 @@ UNROLL_LENGTH = 20
 WARM_UP_S = 1.0
 
 
-class Still:
+class FixedEnv:
     """Old Gym's interface, which both libraries know. Nothing ever changes."""
 
     observation = np.zeros((4, 84, 84), np.uint8)  # 28 KB
@@ -53,7 +53,7 @@ def serve(address: str) -> None:
     """Until it is killed; says when it is about to be there, and what it has cost when asked."""
     from libtorchbeast import Server
 
-    server = Server(Still, server_address=address)
+    server = Server(FixedEnv, server_address=address)
     threading.Thread(target=server.run, daemon=True).start()
     print("serving", flush=True)
     for _ in sys.stdin:
@@ -115,7 +115,7 @@ def main() -> None:
     # Only here: the other modes must not need anything but the library.
     from figures import print_table, write_json
 
-    from torchbeast.bench.turns import in_turn
+    from torchbeast.bench.interleave import interleaved
 
     costs: dict[str, dict[str, list[float]]] = {
         what: {} for what in ("learner us", "server us", "rows")
@@ -129,7 +129,7 @@ def main() -> None:
             runs[str(library)] = functools.partial(_note, str(library), streams, costs)
         if arguments.bare:
             runs["gRPC alone"] = opened.enter_context(_bare(arguments.bare, arguments))
-        figures = in_turn(runs, arguments.repeats)
+        figures = interleaved(runs, arguments.repeats)
     print_table(figures, "steps/s")
     for what, cost in costs.items():
         print_table(cost, what)
@@ -219,7 +219,7 @@ def _bare(program: Path, arguments: argparse.Namespace) -> Iterator[Callable[[],
     """Messages/s of gRPC alone."""
     with _addresses(arguments.num_servers) as addresses, ExitStack() as opened:
         for address in addresses:
-            command = [str(program), "serve", address, str(Still.observation.nbytes)]
+            command = [str(program), "serve", address, str(FixedEnv.observation.nbytes)]
             server = opened.enter_context(subprocess.Popen(command))
             opened.callback(server.kill)
 

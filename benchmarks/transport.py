@@ -26,10 +26,10 @@ from pathlib import Path
 from figures import print_table, write_json
 
 from torchbeast import envs
-from torchbeast.bench import still
+from torchbeast.bench import fixed_env
+from torchbeast.bench.interleave import interleaved
 from torchbeast.bench.sample import Measure
 from torchbeast.bench.transport import transport
-from torchbeast.bench.turns import in_turn
 from torchbeast.core.distributions import distribution_for
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
@@ -77,7 +77,7 @@ def main() -> None:
             if arguments.bare is not None:
                 bare = opened.enter_context(_bare(flow, arguments.bare, arguments.num_servers))
                 runs[f"gRPC alone, {flow.name}"] = functools.partial(bare, arguments.seconds)
-        figures = in_turn(runs, arguments.repeats)
+        figures = interleaved(runs, arguments.repeats)
     raise_failure(supervisor.failure)
     print_table(figures, "steps/s")
     print_table(costs, "CPU us a step")
@@ -107,7 +107,7 @@ def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator
     plans = [ServerPlan(flow.num_streams // num_servers, flow.envs_per_stream)] * num_servers
     config = PolySourceConfig(batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH)
     # Environments that send the same arrays for ever, as the bare program does.
-    with still.like("PongNoFrameskip-v4" if flow.newest_only else "Mock") as env_id:
+    with fixed_env.like("PongNoFrameskip-v4" if flow.newest_only else "Mock") as env_id:
         with closing(envs.make(env_id, 1)) as env:
             zero_action = distribution_for(env.action_space).zero_action
         with transport(env_id, plans, config, zero_action, supervisor) as measure:

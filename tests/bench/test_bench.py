@@ -18,7 +18,7 @@ import torch
 
 from torchbeast.bench import program
 from torchbeast.bench.__main__ import main
-from torchbeast.bench.limits import STAGES, WHOLE
+from torchbeast.bench.limits import END_TO_END, STAGES
 from torchbeast.bench.stages import SINGLE
 from torchbeast.processes.supervisor import Supervisor
 
@@ -55,9 +55,9 @@ def test_every_stage_is_in_the_table_and_in_the_files(
     files = ["--json", str(tmp_path / "b.json"), "--png", str(tmp_path / "b.png")]
     assert main([*SMALL, *files]) == 0
     said = capsys.readouterr().out
-    assert all(name in said for name in (*STAGES, WHOLE, "predicted", "limits")), said
+    assert all(name in said for name in (*STAGES, END_TO_END, "predicted", "limits")), said
     record = json.loads((tmp_path / "b.json").read_text())
-    assert set(record["stages"]) == {*STAGES, SINGLE, WHOLE}
+    assert set(record["stages"]) == {*STAGES, SINGLE, END_TO_END}
     for stage in record["stages"].values():
         assert stage["steps_per_second"] > 0
         assert stage["every_steps_per_second"] == [stage["steps_per_second"]]
@@ -118,7 +118,7 @@ def test_a_machine_that_others_use_is_told() -> None:
     assert "load 3.0 on 2 cores" in program.others(load=3.0, cores=2)
 
 
-@pytest.mark.parametrize("stage", ["environment", "transport", WHOLE])
+@pytest.mark.parametrize("stage", ["environment", "transport", END_TO_END])
 def test_ctrl_c_ends_a_long_measurement(
     stage: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,7 +137,7 @@ def test_ctrl_c_ends_a_long_measurement(
         monkeypatch.setattr(Supervisor, "wait", interrupting)
         return runs[stage]()
 
-    monkeypatch.setattr(program, "in_turn", only_this_stage)
+    monkeypatch.setattr(program, "interleaved", only_this_stage)
     assert main([*SMALL, "--seconds", "1000"]) == 0
     assert next(calls) > 1
     said = capsys.readouterr()

@@ -22,9 +22,14 @@ PROGRAMS = sorted(
 
 
 def test_there_are_benchmarks() -> None:
-    assert {"compute", "ideal", "programs", "sample_factory", "streams", "transport"} <= set(
-        PROGRAMS
-    )
+    assert {
+        "compute",
+        "programs",
+        "reference_loop",
+        "sample_factory",
+        "streams",
+        "transport",
+    } <= set(PROGRAMS)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from torchbeast.bench.limits import WHOLE, Figure, cpu_sum, figure, judge, predict
+from torchbeast.bench.limits import END_TO_END, Figure, cpu_sum, figure, judge, predict
 from torchbeast.bench.sample import Sample
 
 CORES = 2
@@ -40,7 +40,7 @@ def test_the_transport_of_another_setting_costs_nothing_in_the_prediction() -> N
 
 def test_a_whole_near_its_prediction_is_limited_by_the_largest_cost() -> None:
     for costs, expected in (((300, 90, 600), "learner"), ((500, 90, 400), "environment")):
-        found = stages(*costs) | {WHOLE: Figure(1900, 1050)}
+        found = stages(*costs) | {END_TO_END: Figure(1900, 1050)}
         verdict = judge(found, CORES)
         assert verdict.limit == expected
         assert f"The {expected} limits" in verdict.sentence
@@ -49,26 +49,26 @@ def test_a_whole_near_its_prediction_is_limited_by_the_largest_cost() -> None:
 
 def test_a_stage_that_cannot_use_all_cores_limits_a_whole_that_is_as_fast() -> None:
     """As a learner on a GPU: it costs the cores little."""
-    found = stages(300, 90, 1) | {"learner": Figure(1500, 100), WHOLE: Figure(1450, 600)}
+    found = stages(300, 90, 1) | {"learner": Figure(1500, 100), END_TO_END: Figure(1450, 600)}
     assert predict(found, CORES) == 1500
     assert judge(found, CORES).limit == "learner"
 
 
 def test_a_stage_that_is_slower_alone_than_in_the_whole_does_not_limit_it() -> None:
     """As inference on a GPU, which the whole asks with several streams at once."""
-    found = stages(300, 90, 600) | {"inference": Figure(500, 90), WHOLE: Figure(1900, 1050)}
+    found = stages(300, 90, 600) | {"inference": Figure(500, 90), END_TO_END: Figure(1900, 1050)}
     assert judge(found, CORES).limit == "learner"
 
 
 def test_a_whole_far_below_its_prediction_with_idle_cores_waits() -> None:
-    found = stages(300, 90, 600) | {WHOLE: Figure(1000, 1000)}
+    found = stages(300, 90, 600) | {END_TO_END: Figure(1000, 1000)}
     verdict = judge(found, CORES)
     assert verdict.limit == "waiting"
     assert "50 %" in verdict.sentence and "1.0 of 2 cores are busy" in verdict.sentence
 
 
 def test_a_whole_far_below_its_prediction_on_busy_cores_pays_for_sharing_them() -> None:
-    found = stages(300, 90, 600) | {WHOLE: Figure(1000, 2000)}
+    found = stages(300, 90, 600) | {END_TO_END: Figure(1000, 2000)}
     verdict = judge(found, CORES)
     assert verdict.limit == "sharing"
     assert "2,000 us" in verdict.sentence and "1,000 us in the stages alone" in verdict.sentence
@@ -85,7 +85,7 @@ def test_without_transport_and_whole_the_largest_known_cost_limits() -> None:
 def test_where_the_system_tells_no_processor_time_the_slowest_stage_limits() -> None:
     found = stages(300, 90, 600) | {"transport": Figure(200.0, math.nan)}
     assert math.isnan(predict(found, CORES))
-    assert judge(found | {WHOLE: Figure(100, math.nan)}, CORES).limit == "transport"
+    assert judge(found | {END_TO_END: Figure(100, math.nan)}, CORES).limit == "transport"
 
 
 def test_the_median_of_the_measurements_counts() -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 
 import torch
 
-from torchbeast.bench import made_up
+from torchbeast.bench import synthetic
 from torchbeast.bench.sample import Measure, in_threads
 from torchbeast.core.actors.agent import Agent
-from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
@@ -37,14 +37,14 @@ def inference(
 
     def thread() -> Callable[[], int]:
         replica, count = copy.deepcopy(agent.model), itertools.count()
-        lane = DeviceLane(device)
-        asked = made_up.question(agent, space, num_envs)
+        cuda_stream = CudaStream(device)
+        asked = synthetic.inference_request(agent, space, num_envs)
 
         def one_batch() -> int:
             is_new = next(count) % batches_an_update == 0
-            with lane:
+            with cuda_stream:
                 weights.refresh(replica, None if is_new else weights.version)
-                answer(replica, agent.distribution, lane, asked)
+                answer(replica, agent.distribution, cuda_stream, asked)
             return num_envs
 
         one_batch()  # the first is slower

@@ -13,7 +13,7 @@ import torch
 
 from torchbeast.bench.sample import Measure, in_threads
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
@@ -30,13 +30,13 @@ def learner(
     weights, lock = PublishedWeights(algo.model), threading.Lock()
 
     def thread() -> Callable[[], int]:
-        lane = DeviceLane(device)
+        cuda_stream = CudaStream(device)
 
         def update() -> int:
-            with lane:
-                batch = rollout.map(lane.send)
+            with cuda_stream:
+                batch = rollout.map(cuda_stream.to_device)
             with lock:
-                algo.update(batch.map(lane.hand_over))
+                algo.update(batch.map(cuda_stream.hand_over))
                 weights.publish(algo.model, algo.version)
             return rollout.num_steps
 

@@ -21,7 +21,7 @@ from torchbeast.reporting.diagnosis import percent
 
 ENVIRONMENT, TRANSPORT, INFERENCE, LEARNER = "environment", "transport", "inference", "learner"
 STAGES = (ENVIRONMENT, TRANSPORT, INFERENCE, LEARNER)  # what a step passes through
-WHOLE = "PolyBeast"
+END_TO_END = "PolyBeast"
 
 _FAR_BELOW = 0.75  # of the prediction
 _IDLE = 0.75  # busy cores, of all: fewer are waiting for something
@@ -70,7 +70,7 @@ def judge(figures: Mapping[str, Figure], cores: int) -> Verdict:
     and cores are idle. "sharing": it is far below with busy cores, because stages that share them
     cost more than alone.
     """
-    predicted, whole = predict(figures, cores), figures.get(WHOLE)
+    predicted, whole = predict(figures, cores), figures.get(END_TO_END)
     if whole is None or math.isnan(predicted):
         return _largest(figures, cores)
     if whole.steps_per_second >= _FAR_BELOW * predicted:
@@ -84,7 +84,7 @@ def _largest(figures: Mapping[str, Figure], cores: int) -> Verdict:
     slowest = min(stages, key=lambda name: stages[name].steps_per_second)
     known = sum(stage.cpu_us for stage in stages.values())
     alone = stages[slowest].steps_per_second
-    is_slow = alone < cores * 1e6 / known and not _is_faster(figures.get(WHOLE), alone)
+    is_slow = alone < cores * 1e6 / known and not _is_faster(figures.get(END_TO_END), alone)
     if math.isnan(known) or is_slow:
         return Verdict(slowest, f"The {slowest} limits: alone it makes {alone:,.0f} steps/s.")
     costly = max(stages, key=lambda name: stages[name].cpu_us)
@@ -103,7 +103,9 @@ def _what_is_lost(
     figures: Mapping[str, Figure], predicted: float, whole: Figure, cores: int
 ) -> Verdict:
     """Why a whole is far below its prediction."""
-    below = f"{WHOLE} makes {percent(whole.steps_per_second / predicted)} of what its stages allow"
+    below = (
+        f"{END_TO_END} makes {percent(whole.steps_per_second / predicted)} of what its stages allow"
+    )
     busy = whole.steps_per_second * whole.cpu_us / 1e6
     if busy < _IDLE * cores:
         return Verdict(

@@ -11,11 +11,11 @@ from rich.console import Console
 
 from torchbeast.bench import chart, record
 from torchbeast.bench.flags import BenchFlags
+from torchbeast.bench.interleave import interleaved
 from torchbeast.bench.limits import Figure, Verdict, figure, judge, predict
 from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
 from torchbeast.bench.stages import Stages
 from torchbeast.bench.table import table
-from torchbeast.bench.turns import in_turn
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import available_cores
 from torchbeast.envs.opening import what_it_raised
@@ -70,7 +70,7 @@ def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
             name: functools.partial(_one, name, stage, flags.measuring.seconds, supervisor)
             for name, stage in stages.items()
         }
-        return in_turn(runs, flags.measuring.repeats)
+        return interleaved(runs, flags.measuring.repeats)
 
 
 def others(load: float, cores: int) -> str:

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 
 import torch
 
-from torchbeast.bench import made_up, still
+from torchbeast.bench import fixed_env, synthetic
 from torchbeast.bench.environment import environments
 from torchbeast.bench.inference import inference
 from torchbeast.bench.learner import learner
-from torchbeast.bench.limits import ENVIRONMENT, INFERENCE, LEARNER, TRANSPORT, WHOLE
+from torchbeast.bench.limits import END_TO_END, ENVIRONMENT, INFERENCE, LEARNER, TRANSPORT
 from torchbeast.bench.sample import Measure
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.core.actors.agent import Agent, make_agent
@@ -53,7 +53,7 @@ class Stages:
                 found |= self._transport(opened)
             found |= {INFERENCE: self._inference(), LEARNER: self._learner()}
             if is_compiled:
-                found[WHOLE] = self._whole()
+                found[END_TO_END] = self._end_to_end()
             yield found
 
     def _environments(self) -> AbstractContextManager[Measure]:
@@ -73,7 +73,7 @@ class Stages:
         if plans[SINGLE] == self._plans:
             del plans[SINGLE]
         zero = self._agent.distribution.zero_action
-        with still.like(self._env_id, self._options) as served:
+        with fixed_env.like(self._env_id, self._options) as served:
             return {
                 name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
                 for name, plan in plans.items()
@@ -99,16 +99,16 @@ class Stages:
             num_threads=self._piece_threads,
         )
         algo = Impala(self._agent.model, self._agent.distribution, config)
-        rollout = made_up.rollout(
+        rollout = synthetic.rollout(
             self._agent, self._space, learning.unroll_length, learning.batch_size
         )
         threads = learner_threads(self._flags.machine.num_learner_threads, device)
         return learner(algo, rollout, device, threads, self._supervisor)
 
-    def _whole(self) -> Measure:
-        from torchbeast.bench.whole import whole
+    def _end_to_end(self) -> Measure:
+        from torchbeast.bench.end_to_end import end_to_end
 
-        return whole(self._flags, self._supervisor)
+        return end_to_end(self._flags, self._supervisor)
 
 
 def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:

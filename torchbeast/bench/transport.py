@@ -2,7 +2,7 @@
 """Transport alone: from environment servers to a learner that drops every batch.
 
 The real servers, sockets, pool, batcher and queue; a policy that answers zeros. With environments
-that cost nothing (still.py, Mock) what is left is the cost of moving steps.
+that cost nothing (fixed_env.py, Mock) what is left is the cost of moving steps.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import torch
 
 from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.algos.base import NonFiniteError
-from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
@@ -194,15 +194,15 @@ class Training:
         }
 
     def _learn(self) -> None:
-        lane = DeviceLane(self._parts.device)
+        cuda_stream = CudaStream(self._parts.device)
         for rollout in self._parts.source.batches():
-            with lane:  # while another thread's batch is learnt
-                batch = rollout.map(lane.send)
+            with cuda_stream:  # while another thread's batch is learnt
+                batch = rollout.map(cuda_stream.to_device)
             with self._lock:
                 if self._parts.supervisor.ended:
                     return
                 with self._clock.learning():
-                    self._update(batch.map(lane.hand_over), rollout)
+                    self._update(batch.map(cuda_stream.hand_over), rollout)
 
     def _update(self, batch: Rollout, on_host: Rollout) -> None:
         before = time.perf_counter()

@@ -42,7 +42,7 @@ from torchbeast.seeds import seed_of
 from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts
 from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.servers.plan import deal
+from torchbeast.sources.servers.plan import split_evenly
 
 _log = logging.getLogger("torchbeast.mono")
 
@@ -131,7 +131,7 @@ class MonoSource:
         pin = device.type == "cuda"
         for _ in range(config.num_batches + config.batches_ahead):
             self._free.put(Batch(*shape, config.batch_size, pin))
-        counts = deal(config.num_actors, config.num_processes)
+        counts = split_evenly(config.num_actors, config.num_processes)
         self._activities = SharedActivities(config.num_processes)
         self._actors = [
             _Actor(

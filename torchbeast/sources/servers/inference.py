@@ -7,23 +7,23 @@ from typing import Any
 
 from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
 from torchbeast.core.actors.policy import act
-from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves
 
 
 def answer(
-    replica: ActorCritic, distribution: ActionDistribution, lane: DeviceLane, inputs: Any
+    replica: ActorCritic, distribution: ActionDistribution, cuda_stream: CudaStream, inputs: Any
 ) -> Any:
     """`((action, policy_logits, baseline), (core_state, action))` for one batch, on the CPU.
 
     inputs: `((observation, reward, done, episode_step, episode_return), (core_state, last_action))`
-    as the core asks, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the lane's device.
+    as the core asks, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the stream's device.
     """
     (observation, reward, done, _, _), (core_state, last_action) = inputs
     seen = (observation, reward, done, last_action), core_state
-    model_inputs, state = map_leaves(lane.send, seen)
+    model_inputs, state = map_leaves(cuda_stream.to_device, seen)
     agent, new_state = act(replica, distribution, ModelInputs(*model_inputs), state)
-    action, *others, new_state = map_leaves(lane.fetch, (*agent, new_state))
-    lane.wait()
+    action, *others, new_state = map_leaves(cuda_stream.to_host, (*agent, new_state))
+    cuda_stream.synchronize()
     return (action, *others), (new_state, action)

@@ -30,17 +30,17 @@ class ServerPlan:
 
 
 def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[ServerPlan]:
-    """A plan for each server, `num_actors` environments in all, as even as can be.
+    """Returns one plan per server; together they serve `num_actors` environments.
 
-    Environments are dealt in groups of `num_streams`, so that a server's streams are of one size;
-    one by one when there are too few for that.
+    Environments are assigned in groups of `num_streams`, so that all streams of a server have the
+    same size; one by one when there are too few for that.
     """
     if num_actors < num_servers:
         raise ValueError(f"{num_actors} environments cannot occupy {num_servers} servers")
     groups, single = divmod(num_actors, num_streams)
     if groups < num_servers:
-        return [_plan(n, num_streams) for n in deal(num_actors, num_servers)]
-    counts = [num_streams * n for n in deal(groups, num_servers)]
+        return [_plan(n, num_streams) for n in split_evenly(num_actors, num_servers)]
+    counts = [num_streams * n for n in split_evenly(groups, num_servers)]
     counts[-1] += single
     return [_plan(n, num_streams) for n in counts]
 
@@ -63,10 +63,10 @@ def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
     return math.gcd(batch_size, *envs_per_stream)
 
 
-def deal(things: int, hands: int) -> list[int]:
-    """`things` over `hands`, as even as can be."""
-    each, more = divmod(things, hands)
-    return [each + (i < more) for i in range(hands)]
+def split_evenly(total: int, num_groups: int) -> list[int]:
+    """Returns the sizes of `num_groups` groups that sum to `total` and differ by at most one."""
+    each, more = divmod(total, num_groups)
+    return [each + (i < more) for i in range(num_groups)]
 
 
 def _plan(num_envs: int, num_streams: int) -> ServerPlan:

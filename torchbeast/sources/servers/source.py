@@ -21,7 +21,7 @@ import torch
 
 import libtorchbeast
 from torchbeast.core.actors.actor_critic import ActorCritic
-from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
@@ -137,11 +137,11 @@ class PolySource:
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
         replica, version = copy.deepcopy(self._model), None
-        lane = DeviceLane(self._device)
+        cuda_stream = CudaStream(self._device)
         for batch in self._batcher:
-            with lane:
+            with cuda_stream:
                 version = self._weights.refresh(replica, version)
-                outputs = answer(replica, self._distribution, lane, batch.get_inputs())
+                outputs = answer(replica, self._distribution, cuda_stream, batch.get_inputs())
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:

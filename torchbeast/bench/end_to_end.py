@@ -26,7 +26,7 @@ _TAIL = 16_384  # bytes that hold the newest row
 _FOREVER = 10**12  # steps
 
 
-def whole(flags: PolyBeastFlags, supervisor: Supervisor) -> Measure:
+def end_to_end(flags: PolyBeastFlags, supervisor: Supervisor) -> Measure:
     """Steps learnt; `flags.run` and --total_steps do not count."""
     return functools.partial(_measure, flags, supervisor)
 
@@ -37,7 +37,7 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
         learning = dataclasses.replace(flags.learning, total_steps=_FOREVER)
         program = ChildProcess(
             "PolyBeast",
-            "torchbeast.bench.whole_child",
+            "torchbeast.bench.polybeast_child",
             {"argv": arguments(dataclasses.replace(flags, run=run, learning=learning))},
             on_report=lambda report: None,
             on_end=lambda error: supervisor.fail("PolyBeast", error),

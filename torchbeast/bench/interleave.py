@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def in_turn(runs: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+def interleaved(runs: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
     """What every run gave, by name; a dot on stderr for each."""
     figures: dict[str, list[T]] = {name: [] for name in runs}
     for _ in range(repeats):

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up data has the form of real data, whatever the spaces."""
+"""Synthetic data has the shapes and dtypes of real data for any space."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from torchbeast.bench import made_up
+from torchbeast.bench import synthetic
 from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.device_lane import DeviceLane
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,
@@ -31,11 +31,11 @@ every_space = pytest.mark.parametrize(("observations", "actions"), SPACES)
 
 @every_space
 @pytest.mark.parametrize("use_lstm", [False, True])
-def test_a_rollout_fits(
+def test_a_synthetic_rollout_has_the_form_of_a_real_one(
     observations: ObservationSpace, actions: ActionSpace, use_lstm: bool
 ) -> None:
     agent = make_agent("mlp", observations, actions, 1, use_lstm)
-    rollout = made_up.rollout(agent, observations, unroll_length=4, batch_size=3)
+    rollout = synthetic.rollout(agent, observations, unroll_length=4, batch_size=3)
     rollout.check()
     assert (rollout.unroll_length, rollout.batch_size) == (4, 3)
     specs = flatten(observations)
@@ -46,11 +46,13 @@ def test_a_rollout_fits(
 
 
 @every_space
-def test_a_question_can_be_answered(observations: ObservationSpace, actions: ActionSpace) -> None:
+def test_a_synthetic_inference_request_can_be_answered(
+    observations: ObservationSpace, actions: ActionSpace
+) -> None:
     agent = make_agent("mlp", observations, actions, 1, use_lstm=True)
-    asked = made_up.question(agent, observations, num_envs=5)
+    request = synthetic.inference_request(agent, observations, num_envs=5)
     (action, logits, baseline), (state, last_action) = answer(
-        agent.model, agent.distribution, DeviceLane(torch.device("cpu")), asked
+        agent.model, agent.distribution, CudaStream(torch.device("cpu")), request
     )
     assert logits.shape[:2] == baseline.shape == (1, 5)
     assert all(leaf.shape[:2] == (1, 5) for leaf in flatten(action) + flatten(last_action))

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The yardstick: one process that in turn steps, infers and learns; no transport, no idling.
+"""The reference loop: one process that steps, infers and learns sequentially.
 
-The distance of PolyBeast and MonoBeast to it is what their machinery costs, or what overlapping
-gains. Same environments, networks, loss and optimiser as theirs.
+It has no transport and never waits, and uses the environments, networks, loss and optimiser of
+PolyBeast and MonoBeast. Their distance to it is what their machinery costs, or what overlapping
+gains.
 
-python benchmarks/ideal.py [--model deep] [--num_envs 32] [--megabytes_at_once 2.7 0] [--repeats 3]
+python benchmarks/reference_loop.py [--model deep] [--num_envs 32] [--megabytes_at_once 2.7 0]
+    [--repeats 3]
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from figures import print_table, write_json
 
 from torchbeast import envs
-from torchbeast.bench.turns import in_turn
+from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
@@ -39,7 +41,7 @@ def main() -> None:
     for loop in loops.values():
         next(loop)  # the first update is slower
     runs = {name: functools.partial(_updates, loop, arguments) for name, loop in loops.items()}
-    figures = in_turn(runs, arguments.repeats)
+    figures = interleaved(runs, arguments.repeats)
     print_table(figures, "steps/s")
     shares = {name: next(loop) for name, loop in loops.items()}
     for name, seconds in shares.items():
@@ -113,7 +115,7 @@ def loop_of(
         before = time.perf_counter()
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)
-        torch.set_num_threads(1 if megabytes else arguments.threads)  # threads are over pieces
+        torch.set_num_threads(1 if megabytes else arguments.threads)  # the threads share the slices
         algo.update(batch.rollout())
         torch.set_num_threads(arguments.threads)
         yield seconds | {"learning": time.perf_counter() - before}

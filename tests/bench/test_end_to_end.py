@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.bench import whole
+from torchbeast.bench import end_to_end
 from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
@@ -24,7 +24,7 @@ from torchbeast.cli.flags import PolyBeastFlags
 )
 def test_the_program_is_started_with_the_same_flags(words: list[str]) -> None:
     given = parse(BenchFlags, "bench", [*words, "--seconds", "1"])
-    started = parse(PolyBeastFlags, "polybeast", whole.arguments(given))
+    started = parse(PolyBeastFlags, "polybeast", end_to_end.arguments(given))
     before, after = flatten(given), flatten(started)
     assert set(after) == set(before) - {"seconds", "repeats", "json", "png"}
     del after["preset"]  # its settings are among the others
@@ -33,7 +33,7 @@ def test_the_program_is_started_with_the_same_flags(words: list[str]) -> None:
 
 def test_a_row_counts_once_it_is_whole(tmp_path: Path) -> None:
     log = tmp_path / "logs.csv"
-    assert whole._newest(log).tick == -1
+    assert end_to_end._newest(log).tick == -1
     for text, tick, step in (
         ("# _tick,_time,step,x\n", -1, 0),
         ("0,5.5,40,1\n", 0, 40),
@@ -41,5 +41,5 @@ def test_a_row_counts_once_it_is_whole(tmp_path: Path) -> None:
         (",1\n", 1, 80),
     ):
         log.open("a").write(text)
-        newest = whole._newest(log)
+        newest = end_to_end._newest(log)
         assert (newest.tick, newest.step) == (tick, step)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Made-up data of an environment's spaces: what a policy is asked with, and what is learnt from.
+"""Synthetic data for an environment's spaces: inference inputs and training batches.
 
 E is the number of environments, T the unroll length, B the batch size. `space` is of one
 environment, as the policy sees it.
@@ -38,8 +38,8 @@ def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelI
     )
 
 
-def question(agent: Agent, space: ObservationSpace, num_envs: int) -> Any:
-    """What PolyBeast's policy is asked with (sources/servers/inference.py), [1, E, ...]."""
+def inference_request(agent: Agent, space: ObservationSpace, num_envs: int) -> Any:
+    """The inputs of one PolyBeast inference batch (sources/servers/inference.py), [1, E, ...]."""
     inputs, counters = model_inputs(agent, space, num_envs), torch.zeros(1, num_envs)
     env = inputs.observation, inputs.reward, inputs.done, counters.int(), counters
     return env, (agent.model.initial_state(num_envs), inputs.last_action)

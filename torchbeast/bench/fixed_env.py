@@ -20,7 +20,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.options import DEFAULTS, EnvOptions
 
-FACTORY = "torchbeast.bench.still:make"
+FACTORY = "torchbeast.bench.fixed_env:make"
 _LIKE = "TORCHBEAST_BENCH_LIKE"
 
 
@@ -37,12 +37,12 @@ def like(env_id: str, options: EnvOptions = DEFAULTS) -> Iterator[str]:
             os.environ[_LIKE] = before
 
 
-def make(num_envs: int) -> Still:
+def make(num_envs: int) -> FixedEnv:
     """The factory."""
-    return Still(num_envs, *_spaces(os.environ[_LIKE]))
+    return FixedEnv(num_envs, *_spaces(os.environ[_LIKE]))
 
 
-class Still:
+class FixedEnv:
     """Nothing ever changes, and no episode ends."""
 
     env_id = FACTORY
