@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Has clang check at compile time that every member is used under the lock that GUARDED_BY names
-# (libtorchbeast/sync.h). Where there is no clang++, the Python package ziglang brings one: PYTHON's,
-# else that of a throwaway virtual environment.
+# (libtorchbeast/support/sync.h). Without clang++ on the path it uses the one in the Python package
+# ziglang: PYTHON's, or else one installed into a temporary virtual environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -34,19 +34,19 @@ check() {
 
 # Templates are checked where they are used.
 cat >"$work/templates.cc" <<'END'
-#include "libtorchbeast/batching_queue.h"
-#include "libtorchbeast/dynamic_batcher.h"
-#include "libtorchbeast/rollout_queue.h"
+#include "libtorchbeast/batching/batching_queue.h"
+#include "libtorchbeast/batching/dynamic_batcher.h"
+#include "libtorchbeast/batching/rollout_queue.h"
 template class torchbeast::BatchingQueue<int>;
 END
-for source in "$work/templates.cc" libtorchbeast/*.cc libtorchbeast/proto/*.cc; do
-  case "$source" in *_test.cc) continue ;; esac
+for source in "$work/templates.cc" libtorchbeast/*/*.cc; do
+  case "$source" in *_test.cc | libtorchbeast/bindings/*) continue ;; esac
   check "$source"
 done
 
 # A check that finds nothing must be able to find something.
 cat >"$work/mistake.cc" <<'END'
-#include "libtorchbeast/sync.h"
+#include "libtorchbeast/support/sync.h"
 struct Mistake {
   int read() { return value_; }
   torchbeast::Mutex mutex_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ActorPool and describe() for Python.
 
-#include "libtorchbeast/actor_pool.h"
+#include "libtorchbeast/acting/actor_pool.h"
 
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

@@ -6,7 +6,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "libtorchbeast/array_ops.h"
+#include "libtorchbeast/memory/array_ops.h"
 
 // A shape is a sequence of numbers in Python.
 template <>

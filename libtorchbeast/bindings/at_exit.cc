@@ -6,8 +6,8 @@
 #include <chrono>
 #include <map>
 
-#include "libtorchbeast/buffer.h"
-#include "libtorchbeast/sync.h"
+#include "libtorchbeast/memory/buffer.h"
+#include "libtorchbeast/support/sync.h"
 
 namespace torchbeast::bindings {
 namespace {

@@ -6,11 +6,11 @@
 
 #include <memory>
 
+#include "libtorchbeast/batching/rollout_queue.h"
 #include "libtorchbeast/bindings/arrays.h"
 #include "libtorchbeast/bindings/bindings.h"
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
-#include "libtorchbeast/rollout_queue.h"
 
 namespace torchbeast::bindings {
 namespace {

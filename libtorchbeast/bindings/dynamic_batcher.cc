@@ -6,11 +6,11 @@
 
 #include <memory>
 
+#include "libtorchbeast/batching/dynamic_batcher.h"
 #include "libtorchbeast/bindings/arrays.h"
 #include "libtorchbeast/bindings/bindings.h"
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
-#include "libtorchbeast/dynamic_batcher.h"
 
 namespace torchbeast::bindings {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "libtorchbeast/bindings/at_exit.h"
 #include "libtorchbeast/bindings/bindings.h"
-#include "libtorchbeast/errors.h"
+#include "libtorchbeast/support/errors.h"
 #include "nest/nest.h"
 
 namespace py = pybind11;

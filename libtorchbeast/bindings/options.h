@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "libtorchbeast/batching_queue.h"
+#include "libtorchbeast/batching/batching_queue.h"
 
 namespace torchbeast::bindings {
 

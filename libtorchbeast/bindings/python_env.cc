@@ -9,9 +9,9 @@
 #include <cmath>
 #include <string>
 
+#include "libtorchbeast/batching/input_check.h"
 #include "libtorchbeast/bindings/arrays.h"
-#include "libtorchbeast/errors.h"
-#include "libtorchbeast/input_check.h"
+#include "libtorchbeast/support/errors.h"
 
 namespace torchbeast::bindings {
 namespace {

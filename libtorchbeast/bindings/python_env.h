@@ -6,7 +6,7 @@
 #include <memory>
 
 #include "libtorchbeast/bindings/gil.h"
-#include "libtorchbeast/env.h"
+#include "libtorchbeast/server/env.h"
 
 namespace torchbeast::bindings {
 

@@ -9,7 +9,7 @@
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
 #include "libtorchbeast/bindings/python_env.h"
-#include "libtorchbeast/env_server.h"
+#include "libtorchbeast/server/env_server.h"
 #include "nest/nest_pybind.h"
 
 namespace torchbeast::bindings {

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "libtorchbeast/array_ops.h"
+#include "libtorchbeast/memory/array_ops.h"
 #include "rpcenv.pb.h"
 
 namespace torchbeast::codec {

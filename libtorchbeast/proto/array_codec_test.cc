@@ -9,7 +9,7 @@
 #include <limits>
 #include <random>
 
-#include "libtorchbeast/testing.h"
+#include "libtorchbeast/testing/values.h"
 
 namespace torchbeast {
 namespace {

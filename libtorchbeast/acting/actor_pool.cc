@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/acting/actor_pool.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "libtorchbeast/acting/rollout_writer.h"
+
+namespace torchbeast {
+namespace {
+
+constexpr std::chrono::milliseconds kNoPause(0);
+constexpr std::chrono::milliseconds kFirstPause(100);  // before a reconnection
+constexpr std::chrono::milliseconds kLongestPause(5000);
+// How long streams may end by themselves, in order, before they are cancelled.
+constexpr auto kGrace = std::chrono::milliseconds(250);
+
+// Another seed for every stream and every connection of it (the finaliser of splitmix64). It
+// stays below 2^63, so that every language reads it as a positive number.
+std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream, std::uint64_t attempt) {
+  std::uint64_t z = seed;
+  for (const std::uint64_t part : {stream, attempt}) {
+    z += 0x9e3779b97f4a7c15ULL * (part + 1);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ULL;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebULL;
+    z ^= z >> 31;
+  }
+  return z >> 1;
+}
+
+// What the inference loop is asked: ((observation, reward, done, ...), agent_state).
+ArrayNest inference_inputs(const StreamStep& step, const ArrayNest& agent_state) {
+  std::vector<ArrayNest> env{step.observation, ArrayNest(step.reward), ArrayNest(step.done),
+                             ArrayNest(step.episode_step), ArrayNest(step.episode_return)};
+  std::vector<ArrayNest> inputs;
+  inputs.emplace_back(std::move(env));
+  inputs.push_back(agent_state);
+  return ArrayNest(std::move(inputs));
+}
+
+// Its answer must be ((action, ...), new_agent_state).
+void check_agent_answer(const ArrayNest& outputs) {
+  if (!outputs.is_vector()) throw std::invalid_argument("Expected agent output to be tuple");
+  if (outputs.as_vector().size() != 2) {
+    throw std::invalid_argument(
+        "Expected agent output to be ((action, ...), new_state) but got sequence of length " +
+        std::to_string(outputs.as_vector().size()));
+  }
+  if (!outputs.as_vector()[0].is_vector() || outputs.as_vector()[0].as_vector().empty()) {
+    throw std::invalid_argument("Expected first entry of agent output to be a (action, ...) tuple");
+  }
+}
+
+// Of a stream whose server answers, but never for as long as a rollout takes.
+LostStream fruitless_error(const LostStream& last, int connections) {
+  return LostStream(std::string(last.what()) + "; this was connection " +
+                    std::to_string(connections) +
+                    " in a row that ended before its first rollout: look into that server's log");
+}
+
+// Of a stream whose server is there now and then, but never until the first step.
+LostStream never_up_error(const LostStream& last, std::uint64_t connections,
+                          std::chrono::milliseconds timeout) {
+  return LostStream(std::string(last.what()) + "; this was connection " +
+                    std::to_string(connections) + ", and none brought a first step within " +
+                    std::to_string(timeout.count()) + " ms: look into that server's log");
+}
+
+// Names the stream in a complaint about the agent's answer or what was made of it. Complaints about
+// what the server sent name it already.
+std::string with_stream(const std::string& message, std::size_t index, const std::string& address) {
+  if (message.find(address) != std::string::npos) return message;
+  return message + " (stream " + std::to_string(index) + ", of the environment server at " +
+         address + ")";
+}
+
+// Counts a stream as live for a scope.
+class Alive {
+ public:
+  explicit Alive(std::atomic<std::int64_t>* count) : count_(count) { ++*count_; }
+  ~Alive() { --*count_; }
+  Alive(const Alive&) = delete;
+  Alive& operator=(const Alive&) = delete;
+
+ private:
+  std::atomic<std::int64_t>* count_;
+};
+
+}  // namespace
+
+ActorPool::Registration::Registration(ActorPool* pool, EnvStream* stream)
+    : pool_(pool), stream_(stream) {
+  MutexLock lock(pool_->mutex_);
+  pool_->streams_.insert(stream_);
+}
+
+ActorPool::Registration::~Registration() {
+  MutexLock lock(pool_->mutex_);
+  pool_->streams_.erase(stream_);
+}
+
+ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
+                     std::shared_ptr<DynamicBatcher> inference_batcher,
+                     ArrayNest initial_agent_state)
+    : options_(std::move(options)),
+      learner_queue_(std::move(learner_queue)),
+      inference_batcher_(std::move(inference_batcher)),
+      initial_agent_state_(std::move(initial_agent_state)),
+      clocks_(options_.addresses.size()),
+      away_since_(options_.addresses.size()) {
+  if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
+  if (inference_batcher_ == nullptr) {
+    throw std::invalid_argument("inference_batcher must not be None");
+  }
+  if (options_.unroll_length < 1) {
+    throw std::invalid_argument("unroll_length must be >= 1, got " +
+                                std::to_string(options_.unroll_length));
+  }
+  if (options_.addresses.empty()) {
+    throw std::invalid_argument("env_server_addresses must name at least one server");
+  }
+  nest::for_each(
+      [](const Array& leaf) {
+        if (leaf.ndim() >= 2 && leaf.size(1) == 1) return;
+        throw std::invalid_argument(
+            "initial_agent_state needs leaves [layers, 1, ...], one environment's, got " +
+            to_string(leaf.shape()));
+      },
+      initial_agent_state_);
+}
+
+void ActorPool::run(const std::function<void()>& poll) {
+  if (ran_.exchange(true)) throw std::runtime_error("ActorPool.run() may be called once only");
+  {
+    MutexLock lock(mutex_);
+    running_ = options_.addresses.size();
+  }
+  std::vector<std::thread> threads;
+  try {
+    for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
+      threads.emplace_back([this, i] { run_stream(i); });
+    }
+    watch(poll);
+  } catch (...) {  // the threads must be joined whatever poll(), or starting one of them, threw
+    fail(std::current_exception());
+    MutexLock lock(mutex_);
+    running_ -= options_.addresses.size() - threads.size();
+  }
+  cancel_until_ended();
+  for (std::thread& thread : threads) thread.join();
+  MutexLock lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
+void ActorPool::run_stream(std::size_t index) noexcept {
+  try {
+    keep_playing(index);
+  } catch (const ClosedBatchingQueue&) {  // the orderly end
+    stop();
+  } catch (const StreamCancelled&) {  // stopping already
+    stop();
+  } catch (...) {
+    fail(std::current_exception());
+  }
+  clocks_[index].enter(Stage::kNone);
+  MutexLock lock(mutex_);
+  --running_;
+  changed_.notify_all();
+}
+
+// Plays, and reconnects when the stream is lost.
+void ActorPool::keep_playing(std::size_t index) {
+  History history;
+  for (std::uint64_t attempt = 0;; ++attempt) {
+    Connection connection{.attempt = attempt, .timeout = patience(history)};
+    try {
+      play(index, &connection);
+    } catch (const LostStream& lost) {
+      if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
+      if (connection.came_up) away_since_[index] = Clock::now().time_since_epoch().count();
+      judge(lost, connection, &history);
+    }
+    clocks_[index].enter(Stage::kEnvironment);
+    pause_or_give_up(history.pause);
+  }
+}
+
+// How long the next connection may wait for its server to be there.
+std::chrono::milliseconds ActorPool::patience(const History& history) const {
+  if (history.came_up) return std::min(kLongestPause, options_.reconnect_timeout);
+  const auto waited = Clock::now() - history.away_since;
+  return std::chrono::ceil<std::chrono::milliseconds>(options_.connect_timeout - waited);
+}
+
+// Counts a connection that was lost. Throws when another one is not worth it.
+void ActorPool::judge(const LostStream& lost, const Connection& connection, History* history) {
+  history->pause = connection.was_fruitful || history->pause == kNoPause
+                       ? kFirstPause
+                       : std::min(2 * history->pause, kLongestPause);
+  if (connection.came_up) {
+    ++lost_;
+    history->came_up = true;
+    history->away_since = Clock::now();
+    history->fruitless = connection.was_fruitful ? 0 : history->fruitless + 1;
+  }
+  if (history->fruitless >= options_.fruitless_connections) {
+    throw fruitless_error(lost, history->fruitless);
+  }
+  const auto away = Clock::now() - history->away_since;
+  if (history->came_up) {
+    if (away >= options_.reconnect_timeout && !enough_streams_live()) throw lost;
+  } else if (away + history->pause >= options_.connect_timeout) {
+    if (connection.attempt == 0) throw lost;
+    throw never_up_error(lost, connection.attempt + 1, options_.connect_timeout);
+  }
+}
+
+bool ActorPool::enough_streams_live() const {
+  return 2 * live_ >= static_cast<std::int64_t>(options_.addresses.size());
+}
+
+// Waits before the next connection. Throws ClosedBatchingQueue when the pool stops meanwhile.
+void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
+  const auto until = Clock::now() + pause;
+  MutexLock lock(mutex_);
+  while (!stopped_ && Clock::now() < until) changed_.wait_until(mutex_, until);
+  if (stopped_) throw ClosedBatchingQueue("the pool stopped");
+}
+
+// One connection, from the first step until it ends.
+void ActorPool::play(std::size_t index, Connection* connection) {
+  clocks_[index].enter(Stage::kEnvironment);
+  EnvStream stream(options_.addresses[index], options_.step_timeout);
+  const Registration registration(this, &stream);
+  StreamStep first =
+      stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
+  connection->came_up = true;
+  away_since_[index] = 0;
+  const DynamicBatcher::Caller caller(inference_batcher_.get());
+  const Alive alive(&live_);
+  try {
+    step_until_stopped(&stream, index, std::move(first), &connection->was_fruitful);
+  } catch (const ClosedBatchingQueue&) {
+    stream.close();
+    throw;
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(with_stream(error.what(), index, options_.addresses[index]));
+  }
+}
+
+Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
+  Answer answer = inference_batcher_->compute(inference_inputs(step, agent_state));
+  check_agent_answer(answer.outputs);
+  return answer;
+}
+
+// Ends with an exception: ClosedBatchingQueue in order, another for a failure. Sets *fruitful once
+// a rollout was handed over.
+void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
+                                   bool* fruitful) {
+  const std::int64_t num_envs = stream->num_envs();
+  const std::int64_t columns = options_.rollout_columns > 0 ? options_.rollout_columns : num_envs;
+  RolloutWriter writer({.unroll_length = options_.unroll_length,
+                        .num_envs = num_envs,
+                        .columns = columns,
+                        .first_env = static_cast<std::int64_t>(index) * kMaxEnvsPerStream});
+  ArrayNest agent_state = nest::map(
+      [num_envs](const Array& leaf) { return repeat(leaf, 1, num_envs); }, initial_agent_state_);
+  StageClock& clock = clocks_[index];
+  clock.enter(Stage::kInference);
+  Answer answer = ask(step, agent_state);
+  writer.start(step, {answer.outputs.as_vector()[0], answer.version}, agent_state);
+  for (;;) {
+    clock.enter(Stage::kEnvironment);
+    const ArrayNest& outputs = answer.outputs.as_vector()[0];
+    step = stream->step(outputs.as_vector()[0]);
+    steps_ += num_envs;
+    agent_state = answer.outputs.as_vector()[1];
+    if (writer.append(step, {outputs, answer.version})) {
+      clock.enter(Stage::kQueueing);
+      hand_over(writer.complete(agent_state), columns);
+      *fruitful = true;
+    }
+    clock.enter(Stage::kInference);
+    answer = ask(step, agent_state);
+  }
+}
+
+void ActorPool::hand_over(std::vector<QueueItem> items, std::int64_t columns) {
+  for (QueueItem& item : items) {
+    learner_queue_->enqueue(std::move(item));
+    count_ += options_.unroll_length * columns;
+  }
+}
+
+std::vector<AwayStream> ActorPool::away_streams() const {
+  const auto now = Clock::now().time_since_epoch();
+  std::vector<AwayStream> away;
+  for (std::size_t i = 0; i < away_since_.size(); ++i) {
+    const Clock::duration since(away_since_[i]);
+    if (since.count() != 0) away.push_back({options_.addresses[i], now - since});
+  }
+  return away;
+}
+
+StageTimes ActorPool::times() const {
+  StageTimes total;
+  for (const StageClock& clock : clocks_) total += clock.times();
+  return total;
+}
+
+// The first failure wins and stops everybody.
+void ActorPool::fail(std::exception_ptr failure) {
+  {
+    MutexLock lock(mutex_);
+    if (!failure_) failure_ = std::move(failure);
+  }
+  stop();
+}
+
+void ActorPool::stop() {
+  inference_batcher_->try_close();
+  learner_queue_->try_close();
+  MutexLock lock(mutex_);
+  stopped_ = true;
+  changed_.notify_all();
+}
+
+bool ActorPool::closed() const {
+  return inference_batcher_->is_closed() || learner_queue_->is_closed();
+}
+
+// Until the pool stops: cancels streams that take too long, notices that queues were closed.
+void ActorPool::watch(const std::function<void()>& poll) {
+  while (!closed()) {
+    poll();
+    cancel_overdue_streams();
+    MutexLock lock(mutex_);
+    if (stopped_) break;
+    changed_.wait_until(mutex_, Clock::now() + kPollInterval);
+  }
+  stop();
+}
+
+void ActorPool::cancel_overdue_streams() {
+  MutexLock lock(mutex_);
+  for (EnvStream* stream : streams_) stream->cancel_if_overdue();
+}
+
+// Lets streams end in order for a moment, then cancels whatever still waits for a server or for an
+// answer: an inference thread may take minutes over a batch.
+void ActorPool::cancel_until_ended() {
+  const auto deadline = Clock::now() + kGrace;
+  MutexLock lock(mutex_);
+  while (running_ > 0) {
+    if (changed_.wait_until(mutex_, std::max(deadline, Clock::now() + kPollInterval))) continue;
+    inference_batcher_->cancel();
+    for (EnvStream* stream : streams_) stream->cancel();
+  }
+}
+
+}  // namespace torchbeast

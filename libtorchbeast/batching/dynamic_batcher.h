@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Many callers, one batched computation, each gets its slice back.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "libtorchbeast/batching/batching_queue.h"
+#include "libtorchbeast/batching/input_check.h"
+
+namespace torchbeast {
+
+struct DynamicBatcherOptions {
+  std::size_t batch_dim = 1;  // of inputs and outputs
+  bool check_outputs = true;  // check the answer's batch dimension against the inputs'
+  BatchingQueueOptions queue = {.timeout = std::chrono::milliseconds(100)};
+  std::chrono::milliseconds compute_timeout = std::chrono::minutes(10);  // of one compute()
+};
+
+// What came back for a batch, or for one caller.
+struct Answer {
+  ArrayNest outputs;
+  std::int64_t version = 0;  // of the weights that computed it, as set_outputs() was told
+};
+
+// Where one caller waits for its part of a batch.
+//
+// Thread safety: one caller waits; fulfil() or abandon() come once, from any thread.
+class PendingReply {
+ public:
+  // The caller's slice. Throws AsyncError when the batch was dropped, ClosedBatchingQueue when
+  // that happened because the batcher closed, TimeoutError after `timeout`.
+  Answer wait(std::chrono::milliseconds timeout, std::size_t batch_dim) EXCLUDES(mutex_) {
+    wait_until_settled(Clock::now() + timeout);
+    MutexLock lock(mutex_);
+    if (answer_) return {narrow(answer_->outputs, batch_dim, start_, length_), answer_->version};
+    if (closed_) throw ClosedBatchingQueue("Batching queue closed during compute");
+    throw AsyncError(
+        "The associated promise has been destructed prior to the associated state becoming "
+        "ready.");
+  }
+
+  void fulfil(std::shared_ptr<const Answer> answer, std::int64_t start, std::int64_t length)
+      EXCLUDES(mutex_) {
+    {
+      MutexLock lock(mutex_);
+      if (settled_) return;  // cancelled: nobody waits any more
+      answer_ = std::move(answer);
+      start_ = start;
+      length_ = length;
+      settled_ = true;
+    }
+    became_settled_.notify_one();
+  }
+
+  void abandon(bool closed) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (settled_) return;
+    closed_ = closed;
+    settled_ = true;
+    became_settled_.notify_one();
+  }
+
+ private:
+  void wait_until_settled(Clock::time_point deadline) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (!settled_) {
+      if (!became_settled_.wait_until(mutex_, deadline) && !settled_ && Clock::now() >= deadline) {
+        throw TimeoutError("Compute timeout reached.");
+      }
+    }
+  }
+
+  Mutex mutex_;
+  CondVar became_settled_;
+  bool settled_ GUARDED_BY(mutex_) = false;
+  bool closed_ GUARDED_BY(mutex_) = false;
+  std::shared_ptr<const Answer> answer_ GUARDED_BY(mutex_);
+  std::int64_t start_ GUARDED_BY(mutex_) = 0;
+  std::int64_t length_ GUARDED_BY(mutex_) = 0;
+};
+
+// One caller's inputs on their way to a batch. Dropping it unanswered tells the caller so.
+class Computation {
+ public:
+  Computation(ArrayNest inputs, std::int64_t length, std::shared_ptr<PendingReply> reply,
+              std::shared_ptr<const std::atomic<bool>> closed)
+      : inputs_(std::move(inputs)),
+        length_(length),
+        reply_(std::move(reply)),
+        closed_(std::move(closed)) {}
+  ~Computation() {
+    if (reply_) reply_->abandon(*closed_);
+  }
+  Computation(Computation&&) = default;
+  Computation& operator=(Computation&&) = default;
+
+  const ArrayNest& inputs() const { return inputs_; }
+  std::int64_t length() const { return length_; }
+  void fulfil(const std::shared_ptr<const Answer>& answer, std::int64_t start) {
+    reply_->fulfil(answer, start, length_);
+  }
+
+ private:
+  ArrayNest inputs_;
+  std::int64_t length_;  // of the batch dimension
+  std::shared_ptr<PendingReply> reply_;
+  std::shared_ptr<const std::atomic<bool>> closed_;
+};
+
+// The joined inputs of several callers, to be answered once.
+//
+// Thread safety: one thread at a time. Dropping it unanswered gives every caller an AsyncError.
+class Batch {
+ public:
+  Batch(std::vector<Computation> computations, std::size_t batch_dim, bool check_outputs)
+      : computations_(std::move(computations)),
+        batch_dim_(batch_dim),
+        check_outputs_(check_outputs) {
+    std::vector<const ArrayNest*> nests;
+    for (const Computation& computation : computations_) {
+      nests.push_back(&computation.inputs());
+      size_ += computation.length();
+    }
+    inputs_ = join(std::span<const ArrayNest* const>(nests), batch_dim_);
+    // Whoever computes may write to the inputs. Of several callers they are a copy, of one not yet.
+    if (nests.size() == 1)
+      inputs_ = nest::map([](const Array& leaf) { return leaf.clone(); }, inputs_);
+  }
+
+  const ArrayNest& get_inputs() const { return inputs_; }
+  std::int64_t size() const { return size_; }
+
+  // Throws std::invalid_argument for outputs of a wrong shape (the batch can still be answered),
+  // std::runtime_error at a second success.
+  void set_outputs(ArrayNest outputs, std::int64_t version) {
+    if (answered_) throw std::runtime_error("set_outputs called twice");
+    if (check_outputs_) check(outputs);
+    answered_ = true;
+    const auto answer = std::make_shared<const Answer>(Answer{std::move(outputs), version});
+    std::int64_t start = 0;
+    for (Computation& computation : computations_) {
+      computation.fulfil(answer, start);
+      start += computation.length();
+    }
+  }
+
+ private:
+  void check(const ArrayNest& outputs) const {
+    nest::for_each(
+        [&](const Array& output) {
+          if (output.ndim() <= batch_dim_) {
+            throw std::invalid_argument("With batch dimension " + std::to_string(batch_dim_) +
+                                        ", output shape must have at least " +
+                                        std::to_string(batch_dim_ + 1) + " dimensions, but got " +
+                                        to_string(output.shape()));
+          }
+          if (output.size(batch_dim_) != size_) {
+            throw std::invalid_argument(
+                "Output shape must have the same batch dimension as the input batch size. "
+                "Expected: " +
+                std::to_string(size_) + ". Observed: " + std::to_string(output.size(batch_dim_)));
+          }
+        },
+        outputs);
+  }
+
+  std::vector<Computation> computations_;
+  const std::size_t batch_dim_;
+  const bool check_outputs_;
+  ArrayNest inputs_;
+  std::int64_t size_ = 0;
+  bool answered_ = false;
+};
+
+// Joins what many callers want computed, and gives each its part of the answer.
+//
+//   compute() \                                       / next() -> Batch: get_inputs()
+//   compute() -> [ inputs inputs ... ] -> join  ->   |
+//   compute() /   <- slice of the outputs  <-         \              set_outputs()
+//
+// Thread safety: compute() and next() may be called from any number of threads. Joining runs in
+// the thread that calls next(), slicing in each caller's own.
+// Closing: close() ends next() and every compute() whose inputs still wait. A batch that was
+// handed out before may still be answered; dropped unanswered, its callers get
+// ClosedBatchingQueue.
+class DynamicBatcher {
+ public:
+  explicit DynamicBatcher(DynamicBatcherOptions options)
+      : options_(options), queue_(options.queue), same_as_first_(options.batch_dim) {}
+
+  // Blocks until answered. Throws std::invalid_argument, ClosedBatchingQueue, AsyncError,
+  // TimeoutError. The inputs must not be written while it waits.
+  Answer compute(ArrayNest inputs) {
+    const std::int64_t length = check_inputs(inputs);
+    auto reply = std::make_shared<PendingReply>();
+    const Waiting waiting(this, reply.get());
+    queue_.enqueue(Computation(std::move(inputs), length, reply, closed_));
+    return reply->wait(options_.compute_timeout, options_.batch_dim);
+  }
+
+  // Announces a caller of compute() that will call again and again, for a scope.
+  class Caller {
+   public:
+    explicit Caller(DynamicBatcher* batcher) : regular_(&batcher->queue_) {}
+
+   private:
+    BatchingQueue<Computation>::Regular regular_;
+  };
+
+  // The next batch; null when closed.
+  std::unique_ptr<Batch> next() {
+    auto computations = queue_.dequeue_many();
+    if (!computations) return nullptr;
+    return std::make_unique<Batch>(std::move(*computations), options_.batch_dim,
+                                   options_.check_outputs);
+  }
+
+  std::int64_t size() const { return queue_.size(); }
+  bool is_closed() const { return queue_.is_closed(); }
+  void close() {
+    if (!try_close()) throw std::runtime_error("Queue was closed already");
+  }
+  bool try_close() {
+    closed_->store(true);  // before items are dropped, so that their callers learn why
+    return queue_.try_close();
+  }
+  // Closes, and ends compute() also for batches that were handed out and may never be answered.
+  void cancel() EXCLUDES(waiting_mutex_) {
+    try_close();
+    MutexLock lock(waiting_mutex_);
+    for (PendingReply* reply : waiting_) reply->abandon(true);
+  }
+  const DynamicBatcherOptions& options() const { return options_; }
+
+ private:
+  // Keeps a caller's reply where cancel() finds it, for a scope.
+  class Waiting {
+   public:
+    Waiting(DynamicBatcher* batcher, PendingReply* reply) : batcher_(batcher), reply_(reply) {
+      MutexLock lock(batcher_->waiting_mutex_);
+      batcher_->waiting_.insert(reply_);
+    }
+    ~Waiting() {
+      MutexLock lock(batcher_->waiting_mutex_);
+      batcher_->waiting_.erase(reply_);
+    }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    DynamicBatcher* batcher_;
+    PendingReply* reply_;
+  };
+
+  // The common size along the batch dimension.
+  std::int64_t check_inputs(const ArrayNest& inputs) {
+    check_batchable(inputs, options_.batch_dim);
+    const std::int64_t length = nest::front(inputs).size(options_.batch_dim);
+    nest::for_each(
+        [&](const Array& input) {
+          if (input.size(options_.batch_dim) != length) {
+            throw std::invalid_argument(
+                "all inputs of one compute() need the same size in dimension " +
+                std::to_string(options_.batch_dim) + ": expected " + std::to_string(length) +
+                ", got " + std::to_string(input.size(options_.batch_dim)));
+          }
+        },
+        inputs);
+    same_as_first_.check(inputs);
+    return length;
+  }
+
+  const DynamicBatcherOptions options_;
+  std::shared_ptr<std::atomic<bool>> closed_ = std::make_shared<std::atomic<bool>>(false);
+  BatchingQueue<Computation> queue_;
+  SameAsFirst same_as_first_;
+  Mutex waiting_mutex_;
+  std::set<PendingReply*> waiting_ GUARDED_BY(waiting_mutex_);
+};
+
+}  // namespace torchbeast

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue between actors and learner: nests of arrays in, one joined nest out.
+
+#pragma once
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "libtorchbeast/batching/batching_queue.h"
+#include "libtorchbeast/batching/input_check.h"
+
+namespace torchbeast {
+
+// A nest to learn from and, beside it, what the original's structure has no place for.
+struct QueueItem {
+  ArrayNest data;
+  ArrayNest info;  // an empty vector where there is none
+};
+
+struct RolloutQueueOptions {
+  std::size_t batch_dim = 1;  // the dimension along which items are joined
+  bool check_inputs = true;   // refuse items without a leaf or without a batch dimension
+  BatchingQueueOptions queue = {};
+};
+
+// A BatchingQueue of nests of arrays that joins each batch along batch_dim.
+//
+//   enqueue(item) -> check -> [ item item ... ] -> join -> dequeue()
+//
+// Thread safety: every method may be called from any number of threads. Joining runs in the
+// consumer's thread, without a lock.
+// Closing: as BatchingQueue.
+class RolloutQueue {
+ public:
+  explicit RolloutQueue(RolloutQueueOptions options)
+      : options_(options),
+        queue_(options.queue),
+        data_check_(options.batch_dim),
+        info_check_(options.batch_dim) {}
+
+  // Throws std::invalid_argument for an item that cannot be joined with the others, then
+  // ClosedBatchingQueue. The queue shares the arrays: the caller must not write them afterwards.
+  void enqueue(QueueItem item) {
+    if (options_.check_inputs) {
+      check_batchable(item.data, options_.batch_dim);
+      check_batch_dimension(item.info, options_.batch_dim);
+    }
+    data_check_.check(item.data);
+    info_check_.check(item.info);
+    queue_.enqueue(std::move(item));
+  }
+
+  // The next batch; nullopt when closed.
+  std::optional<QueueItem> dequeue() {
+    auto items = queue_.dequeue_many();
+    if (!items) return std::nullopt;
+    return QueueItem{joined(*items, &QueueItem::data), joined(*items, &QueueItem::info)};
+  }
+
+  std::int64_t size() const { return queue_.size(); }
+  bool is_closed() const { return queue_.is_closed(); }
+  void close() { queue_.close(); }
+  bool try_close() { return queue_.try_close(); }
+  const RolloutQueueOptions& options() const { return options_; }
+
+ private:
+  ArrayNest joined(const std::vector<QueueItem>& items, ArrayNest QueueItem::* part) const {
+    std::vector<const ArrayNest*> nests;
+    nests.reserve(items.size());
+    for (const QueueItem& item : items) nests.push_back(&(item.*part));
+    return join(std::span<const ArrayNest* const>(nests), options_.batch_dim);
+  }
+
+  const RolloutQueueOptions options_;
+  BatchingQueue<QueueItem> queue_;
+  SameAsFirst data_check_;
+  SameAsFirst info_check_;
+};
+
+}  // namespace torchbeast

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory for arrays, recycled.
+//
+// Fresh pages from the operating system cost more than the copy that fills them, and batches have
+// few sizes at a time. So a large buffer goes back to a free list when its last owner lets go, and
+// the next array of about that size takes it.
+
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <unordered_map>
+#include <vector>
+
+#include "libtorchbeast/support/sync.h"
+
+namespace torchbeast {
+
+// Free lists by size class. Sizes are rounded up by an eighth at the most, so that there are few
+// classes, and batches of nearly the same size share one.
+//
+// Thread safety: every method may be called from any thread.
+// Ownership: a buffer belongs to whoever holds its shared_ptr; the pool holds idle ones only, at
+// most max_idle_bytes of them. Where that is reached, buffers of a size that nobody has asked for
+// in `stale_after` make room; without such ones what comes back is freed.
+// instance() is never destroyed: Python may drop arrays at exit.
+class BufferPool {
+ public:
+  static constexpr std::size_t kAlignment = 64;
+  static constexpr std::size_t kMinPooledBytes = 4096;
+  static constexpr std::size_t kMaxIdleBytes = std::size_t{256} << 20;
+  static constexpr Clock::duration kStaleAfter = std::chrono::seconds(30);
+
+  explicit BufferPool(std::size_t max_idle_bytes = kMaxIdleBytes,
+                      Clock::duration stale_after = kStaleAfter)
+      : max_idle_bytes_(max_idle_bytes), stale_after_(stale_after) {}
+
+  // Only of pools other than instance(), once nobody holds a buffer of theirs.
+  ~BufferPool() {
+    for (auto& [size, idle] : idle_) {
+      for (std::byte* buffer : idle.buffers) std::free(buffer);
+    }
+  }
+  BufferPool(const BufferPool&) = delete;
+  BufferPool& operator=(const BufferPool&) = delete;
+
+  static BufferPool& instance() {
+    static BufferPool& pool = *new BufferPool;
+    return pool;
+  }
+
+  // num_bytes of uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
+  std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
+    if (num_bytes < kMinPooledBytes || retired_) return small(num_bytes);
+    const std::size_t size = rounded(num_bytes);
+    std::byte* data = take_idle(size);
+    if (data == nullptr) data = fresh(size);
+    return {data, [this, size](std::byte* released) { give_back(released, size); }};
+  }
+
+  std::size_t idle_bytes() {
+    MutexLock lock(mutex_);
+    return idle_bytes_;
+  }
+
+  // Keeps nothing from now on and takes no lock: for the child of a fork(), where a thread that no
+  // longer exists may hold it.
+  void retire() { retired_ = true; }
+
+ private:
+  static std::shared_ptr<std::byte> small(std::size_t num_bytes) {
+    std::size_t space = num_bytes + kAlignment;
+    const std::shared_ptr<std::byte[]> bytes = uninitialised(space);
+    void* aligned = bytes.get();
+    std::align(kAlignment, num_bytes, aligned, space);
+    return {bytes, static_cast<std::byte*>(aligned)};
+  }
+
+  // Bytes and the count of their owners in one piece, where the standard library can (g++ 12).
+  static std::shared_ptr<std::byte[]> uninitialised(std::size_t num_bytes) {
+#ifdef __cpp_lib_smart_ptr_for_overwrite
+    return std::make_shared_for_overwrite<std::byte[]>(num_bytes);
+#else
+    return std::shared_ptr<std::byte[]>(new std::byte[num_bytes]);
+#endif
+  }
+
+  // The size of the class: its four highest bits count, the others are rounded up.
+  static std::size_t rounded(std::size_t num_bytes) {
+    std::size_t step = kMinPooledBytes / 8;
+    while (num_bytes / step >= 16) step *= 2;
+    return (num_bytes + step - 1) / step * step;
+  }
+
+  // `size` must be a multiple of kAlignment.
+  static std::byte* fresh(std::size_t size) {
+    void* data = std::aligned_alloc(kAlignment, size);
+    if (data == nullptr) throw std::bad_alloc();
+    return static_cast<std::byte*>(data);
+  }
+
+  std::byte* take_idle(std::size_t size) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    SizeClass& found = idle_[size];
+    found.asked_for = Clock::now();
+    return found.buffers.empty() ? nullptr : take(found, size);
+  }
+
+  void give_back(std::byte* data, std::size_t size) EXCLUDES(mutex_) {
+    std::vector<std::byte*> unwanted;  // freed without the lock
+    retired_ ? unwanted.push_back(data) : keep_idle(data, size, &unwanted);
+    for (std::byte* buffer : unwanted) std::free(buffer);
+  }
+
+  void keep_idle(std::byte* data, std::size_t size, std::vector<std::byte*>* unwanted)
+      EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    while (idle_bytes_ + size > max_idle_bytes_ && drop_stale(unwanted)) continue;
+    if (idle_bytes_ + size > max_idle_bytes_) {
+      unwanted->push_back(data);
+      return;
+    }
+    idle_[size].buffers.push_back(data);
+    idle_bytes_ += size;
+  }
+
+  // Moves one buffer of the class that was asked for longest ago. False when none is stale.
+  bool drop_stale(std::vector<std::byte*>* unwanted) REQUIRES(mutex_) {
+    auto oldest = idle_.end();
+    for (auto it = idle_.begin(); it != idle_.end(); ++it) {
+      if (it->second.buffers.empty()) continue;
+      if (oldest == idle_.end() || it->second.asked_for < oldest->second.asked_for) oldest = it;
+    }
+    if (oldest == idle_.end()) return false;
+    if (Clock::now() - oldest->second.asked_for < stale_after_) return false;
+    unwanted->push_back(take(oldest->second, oldest->first));
+    return true;
+  }
+
+  struct SizeClass {
+    std::vector<std::byte*> buffers = {};
+    Clock::time_point asked_for = {};
+  };
+
+  std::byte* take(SizeClass& from, std::size_t size) REQUIRES(mutex_) {
+    std::byte* data = from.buffers.back();
+    from.buffers.pop_back();
+    idle_bytes_ -= size;
+    return data;
+  }
+
+  const std::size_t max_idle_bytes_;
+  const Clock::duration stale_after_;
+  std::atomic<bool> retired_ = false;
+  Mutex mutex_;
+  std::unordered_map<std::size_t, SizeClass> idle_ GUARDED_BY(mutex_);  // by rounded size
+  std::size_t idle_bytes_ GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace torchbeast

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/proto/description.h"
+
+#include <stdexcept>
+
+#include "libtorchbeast/proto/array_codec.h"
+#include "rpcenv.pb.h"
+
+namespace torchbeast {
+namespace {
+
+constexpr std::int64_t kMaxFrameStack = 256;
+constexpr std::int64_t kMaxServers = 1 << 16;
+
+void check_range(const char* what, std::int64_t value, std::int64_t maximum,
+                 std::int64_t minimum = 1) {
+  if (value >= minimum && value <= maximum) return;
+  throw std::invalid_argument(std::string(what) + " must lie between " + std::to_string(minimum) +
+                              " and " + std::to_string(maximum) + ", got " + std::to_string(value));
+}
+
+}  // namespace
+
+void codec::encode(const EnvDescription& description, rpcenv::Description* message) {
+  message->set_protocol_version(static_cast<std::int32_t>(description.protocol_version));
+  message->set_env_id(description.env_id);
+  message->set_num_envs(static_cast<std::int32_t>(description.num_envs));
+  message->set_num_streams(static_cast<std::int32_t>(description.num_streams));
+  message->set_frame_stack(static_cast<std::int32_t>(description.frame_stack));
+  encode_spec(description.observation, message->mutable_observation());
+  message->set_action_space(description.action_space);
+  message->set_observation_space(description.observation_space);
+  message->set_options(description.options);
+  message->set_num_servers(static_cast<std::int32_t>(description.num_servers));
+}
+
+EnvDescription codec::decode(const rpcenv::Description& message) {
+  if (message.protocol_version() != kProtocolVersion) {
+    throw std::invalid_argument("it speaks protocol version " +
+                                std::to_string(message.protocol_version()) + ", expected " +
+                                std::to_string(kProtocolVersion));
+  }
+  check_range("the number of environments of a stream", message.num_envs(), kMaxEnvsPerStream);
+  check_range("the number of streams", message.num_streams(), kMaxEnvsPerStream);
+  check_range("the number of servers", message.num_servers(), kMaxServers, 0);
+  check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
+  return {.env_id = message.env_id(),
+          .num_envs = message.num_envs(),
+          .num_streams = message.num_streams(),
+          .num_servers = message.num_servers(),
+          .frame_stack = message.frame_stack(),
+          .observation = decode_spec(message.observation()),
+          .action_space = message.action_space(),
+          .observation_space = message.observation_space(),
+          .options = message.options()};
+}
+
+}  // namespace torchbeast

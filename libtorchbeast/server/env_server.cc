@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/server/env_server.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <future>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/server/unix_address.h"
+#include "libtorchbeast/stream/frame_stack.h"
+#include "libtorchbeast/support/errors.h"
+#include "rpcenv.grpc.pb.h"
+
+namespace torchbeast {
+namespace {
+
+// A status message travels as a header, and peers refuse headers above 8 KiB. Newlines take three
+// bytes there. The end of a traceback says most.
+constexpr std::size_t kMaxStatusMessage = 4000;
+
+std::string shortened(const std::string& message) {
+  if (message.size() <= kMaxStatusMessage) return message;
+  std::size_t start = message.size() - kMaxStatusMessage;
+  while (start < message.size() && (message[start] & 0xC0) == 0x80) ++start;  // whole characters
+  return "... " + message.substr(start);
+}
+
+// Runs the body of a call and turns what it throws into the status that the protocol names.
+template <typename Body>
+grpc::Status as_status(const Body& body) {
+  try {
+    body();
+    return grpc::Status::OK;
+  } catch (const std::invalid_argument& error) {
+    return {grpc::StatusCode::INVALID_ARGUMENT, shortened(error.what())};
+  } catch (const std::exception& error) {
+    return {grpc::StatusCode::INTERNAL, shortened(error.what())};
+  }
+}
+
+// Whether gRPC bound the port that the address names: of one above 65535 it takes the lower bits.
+bool is_port_of(int port, const std::string& address) {
+  const std::size_t colon = address.rfind(':');
+  if (address.starts_with("unix:") || colon == std::string::npos) return true;
+  const std::string asked = address.substr(colon + 1);
+  const bool number = !asked.empty() && asked.find_first_not_of("0123456789") == std::string::npos;
+  return !number || asked == "0" || asked == std::to_string(port);
+}
+
+// Steps and return of the running episode of each environment.
+class EpisodeCounters {
+ public:
+  explicit EpisodeCounters(std::int64_t num_envs)
+      : steps_(static_cast<std::size_t>(num_envs)), returns_(static_cast<std::size_t>(num_envs)) {}
+
+  // Counts a step; the counters then include it.
+  void add(const EnvStep& step) {
+    for (std::size_t e = 0; e < steps_.size(); ++e) {
+      steps_[e] += 1;
+      returns_[e] += step.reward.as<float>()[e];
+    }
+  }
+
+  // Starts again where an episode ended.
+  void restart(const EnvStep& step) {
+    for (std::size_t e = 0; e < steps_.size(); ++e) {
+      if (!step.episode_end.as<bool>()[e]) continue;
+      steps_[e] = 0;
+      returns_[e] = 0;
+    }
+  }
+
+  Array steps() const { return copied(steps_); }
+  Array returns() const { return copied(returns_); }
+
+ private:
+  template <typename T>
+  static Array copied(const std::vector<T>& values) {
+    Array array(kDTypeOf<T>, {static_cast<std::int64_t>(values.size())});
+    std::copy(values.begin(), values.end(), array.as<T>());
+    return array;
+  }
+
+  std::vector<std::int32_t> steps_;
+  std::vector<float> returns_;
+};
+
+// The "step" that brings the first observation: an episode starts in every environment.
+EnvStep first_step(Env& env, std::uint64_t seed) {
+  const Shape shape{env.num_envs()};
+  return {.observation = env.reset(seed),
+          .reward = Array::zeros(DType::kFloat32, shape),
+          .terminated = Array::filled<bool>(shape, true),
+          .truncated = Array::zeros(DType::kBool, shape),
+          .episode_end = Array::zeros(DType::kBool, shape)};
+}
+
+void check_action(const ArrayNest& action, const Shape& prefix) {
+  nest::for_each(
+      [&](const Array& leaf) {
+        const bool fits = leaf.ndim() >= prefix.size() &&
+                          std::equal(prefix.begin(), prefix.end(), leaf.shape().begin());
+        if (fits) return;
+        throw std::invalid_argument("an action's shape must begin with " + to_string(prefix) +
+                                    ", got " + to_string(leaf.shape()));
+      },
+      action);
+}
+
+void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorStep* message) {
+  message->Clear();
+  codec::encode(step.observation, message->mutable_observation());
+  codec::encode(step.reward, message->mutable_reward());
+  codec::encode(step.terminated, message->mutable_terminated());
+  codec::encode(step.truncated, message->mutable_truncated());
+  codec::encode(step.episode_end, message->mutable_episode_end());
+  codec::encode(counters.steps(), message->mutable_episode_step());
+  codec::encode(counters.returns(), message->mutable_episode_return());
+  if (step.final_observation) {
+    codec::encode(*step.final_observation, message->mutable_final_observation());
+  }
+}
+
+// Whether shape is [1, 1] and then `rest`, or anything where the rest is unknown.
+bool is_prefixed(const Shape& shape, const Shape* rest) {
+  if (shape.size() < 2 || shape[0] != 1 || shape[1] != 1) return false;
+  return rest == nullptr || std::equal(shape.begin() + 2, shape.end(), rest->begin(), rest->end());
+}
+
+// Brings the actions of the original protocol, which come bare or with dimensions [1, 1] before
+// their own, to [1, ...]. The first one decides for all, see rpcenv.proto.
+class OriginalActions {
+ public:
+  explicit OriginalActions(std::optional<std::vector<Shape>> shapes) : shapes_(std::move(shapes)) {}
+
+  ArrayNest operator()(const ArrayNest& action) {
+    if (!prefixed_) prefixed_ = all_prefixed(nest::flatten(action));
+    if (!*prefixed_) return with_leading(action, 1);
+    check_action(action, {1, 1});
+    return without_leading(action, 1);
+  }
+
+ private:
+  bool all_prefixed(const std::vector<Array>& leaves) const {
+    if (shapes_ && shapes_->size() != leaves.size()) return false;
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      if (!is_prefixed(leaves[i].shape(), shapes_ ? &(*shapes_)[i] : nullptr)) return false;
+    }
+    return true;
+  }
+
+  const std::optional<std::vector<Shape>> shapes_;  // of one environment's action
+  std::optional<bool> prefixed_;
+};
+
+// One environment behind the original protocol: whole stacks, one `done`.
+class OriginalStream {
+ public:
+  explicit OriginalStream(Env& env)
+      : env_(env), actions_(env.action_shapes()), counters_(1), stack_(env.frame_stack()) {
+    if (env.num_envs() != 1) {
+      throw std::invalid_argument(
+          "the original protocol carries one environment a stream, this server steps " +
+          std::to_string(env.num_envs()) + " together; start it with one");
+    }
+  }
+
+  // The protocol brings no seed, and every stream needs its own.
+  void reset(rpcenv::Step* message) { fill(first_step(env_, std::random_device{}()), message); }
+
+  void step(const rpcenv::Action& action, rpcenv::Step* message) {
+    const EnvStep step = env_.step(actions_(codec::decode(action.nest_action())));
+    counters_.add(step);
+    fill(step, message);
+    counters_.restart(step);
+  }
+
+ private:
+  void fill(const EnvStep& step, rpcenv::Step* message) {
+    const bool done = step.terminated.as<bool>()[0] || step.truncated.as<bool>()[0];
+    const Array starts = Array::filled<bool>({1}, done);
+    message->Clear();
+    codec::encode(without_leading(stack_.push(step.observation, starts), 1),
+                  message->mutable_observation());
+    message->set_reward(step.reward.as<float>()[0]);
+    message->set_done(done);
+    message->set_episode_step(counters_.steps().as<std::int32_t>()[0]);
+    message->set_episode_return(counters_.returns().as<float>()[0]);
+  }
+
+  Env& env_;
+  OriginalActions actions_;
+  EpisodeCounters counters_;
+  FrameStack stack_;
+};
+
+template <typename Stream>
+void stream_original(Env& env, Stream* stream) {
+  OriginalStream original(env);
+  rpcenv::Step step;
+  original.reset(&step);
+  rpcenv::Action action;
+  while (stream->Write(step) && stream->Read(&action)) original.step(action, &step);
+}
+
+template <typename Stream>
+void stream_vector(const EnvFactory& factory, Stream* stream) {
+  rpcenv::VectorAction action;
+  if (!stream->Read(&action)) return;
+  const std::unique_ptr<Env> env = factory();
+  EpisodeCounters counters(env->num_envs());
+  rpcenv::VectorStep message;
+  fill(first_step(*env, action.seed()), counters, &message);
+  while (stream->Write(message) && stream->Read(&action)) {
+    const ArrayNest nest = codec::decode(action.nest_action());
+    check_action(nest, {env->num_envs()});
+    const EnvStep step = env->step(nest);
+    counters.add(step);
+    fill(step, counters, &message);
+    counters.restart(step);
+  }
+}
+
+}  // namespace
+
+class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
+ public:
+  Service(EnvFactory factory, EnvServerOptions options)
+      : factory_(std::move(factory)),
+        options_(std::move(options)),
+        description_(options_.description) {}
+
+ private:
+  grpc::Status StreamingEnv(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
+    return as_status([&] { stream_original(*factory_(), stream); });
+  }
+
+  grpc::Status StreamingVectorEnv(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
+    return as_status([&] { stream_vector(factory_, stream); });
+  }
+
+  grpc::Status Describe(grpc::ServerContext*, const rpcenv::DescribeRequest*,
+                        rpcenv::Description* message) override {
+    return as_status([&] { codec::encode(description(), message); });
+  }
+
+  EnvDescription description() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (!description_) description_ = describe_one();
+    return *description_;
+  }
+
+  // Holds the lock that only Describe takes: two learners that ask at once make one environment.
+  EnvDescription describe_one() const {
+    const std::unique_ptr<Env> env = factory_();
+    return {.env_id = options_.env_id,
+            .num_envs = env->num_envs(),
+            .num_streams = options_.num_streams,
+            .frame_stack = env->frame_stack(),
+            .observation = nest::map(
+                [](const Array& leaf) {
+                  return Array::spec(leaf.dtype(), {leaf.shape().begin() + 1, leaf.shape().end()});
+                },
+                narrow(env->reset(0), 0, 0, 1)),
+            .action_space = env->action_space()};
+  }
+
+  const EnvFactory factory_;
+  const EnvServerOptions options_;
+  Mutex mutex_;
+  std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
+};
+
+EnvServer::EnvServer(EnvFactory factory, std::string address, EnvServerOptions options)
+    : address_(std::move(address)), options_(std::move(options)), factory_(std::move(factory)) {}
+
+EnvServer::~EnvServer() = default;
+
+void EnvServer::run(const std::function<void()>& poll) {
+  begin();
+  try {
+    serve(poll);
+  } catch (...) {  // whatever ends the server, it is idle afterwards
+    set_state(State::kIdle);
+    throw;
+  }
+  set_state(State::kIdle);
+}
+
+void EnvServer::begin() {
+  MutexLock lock(mutex_);
+  if (state_ != State::kIdle) throw std::runtime_error("Server already running");
+  state_ = State::kStarting;
+  left_behind_ = false;
+}
+
+void EnvServer::serve(const std::function<void()>& poll) {
+  const UnixAddressClaim claim(address_);
+  auto service = std::make_shared<Service>(factory_, options_);
+  int port = 0;
+  grpc::ServerBuilder builder;
+  builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
+  builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder.AddListeningPort(address_, grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(service.get());
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr || port == 0 || !is_port_of(port, address_)) {
+    throw ConnectionError("cannot serve at " + address_ +
+                          ": the address is in use or cannot be bound");
+  }
+  set_state(State::kServing);
+  std::exception_ptr failure;
+  try {
+    wait_for_stop(poll);
+  } catch (...) {  // the server must be shut down before it goes
+    failure = std::current_exception();
+  }
+  shut_down(std::move(server), std::move(service));
+  if (failure) std::rethrow_exception(failure);
+}
+
+// gRPC waits for the threads that are in an environment without a limit. So a thread of its own
+// waits, which outlives this object where an environment hangs.
+void EnvServer::shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<Service> service) {
+  std::promise<void> ended;
+  std::future<void> end = ended.get_future();
+  std::thread thread([server = std::move(server), service = std::move(service),
+                      grace = options_.stop_grace, ended = std::move(ended)]() mutable {
+    server->Shutdown(std::chrono::system_clock::now() + grace);
+    server.reset();
+    service.reset();
+    ended.set_value();
+  });
+  if (end.wait_for(options_.stop_grace + options_.step_grace) == std::future_status::ready) {
+    thread.join();
+    return;
+  }
+  thread.detach();
+  MutexLock lock(mutex_);
+  left_behind_ = true;
+}
+
+void EnvServer::wait_for_stop(const std::function<void()>& poll) {
+  for (;;) {
+    {
+      MutexLock lock(mutex_);
+      if (!stop_requested_) state_changed_.wait_until(mutex_, Clock::now() + kPollInterval);
+      if (stop_requested_) return;
+    }
+    poll();
+  }
+}
+
+void EnvServer::stop() {
+  MutexLock lock(mutex_);
+  if (state_ == State::kIdle) throw std::runtime_error("Server not running");
+  stop_requested_ = true;
+  state_changed_.notify_all();
+  while (state_ != State::kIdle) state_changed_.wait(mutex_);
+  if (left_behind_) {
+    throw TimeoutError("environment server at " + address_ +
+                       ": an environment was still in a step " +
+                       std::to_string(options_.step_grace.count()) +
+                       " ms after stop(); its thread is left behind until the step returns");
+  }
+}
+
+void EnvServer::request_stop() {
+  MutexLock lock(mutex_);
+  stop_requested_ = true;
+  state_changed_.notify_all();
+}
+
+bool EnvServer::wait_until_serving(std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  MutexLock lock(mutex_);
+  while (state_ != State::kServing) {
+    if (!state_changed_.wait_until(mutex_, deadline) && Clock::now() >= deadline) break;
+  }
+  return state_ == State::kServing;
+}
+
+void EnvServer::set_state(State state) {
+  MutexLock lock(mutex_);
+  state_ = state;
+  if (state == State::kIdle) stop_requested_ = false;
+  state_changed_.notify_all();
+}
+
+}  // namespace torchbeast

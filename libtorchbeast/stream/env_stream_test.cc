@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The learner's end of a stream: what it makes of steps, what it refuses, how it ends.
+
+#include "libtorchbeast/stream/env_stream.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/testing/fake_env.h"
+#include "libtorchbeast/testing/servers.h"
+#include "libtorchbeast/testing/threads.h"
+#include "libtorchbeast/testing/values.h"
+
+namespace torchbeast {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::array_of;
+using testing::Background;
+using testing::fake_env;
+using testing::FakeGame;
+using testing::GameStep;
+using testing::Hanging;
+using testing::kPatience;
+using testing::message_of;
+using testing::Notification;
+using testing::RunningServer;
+using testing::Script;
+using testing::ScriptedServer;
+using testing::TestFolder;
+using testing::until;
+using testing::values_of;
+using testing::VectorCall;
+
+Array frame_of(const StreamStep& step) { return step.observation.as_map().at("frame").as_leaf(); }
+
+// The newest frame of each environment, which is the action that FakeGames take.
+ArrayNest echo(const StreamStep& step) {
+  const Array frame = frame_of(step);  // [1, E, k]
+  Array action(DType::kInt64, {1, frame.size(1)});
+  for (std::int64_t e = 0; e < frame.size(1); ++e) {
+    action.as<std::int64_t>()[e] = frame.as<std::int32_t>()[(e + 1) * frame.size(2) - 1];
+  }
+  return action;
+}
+
+// ---- Steps -----------------------------------------------------------------------------------
+
+TEST(EnvStreamTest, EveryStepIsWhatTheGamesPlayedAloneGive) {
+  constexpr int kEnvs = 3;
+  TestFolder folder;
+  RunningServer server(fake_env({.num_envs = kEnvs}), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  StreamStep step = stream.connect(1, kPatience);
+  EXPECT_EQ(stream.num_envs(), kEnvs);
+  EXPECT_EQ(values_of<bool>(step.done), (std::vector<bool>{true, true, true}));
+  EXPECT_EQ(values_of<bool>(step.episode_end), (std::vector<bool>{false, false, false}));
+
+  std::vector<FakeGame> games;
+  for (int e = 0; e < kEnvs; ++e) games.emplace_back(e);
+  std::vector<int> episode_steps(kEnvs);
+  std::vector<float> episode_returns(kEnvs);
+  int finals_seen = 0;
+  for (int t = 0; t < 40; ++t) {
+    step = stream.step(echo(step));
+    std::vector<std::int32_t> finals;
+    for (std::size_t e = 0; e < kEnvs; ++e) {
+      const GameStep game = games[e].step(games[e].observation());
+      EXPECT_EQ(frame_of(step).as<std::int32_t>()[e], game.observation);
+      EXPECT_EQ(step.reward.as<float>()[e], game.reward);
+      EXPECT_EQ(step.terminated.as<bool>()[e], game.terminated);
+      EXPECT_EQ(step.truncated.as<bool>()[e], game.truncated);
+      EXPECT_EQ(step.done.as<bool>()[e], game.terminated || game.truncated);
+      EXPECT_EQ(step.episode_end.as<bool>()[e], game.episode_end);
+      EXPECT_EQ(step.episode_step.as<std::int32_t>()[e], ++episode_steps[e]);
+      EXPECT_EQ(step.episode_return.as<float>()[e], episode_returns[e] += game.reward);
+      if (game.truncated) finals.push_back(game.last_observation);
+      if (game.episode_end) episode_steps[e] = 0, episode_returns[e] = 0;
+    }
+    ASSERT_EQ(step.final_observation.has_value(), !finals.empty());
+    if (finals.empty()) continue;
+    EXPECT_EQ(values_of<std::int32_t>(step.final_observation->as_map().at("frame").as_leaf()),
+              finals);
+    ++finals_seen;
+  }
+  EXPECT_GT(finals_seen, 3);
+  stream.close();
+}
+
+TEST(EnvStreamTest, StacksAreRebuiltAlsoForFinalObservations) {
+  TestFolder folder;
+  RunningServer server(fake_env({.frame_stack = 2}), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  StreamStep step = stream.connect(1, kPatience);
+  EXPECT_EQ(values_of<std::int32_t>(frame_of(step)), (std::vector<std::int32_t>{0, 0}));
+  for (int t = 0; t < 3; ++t) step = stream.step(echo(step));
+  EXPECT_EQ(values_of<std::int32_t>(frame_of(step)), (std::vector<std::int32_t>{1000, 1000}));
+  for (int t = 0; t < 3; ++t) step = stream.step(echo(step));
+  EXPECT_EQ(values_of<std::int32_t>(step.final_observation->as_map().at("frame").as_leaf()),
+            (std::vector<std::int32_t>{1002, 1003}));
+}
+
+TEST(EnvStreamTest, ClosingIsAnOrderlyEndForTheServer) {
+  TestFolder folder;
+  Notification gone;
+  RunningServer server(
+      fake_env({.on_destruction = [&] { gone.notify(); }}), folder.address(),
+      {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
+                                         {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
+  EnvStream stream(folder.address(), kPatience);
+  stream.connect(1, kPatience);
+  stream.close();
+  gone.wait();
+}
+
+// A server that knows the original protocol only: games of 2 steps, `done` first.
+grpc::Status original_game(testing::OriginalCall* stream) {
+  rpcenv::Action action;
+  for (std::int32_t t = 0;; ++t) {
+    rpcenv::Step step;
+    codec::encode(ArrayNest(array_of<std::int32_t>({1}, {t})), step.mutable_observation());
+    step.set_reward(t == 0 ? 0 : 0.5f);
+    step.set_done(t % 2 == 0);
+    step.set_episode_step(t == 0 ? 0 : 2 - t % 2);
+    step.set_episode_return(static_cast<float>(step.episode_step()) / 2);
+    if (!stream->Write(step) || !stream->Read(&action)) return grpc::Status::OK;
+    const Array leaf = codec::decode(action.nest_action()).as_leaf();
+    if (leaf.ndim() != 0 || leaf.as<std::int64_t>()[0] != t) {
+      return {grpc::StatusCode::INTERNAL, "the action did not come as it was sent"};
+    }
+  }
+}
+
+TEST(EnvStreamTest, AnOriginalServerIsPlayedToo) {
+  TestFolder folder;
+  ScriptedServer server({.original_stream = original_game}, folder.address());
+  EXPECT_EQ(describe_server(folder.address(), kPatience).protocol_version, 0);
+  EnvStream stream(folder.address(), kPatience);
+  StreamStep step = stream.connect(1, kPatience);
+  std::vector<bool> done, end;
+  std::vector<std::int32_t> steps;
+  for (std::int64_t t = 0; t < 4; ++t) {
+    EXPECT_EQ(step.observation.as_leaf().shape(), (Shape{1, 1, 1}));
+    EXPECT_EQ(step.observation.as_leaf().as<std::int32_t>()[0], t);
+    done.push_back(step.done.as<bool>()[0]);
+    end.push_back(step.episode_end.as<bool>()[0]);
+    steps.push_back(step.episode_step.as<std::int32_t>()[0]);
+    step = stream.step(ArrayNest(array_of<std::int64_t>({1, 1}, {t})));
+  }
+  EXPECT_EQ(done, (std::vector<bool>{true, false, true, false}));
+  EXPECT_EQ(end, (std::vector<bool>{false, false, true, false}))
+      << "the first step ends no episode";
+  EXPECT_EQ(steps, (std::vector<std::int32_t>{0, 1, 2, 1}));
+  stream.close();
+}
+
+// ---- What a server may not send --------------------------------------------------------------
+
+rpcenv::Description sound_description() {
+  rpcenv::Description message;
+  message.set_protocol_version(1);
+  message.set_num_envs(2);
+  message.set_num_streams(1);
+  message.set_frame_stack(1);
+  codec::encode_spec(ArrayNest(Array::spec(DType::kInt32, {1})), message.mutable_observation());
+  return message;
+}
+
+rpcenv::VectorStep sound_step() {
+  rpcenv::VectorStep step;
+  codec::encode(ArrayNest(Array::zeros(DType::kInt32, {2, 1})), step.mutable_observation());
+  codec::encode(Array::zeros(DType::kFloat32, {2}), step.mutable_reward());
+  codec::encode(Array::zeros(DType::kBool, {2}), step.mutable_terminated());
+  codec::encode(Array::zeros(DType::kBool, {2}), step.mutable_truncated());
+  codec::encode(Array::zeros(DType::kBool, {2}), step.mutable_episode_end());
+  codec::encode(Array::zeros(DType::kInt32, {2}), step.mutable_episode_step());
+  codec::encode(Array::zeros(DType::kFloat32, {2}), step.mutable_episode_return());
+  return step;
+}
+
+Script script_of(const rpcenv::Description& description,
+                 std::function<grpc::Status(VectorCall*)> stream = {}) {
+  return {.describe =
+              [description](rpcenv::Description* message) {
+                *message = description;
+                return grpc::Status::OK;
+              },
+          .vector_stream = std::move(stream)};
+}
+
+// Sends one step, then waits for the end.
+Script sends(const rpcenv::VectorStep& step) {
+  return script_of(sound_description(), [step](VectorCall* stream) {
+    rpcenv::VectorAction action;
+    stream->Read(&action);
+    stream->Write(step);
+    stream->Read(&action);
+    return grpc::Status::OK;
+  });
+}
+
+// What connect() says to a server, without "environment server at ADDRESS: ".
+template <typename Expected = std::invalid_argument>
+std::string connect_error(Script script) {
+  TestFolder folder;
+  ScriptedServer server(std::move(script), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  const std::string message = message_of<Expected>([&] { stream.connect(1, kPatience); });
+  const std::string origin = "environment server at " + folder.address() + ": ";
+  EXPECT_TRUE(message.starts_with(origin)) << message;
+  return message.substr(std::min(origin.size(), message.size()));
+}
+
+std::string changed_description(const std::function<void(rpcenv::Description*)>& change) {
+  rpcenv::Description description = sound_description();
+  change(&description);
+  return connect_error(script_of(description));
+}
+
+std::string changed_step(const std::function<void(rpcenv::VectorStep*)>& change) {
+  rpcenv::VectorStep step = sound_step();
+  change(&step);
+  return connect_error(sends(step));
+}
+
+TEST(EnvStreamTest, ASoundScriptIsAccepted) {
+  TestFolder folder;
+  ScriptedServer server(sends(sound_step()), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  EXPECT_EQ(stream.connect(1, kPatience).reward.shape(), (Shape{1, 2}));
+  stream.close();
+}
+
+TEST(EnvStreamTest, DescriptionsThatMakeNoSenseAreRefused) {
+  EXPECT_EQ(changed_description([](auto* message) { message->set_protocol_version(2); }),
+            "it speaks protocol version 2, expected 1");
+  EXPECT_EQ(changed_description([](auto* message) { message->set_num_envs(0); }),
+            "the number of environments of a stream must lie between 1 and 65536, got 0");
+  EXPECT_EQ(changed_description([](auto* message) { message->set_num_envs(1 << 30); }),
+            "the number of environments of a stream must lie between 1 and 65536, got 1073741824");
+  EXPECT_EQ(changed_description([](auto* message) { message->set_num_streams(-1); }),
+            "the number of streams must lie between 1 and 65536, got -1");
+  EXPECT_EQ(changed_description([](auto* message) { message->set_frame_stack(257); }),
+            "the number of frames in a stack must lie between 1 and 256, got 257");
+  EXPECT_EQ(changed_description([](auto* message) { message->clear_observation(); }),
+            "expected an array, a vector or a map of arrays, got none of them");
+}
+
+TEST(EnvStreamTest, ObservationsUnlikeTheDescriptionAreRefusedWithBothSides) {
+  EXPECT_EQ(changed_step([](auto* step) {
+              codec::encode(Array::zeros(DType::kInt32, {2, 3}),
+                            step->mutable_observation()->mutable_array());
+            }),
+            "observation of a step: expected int32[2, 1] at the root as before, got int32[2, 3]");
+  EXPECT_EQ(changed_step([](auto* step) {
+              codec::encode(Array::zeros(DType::kFloat32, {2, 1}),
+                            step->mutable_observation()->mutable_array());
+            }),
+            "observation of a step: expected int32[2, 1] at the root as before, got "
+            "float32[2, 1]");
+}
+
+TEST(EnvStreamTest, AMissingOrMisshapenArrayOfAStepIsRefusedByName) {
+  EXPECT_NE(changed_step([](auto* step) { step->clear_reward(); }).find("needs 1 bytes, got 0"),
+            std::string::npos);
+  EXPECT_EQ(changed_step([](auto* step) {
+              codec::encode(Array::zeros(DType::kFloat32, {3}), step->mutable_reward());
+            }),
+            "reward of a step: expected float32[2], got float32[3]");
+  EXPECT_EQ(changed_step([](auto* step) {
+              codec::encode(Array::zeros(DType::kUInt8, {2}), step->mutable_terminated());
+            }),
+            "terminated of a step: expected bool[2], got uint8[2]");
+  EXPECT_EQ(changed_step([](auto* step) {
+              codec::encode(Array::zeros(DType::kInt64, {2}), step->mutable_episode_step());
+            }),
+            "episode_step of a step: expected int32[2], got int64[2]");
+}
+
+TEST(EnvStreamTest, RewardsThatAreNoNumbersAreRefused) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const auto& [value, text] :
+       {std::pair{std::nanf(""), "nan"}, {infinity, "inf"}, {-infinity, "-inf"}}) {
+    EXPECT_EQ(changed_step([value = value](auto* step) {
+                codec::encode(array_of<float>({2}, {0, value}), step->mutable_reward());
+              }),
+              std::string("reward of environment 1 must be a finite number, got ") + text);
+  }
+}
+
+TEST(EnvStreamTest, FinalObservationsMustMatchTheTruncations) {
+  const auto truncate = [](rpcenv::VectorStep* step) {
+    codec::encode(array_of<bool>({2}, {true, false}), step->mutable_truncated());
+  };
+  EXPECT_EQ(changed_step(truncate),
+            "1 environments were truncated, but the step carries no final observation");
+  EXPECT_EQ(changed_step([&](auto* step) {
+              truncate(step);
+              codec::encode(Array::zeros(DType::kInt32, {2, 1}),
+                            step->mutable_final_observation()->mutable_array());
+            }),
+            "final observation of a step: expected int32[1, 1] at the root as before, got "
+            "int32[2, 1]");
+}
+
+TEST(EnvStreamTest, AFirstStepThatIsTruncatedCannotBeStacked) {
+  rpcenv::Description description = sound_description();
+  description.set_frame_stack(2);
+  rpcenv::VectorStep step = sound_step();
+  codec::encode(array_of<bool>({2}, {true, false}), step.mutable_truncated());
+  codec::encode(Array::zeros(DType::kInt32, {1, 1}),
+                step.mutable_final_observation()->mutable_array());
+  Script script = sends(step);
+  script.describe = script_of(description).describe;
+  EXPECT_EQ(connect_error(script),
+            "a final observation came before the first observation of its episode");
+}
+
+TEST(EnvStreamTest, AServersStatusDecidesTheException) {
+  const auto ends_with = [](grpc::StatusCode code) {
+    return script_of(sound_description(),
+                     [code](VectorCall*) { return grpc::Status(code, "the reason"); });
+  };
+  EXPECT_EQ(connect_error<EnvironmentFailure>(ends_with(grpc::StatusCode::INTERNAL)), "the reason");
+  EXPECT_EQ(connect_error<std::invalid_argument>(ends_with(grpc::StatusCode::INVALID_ARGUMENT)),
+            "the reason");
+  EXPECT_EQ(connect_error<LostStream>(ends_with(grpc::StatusCode::UNAVAILABLE)),
+            "connection lost (the reason)");
+  EXPECT_EQ(connect_error<LostStream>(
+                script_of(sound_description(), [](VectorCall*) { return grpc::Status::OK; })),
+            "it ended the stream");
+}
+
+TEST(EnvStreamTest, AServerThatSaysMoreThanItShouldAndEndsHoldsNobodyUp) {
+  TestFolder folder;
+  ScriptedServer server(script_of(sound_description(),
+                                  [](VectorCall* stream) {
+                                    for (int i = 0; i < 50; ++i) stream->Write(sound_step());
+                                    return grpc::Status(grpc::StatusCode::INTERNAL, "over");
+                                  }),
+                        folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  const ArrayNest action(Array::zeros(DType::kInt64, {1, 2}));
+  EXPECT_NE(message_of<EnvironmentFailure>([&] {
+              stream.connect(1, kPatience);
+              for (int i = 0; i < 60; ++i) stream.step(action);
+            }).find("over"),
+            std::string::npos);
+}
+
+TEST(EnvStreamTest, AnEnvironmentsExceptionArrivesWithItsTextAndTheAddress) {
+  TestFolder folder;
+  RunningServer server(
+      fake_env({.on_step = [](int) { throw EnvironmentFailure("Traceback: ouch"); }}),
+      folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
+  EXPECT_EQ(message_of<EnvironmentFailure>([&] { stream.step(echo(first)); }),
+            "environment server at " + folder.address() + ": Traceback: ouch");
+}
+
+TEST(EnvStreamTest, AnEnvironmentThatCannotBeMadeIsAFailureOfTheEnvironment) {
+  TestFolder folder;
+  RunningServer server(
+      []() -> std::unique_ptr<Env> { throw EnvironmentFailure("no module named x"); },
+      folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  EXPECT_EQ(message_of<EnvironmentFailure>([&] { stream.connect(1, kPatience); }),
+            "environment server at " + folder.address() + ": no module named x");
+}
+
+// ---- Endings, each while something waits -----------------------------------------------------
+
+TEST(EnvStreamTest, AServerThatIsNotThereIsALostStreamThatNamesTheAddress) {
+  TestFolder folder;
+  EnvStream stream(folder.address(), kPatience);
+  EXPECT_EQ(message_of<LostStream>([&] { stream.connect(1, 50ms); }),
+            "no environment server answers at " + folder.address() +
+                " within 50 ms; start one there, or name the address of one that runs");
+  EXPECT_TRUE(message_of<TimeoutError>([&] {
+                describe_server(folder.address(), 50ms);
+              }).starts_with("no environment server answers at "));
+}
+
+TEST(EnvStreamTest, AServerThatStartsALittleLaterIsFound) {
+  TestFolder folder;
+  EnvStream stream(folder.address(), kPatience);
+  Background<StreamStep> learner([&] { return stream.connect(1, kPatience); });
+  RunningServer server(fake_env(), folder.address());
+  EXPECT_EQ(learner.get().reward.shape(), (Shape{1, 1}));
+}
+
+TEST(EnvStreamTest, CancelEndsTheWaitForAServerThatIsNotThere) {
+  TestFolder folder;
+  EnvStream stream(folder.address(), kPatience);
+  Background<std::string> learner(
+      [&] { return message_of<StreamCancelled>([&] { stream.connect(1, kPatience); }); });
+  stream.cancel();
+  EXPECT_EQ(learner.get(), "the stream from " + folder.address() + " was cancelled");
+}
+
+TEST(EnvStreamTest, CancelEndsTheWaitForADescription) {
+  TestFolder folder;
+  Hanging hanging;
+  ScriptedServer server({.describe =
+                             [&](rpcenv::Description*) {
+                               hanging.here();
+                               return grpc::Status::OK;
+                             }},
+                        folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  Background<std::string> learner(
+      [&] { return message_of<StreamCancelled>([&] { stream.connect(1, kPatience); }); });
+  hanging.reached.wait();
+  stream.cancel();
+  EXPECT_EQ(learner.get(), "the stream from " + folder.address() + " was cancelled");
+  hanging.go_on.notify();
+}
+
+TEST(EnvStreamTest, CancelEndsTheWaitForAStep) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
+  Background<std::string> learner(
+      [&] { return message_of<StreamCancelled>([&] { stream.step(echo(first)); }); });
+  hanging.reached.wait();
+  stream.cancel();
+  EXPECT_EQ(learner.get(), "the stream from " + folder.address() + " was cancelled");
+  hanging.go_on.notify();
+}
+
+TEST(EnvStreamTest, AStreamMayBeCancelledBeforeItBegins) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  stream.cancel();
+  EXPECT_THROW(stream.connect(1, kPatience), StreamCancelled);
+}
+
+TEST(EnvStreamTest, AStepThatTakesTooLongIsATimeoutOnceSomebodyLooks) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(
+      fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(),
+      {.description = EnvDescription{.observation = ArrayNest(ArrayNest::Map{
+                                         {"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}})}});
+  EnvStream stream(folder.address(), 100ms);
+  const StreamStep first = stream.connect(1, kPatience);
+  stream.cancel_if_overdue();  // nothing is waited for
+  Background<std::string> learner(
+      [&] { return message_of<TimeoutError>([&] { stream.step(echo(first)); }); });
+  hanging.reached.wait();
+  Notification over;
+  Background<void> watcher([&] {
+    until([&] {
+      stream.cancel_if_overdue();
+      return over.happened();
+    });
+  });
+  EXPECT_EQ(learner.get(),
+            "environment server at " + folder.address() + " sent no step within 100 ms");
+  over.notify();
+  watcher.get();
+  hanging.go_on.notify();
+}
+
+TEST(EnvStreamTest, AServerThatStopsMeanwhileIsALostStream) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(),
+                       {.stop_grace = 1ms});
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
+  Background<std::string> learner(
+      [&] { return message_of<LostStream>([&] { stream.step(echo(first)); }); });
+  hanging.reached.wait();
+  Background<void> stopping([&] { server.stop(); });
+  EXPECT_TRUE(learner.get().starts_with("environment server at " + folder.address() + ": "));
+  hanging.go_on.notify();
+  stopping.get();
+}
+
+TEST(EnvStreamTest, AServerThatStoppedWhileNobodyWaitedIsALostStream) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep first = stream.connect(1, kPatience);
+  server.stop();
+  EXPECT_THROW(stream.step(echo(first)), LostStream);
+}
+
+}  // namespace
+}  // namespace torchbeast
