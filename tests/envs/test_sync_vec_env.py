@@ -147,7 +147,10 @@ X, Y = np.zeros((2, 3), np.float32), 1
         ({"x": X, "y": np.uint64(1)}, r"\['y'\]: expected int64 .* got uint64"),
         ({"x": X, "y": 1.0}, r"\['y'\]: expected int64 .* got float64"),
         ({"x": X, "y": (1,)}, r"\['y'\]: expected int64 .* got a tuple of length 1"),
-        ({"x": X}, r": expected a dict with the keys \['x', 'y'\] as at first, got .* \['x'\]"),
+        (
+            {"x": X},
+            r": expected a dict with the keys \['x', 'y'\] as in the first .*, got .* \['x'\]",
+        ),
         ({"x": X, "y": Y, "z": 1}, r": .* got a dict with the keys \['x', 'y', 'z'\]"),
         (X, r": expected a dict .* got float32 of shape \(2, 3\)"),
         ((X, Y), r": expected a dict .* got a tuple of length 2"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is learnt, and from what: formulas, networks, algorithms, storages, environments.
+"""The machine learning: formulas, networks, algorithms, storages and environment protocols.
 
 Importing this package imports neither torch nor numpy: environment servers use
 `torchbeast.core.envs` without torch.

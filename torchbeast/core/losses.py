@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three losses of an actor-critic, and the clipping of rewards.
+"""The three losses of an actor-critic, and reward clipping.
 
-Every loss is summed over time and batch by default, as in IMPALA; "mean" decouples the learning
-rate from T * B.
+T is time, B is batch. By default every loss is summed over both, as in IMPALA; reduction "mean"
+makes the learning rate independent of T * B. Losses are scalars.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ RewardClipping = Literal["abs_one", "none"]
 def policy_gradient_loss(
     action_log_probs: Tensor, advantages: Tensor, reduction: Reduction = "sum"
 ) -> Tensor:
-    """-log pi(a) * advantage; [T, B] each. No gradient flows into the advantages."""
+    """Returns -log pi(a) * advantage, reduced to a scalar.
+
+    action_log_probs, advantages: [T, B]. No gradient flows into the advantages.
+    """
     return _reduce(-action_log_probs * advantages.detach(), reduction)
 
 
 def baseline_loss(errors: Tensor, reduction: Reduction = "sum") -> Tensor:
-    """0.5 * (vs - V)^2 of the value errors [T, B]."""
+    """Returns 0.5 * (vs - V)^2, reduced to a scalar; errors: vs - V [T, B]."""
     return 0.5 * _reduce(errors.square(), reduction)
 
 
 def entropy_loss(entropies: Tensor, reduction: Reduction = "sum") -> Tensor:
-    """sum pi log pi, the negative entropy; entropies [T, B]."""
+    """Returns the negative entropy, reduced to a scalar; entropies: [T, B], in nats."""
     return -_reduce(entropies, reduction)
 
 
 def clip_rewards(rewards: Tensor, clipping: RewardClipping) -> Tensor:
-    """The rewards the losses see: in [-1, 1] for "abs_one", as they are for "none"."""
+    """Returns rewards of any shape clipped to [-1, 1] ("abs_one") or unchanged ("none")."""
     return rewards.clamp(-1.0, 1.0) if clipping == "abs_one" else rewards
 
 

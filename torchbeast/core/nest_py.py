@@ -17,7 +17,10 @@ Nest: TypeAlias = T | tuple["Nest[T]", ...] | dict[str, "Nest[T]"]
 
 
 def map_leaves(f: Callable[[Any], Any], nest: Any) -> Any:
-    """The same structure with f(leaf) in place of every leaf."""
+    """Returns the nest with f(leaf) in place of every leaf.
+
+    Raises TypeError when a map has a key that is not a string.
+    """
     if isinstance(nest, (tuple, list)):
         return tuple(map_leaves(f, entry) for entry in nest)
     if isinstance(nest, dict):
@@ -26,17 +29,23 @@ def map_leaves(f: Callable[[Any], Any], nest: Any) -> Any:
 
 
 def map_leaves2(f: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """The structure of a and b with f(leaf of a, leaf of b); ValueError where they differ."""
+    """Returns a nest like a and b with f(leaf of a, leaf of b) in place of every pair of leaves.
+
+    Raises ValueError, naming the place, when the structures of a and b differ.
+    """
     return _map2(f, a, b, "")
 
 
 def flatten(nest: Any) -> list[Any]:
-    """The leaves of the nest, in order."""
+    """Returns the leaves of the nest in traversal order."""
     return list(_leaves(nest))
 
 
 def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
-    """The structure of the nest with the given leaves; ValueError unless as many are given."""
+    """Returns a nest like `nest` whose leaves are `leaves`, in traversal order.
+
+    Raises ValueError unless there are exactly as many leaves as the nest has.
+    """
     count = len(flatten(nest))
     if len(leaves) != count:
         few, many = "Too few elements in sequence", "Nest didn't exhaust sequence"
@@ -47,7 +56,10 @@ def pack_as(nest: Any, leaves: Sequence[Any]) -> Any:
 
 
 def sorted_keys(nest: dict[str, Any]) -> list[str]:
-    """The keys of a map in traversal order; TypeError when one is not a string."""
+    """Returns the keys of a map in traversal order.
+
+    Raises TypeError when a key is not a string.
+    """
     for key in nest:
         if not isinstance(key, str):
             kind = type(key).__name__

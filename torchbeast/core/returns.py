@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One recursion for every return: Monte Carlo, n-step, GAE, V-trace, with or without a mask.
+"""The one recursion behind Monte Carlo returns, n-step returns, GAE and V-trace.
 
     delta_t = rho_t * (r_t + gamma_t * V_{t+1} - V_t)
     acc_t   = m_t * (delta_t + gamma_t * lambda * c_t * acc_{t+1})         backwards, acc_T = 0
     vs_t    = V_t + acc_t
 
 T is time, B is batch. Entry t of every [T, B] argument belongs to step t; V_T is the bootstrap
-value. With rho = c = 1 the result is the lambda-return: the discounted return for lambda = 1, GAE's
-target (`vs - V` is its advantage) below. Espeholt et al. 2018 (arXiv 1802.01561), Schulman et al.
-2016 (arXiv 1506.02438), Schmitt et al. 2019 (arXiv 1909.11583).
+value; m is an optional mask. With rho = c = 1 the result is the lambda-return: the discounted
+return for lambda = 1, and for smaller lambda the value target of GAE, whose advantage is `vs - V`.
+Espeholt et al. 2018 (arXiv 1802.01561), Schulman et al. 2016 (arXiv 1506.02438), Schmitt et al.
+2019 (arXiv 1909.11583).
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ def value_targets(
     mask: Tensor | None = None,
     lambda_: float = 1.0,
 ) -> Tensor:
-    """The targets vs [T, B] of the recursion above, in float32, without a graph.
+    """Returns the value targets vs [T, B] of the recursion above, in float32, without a graph.
 
-    rewards: [T, B] r. Where an episode was truncated: r plus the discounted value of its final
-    observation.
+    rewards: [T, B] r; where an episode was truncated, plus the discounted value of its final
+        observation.
     values: [T, B] V.
     bootstrap_value: [B] V_T.
     discounts: [T, B] gamma, and 0 where the episode ended.
-    rhos, cs: [T, B] clipped importance weights of the value error and of the trace; None: 1.
-    mask: [T, B] m, bool or 0/1: where it is 0 the target is V itself and the multi-step return
-    stops; None: 1.
+    rhos: [T, B] clipped importance weights of the value error; None: all 1.
+    cs: [T, B] clipped importance weights of the trace; None: all 1.
+    mask: [T, B] m, bool or 0/1. Where it is 0, the target is V and the multi-step return is cut;
+        None: all 1.
+    lambda_: decay of the trace, in [0, 1].
 
-    Trailing dimensions beyond [T, B] broadcast.
+    Trailing dimensions beyond [T, B] broadcast. Raises ValueError when shapes do not match.
     """
     optional = {"rhos": rhos, "cs": cs, "mask": mask}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
@@ -58,12 +61,12 @@ def value_targets(
 
 
 def next_values(values: Tensor, bootstrap_value: Tensor) -> Tensor:
-    """[T, B] V_{t+1}: the values moved one step ahead, the bootstrap value last."""
+    """Returns V_{t+1} [T, B] from values [T, B] and bootstrap_value [B], which comes last."""
     return torch.cat([values[1:], bootstrap_value.float().unsqueeze(0)])
 
 
 def _accumulate(deltas: Tensor, decays: Tensor) -> Tensor:
-    """acc_t = delta_t + decay_t * acc_{t+1}, acc_T = 0; [T, B]."""
+    """Returns acc [T, B] with acc_t = delta_t + decay_t * acc_{t+1} and acc_T = 0."""
     steps = list(zip(deltas.unbind(), decays.unbind(), strict=True))
     acc = torch.zeros_like(deltas[0])
     accs = []
@@ -74,7 +77,11 @@ def _accumulate(deltas: Tensor, decays: Tensor) -> Tensor:
 
 
 def check_shapes(values: Tensor, bootstrap_value: Tensor, **others: Tensor) -> None:
-    """ValueError unless all are [T, B, ...] of one rank, T > 0, and bootstrap_value is [B, ...]."""
+    """Raises ValueError on shapes that do not match.
+
+    values: [T, B, ...] with T > 0. bootstrap_value: [B, ...]. others: [T, B, ...], of the rank of
+    values; dimensions beyond time and batch may be 1.
+    """
     if values.dim() == 0 or not len(values):
         raise ValueError(f"values needs at least one step, got shape {list(values.shape)}")
     if bootstrap_value.shape != values.shape[1:]:

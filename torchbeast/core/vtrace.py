@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V-trace: returns of one policy (the target, pi) from steps of another (the behaviour, mu).
+"""V-trace: off-policy value targets for a policy pi from steps of a behaviour policy mu.
 
     vs_t = V_t + sum_{s >= t} gamma^(s-t) (prod_{i=t}^{s-1} c_i) rho_s (r_s + gamma V_{s+1} - V_s)
     rho_t = min(rho_bar, pi(a_t) / mu(a_t)),   c_t = min(1, pi(a_t) / mu(a_t))
 
 Espeholt et al. 2018, "IMPALA" (arXiv 1802.01561), equation 1. T is time, B is batch; entry t of
 every [T, B] argument belongs to step t. Only the ratio of the two policies matters, so
-log-probabilities of any distribution go in. Everything is computed in float32 without a graph,
-whatever the precision of the networks.
+log-probabilities of any distribution can be used. Everything is computed in float32 and without a
+gradient graph, whatever the precision of the networks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from torchbeast.core import returns
 
-# A clip of the importance weights; None leaves them unclipped.
+# An upper limit of the importance weights; None leaves them unclipped.
 Threshold: TypeAlias = float | Tensor | None
 
 
 class VTraceReturns(NamedTuple):
-    """What a policy gradient and a value loss need of V-trace."""
+    """V-trace's inputs to the value loss and to the policy gradient."""
 
-    vs: Tensor  # [T, B] targets of the values
+    vs: Tensor  # [T, B] value targets
     pg_advantages: Tensor  # [T, B] advantages of the actions taken
 
 
 class VTraceFromLogitsReturns(NamedTuple):
-    """V-trace and the log-probabilities it was computed from."""
+    """V-trace's results and the log-probabilities they were computed from."""
 
     vs: Tensor  # [T, B]
     pg_advantages: Tensor  # [T, B]
@@ -41,7 +41,11 @@ class VTraceFromLogitsReturns(NamedTuple):
 
 
 def action_log_probs(policy_logits: Tensor, actions: Tensor) -> Tensor:
-    """log pi(a) [T, B] of categorical policy_logits [T, B, num_actions] and actions [T, B]."""
+    """Returns log pi(a) [T, B] of a categorical policy.
+
+    policy_logits: [T, B, num_actions] float.
+    actions: [T, B] integers in 0, ..., num_actions - 1.
+    """
     log_probs = torch.log_softmax(policy_logits, dim=-1)
     return log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
@@ -58,11 +62,11 @@ def from_logits(
     clip_rho_threshold: Threshold = 1.0,
     clip_pg_rho_threshold: Threshold = 1.0,
 ) -> VTraceFromLogitsReturns:
-    """V-trace of categorical policies.
+    """Computes V-trace for categorical policies; see `from_importance_weights`.
 
-    behavior_policy_logits, target_policy_logits: [T, B, num_actions] of mu and pi.
+    behavior_policy_logits, target_policy_logits: [T, B, num_actions] logits of mu and of pi.
     actions: [T, B] integers.
-    The other arguments are those of `from_importance_weights`.
+    The other arguments, results and errors are those of `from_importance_weights`.
     """
     target_log_probs = action_log_probs(target_policy_logits.float(), actions)
     behavior_log_probs = action_log_probs(behavior_policy_logits.float(), actions)
@@ -91,16 +95,18 @@ def from_importance_weights(
     clip_rho_threshold: Threshold = 1.0,
     clip_pg_rho_threshold: Threshold = 1.0,
 ) -> VTraceReturns:
-    """V-trace of any policies.
+    """Computes V-trace for any pair of policies.
 
     log_rhos: [T, B] log(pi(a) / mu(a)).
     discounts: [T, B] gamma, and 0 where the episode ended.
-    rewards: [T, B]. Where an episode was truncated: plus the discounted value of its final
-    observation.
-    values: [T, B] V, the target policy's.
+    rewards: [T, B]; where an episode was truncated, plus the discounted value of its final
+        observation.
+    values: [T, B] V under the target policy.
     bootstrap_value: [B] V_T.
-    clip_rho_threshold: rho^bar, of the value error. clip_pg_rho_threshold: the same, of the policy
-    gradient.
+    clip_rho_threshold: rho^bar, the limit of the weights of the value error; None: no limit.
+    clip_pg_rho_threshold: the limit of the weights of the policy gradient; None: no limit.
+
+    Returns targets and advantages [T, B]. Raises ValueError when shapes do not match.
     """
     returns.check_shapes(
         values, bootstrap_value, log_rhos=log_rhos, discounts=discounts, rewards=rewards

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A convolution with a stride, computed as one without.
+"""A strided convolution, computed as an unstrided one over blocks of pixels.
 
     image, 1 channel      blocks, 4 channels
      a b | c d
@@ -8,9 +8,9 @@
      i j | k l             ijmn  klop
      m n | o p
 
-The products are the same, and more of them lie side by side: the second convolution of AtariNet
-takes two thirds of the time on a CPU with AVX-512, forward and backward. To move the pixels costs a
-fifth of what that saves; with the few channels of a frame it costs all of it.
+The products are the same, but more of them are adjacent in memory: on a CPU with AVX-512 the second
+convolution of AtariNet takes two thirds of the time, forward and backward. Moving the pixels costs
+a fifth of what that saves; with the few channels of a frame it would cost all of it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from torch.nn import functional as F
 
 
 class BlockConv2d(nn.Conv2d):
-    """nn.Conv2d without padding, whose stride divides its filter. Weights, their names and results
-    are those of nn.Conv2d, but for last digits. On other devices than the CPU it is nn.Conv2d.
+    """An nn.Conv2d without padding, whose stride divides its kernel size.
+
+    Weights and their names are those of nn.Conv2d; results agree up to rounding. On devices other
+    than the CPU it computes exactly as nn.Conv2d does.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int) -> None:
@@ -33,7 +35,7 @@ class BlockConv2d(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size, stride)
 
     def forward(self, input: Tensor) -> Tensor:
-        """[N, in_channels, H, W] to [N, out_channels, (H - kernel_size) // stride + 1, ...]."""
+        """Maps [N, C, H, W] to [N, out_channels, (H - kernel_size) // stride + 1, ...]."""
         if input.device.type != "cpu":
             return super().forward(input)
         stride = self.stride[0]
@@ -42,7 +44,10 @@ class BlockConv2d(nn.Conv2d):
 
 
 def blocks_of(images: Tensor, size: int) -> Tensor:
-    """[N, C, H, W] to [N, size * size * C, H / size, W / size], channels last in memory."""
+    """Rearranges [N, C, H, W] to [N, size * size * C, H / size, W / size], channels last in memory.
+
+    H and W must be multiples of size.
+    """
     n, channels, height, width = images.shape
     rows, columns = height // size, width // size
     pixels = images.permute(0, 2, 3, 1).reshape(n, rows, size, columns, size, channels)
@@ -51,6 +56,6 @@ def blocks_of(images: Tensor, size: int) -> Tensor:
 
 
 def _whole_blocks(images: Tensor, size: int) -> Tensor:
-    """Without the last rows and columns, which no filter reaches."""
+    """Cuts off the last rows and columns, which no filter covers."""
     height, width = (side - side % size for side in images.shape[2:])
     return images[:, :, :height, :width]

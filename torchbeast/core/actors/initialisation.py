@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights at the start: orthogonal (Saxe et al. 2014, arXiv 1312.6120), scaled for ReLU.
+"""Orthogonal initialisation of weights (Saxe et al. 2014, arXiv 1312.6120), scaled for ReLU.
 
-A game's frames are nearly the same all the time: a ball is a few pixels of 7,000. PyTorch's own
-start makes every layer's output smaller than its input, so that after four of them next to nothing
-is left of the ball, while what never changes pulls all units the same way, until none responds.
+The frames of a game are nearly constant: a ball is a few pixels of 7,000. With PyTorch's default
+initialisation every layer's output is smaller than its input, so that after four layers almost
+nothing is left of the ball, while the constant background pushes all units in the same direction,
+until none responds.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from collections.abc import Iterable
 
 from torch import nn
 
-RELU_GAIN = math.sqrt(2.0)  # ReLU halves the mean square
-POLICY_GAIN = 0.01  # every action is about as likely as any other
+RELU_GAIN = math.sqrt(2.0)  # makes up for ReLU, which halves the mean square
+POLICY_GAIN = 0.01  # makes all actions about equally likely
 BASELINE_GAIN = 1.0
 
 
 def orthogonal_(layers: Iterable[nn.Conv2d | nn.Linear], gain: float = RELU_GAIN) -> None:
-    """Weights in place: rows (or columns, if those are fewer) of length `gain` at right angles;
-    a filter is a row. Biases are 0.
+    """Initialises layers in place: orthogonal weights scaled by `gain`, biases 0.
+
+    Rows, or columns where those are fewer, are orthogonal and of length `gain`; a convolution's
+    filter is a row.
     """
     for layer in layers:
         nn.init.orthogonal_(layer.weight, gain)

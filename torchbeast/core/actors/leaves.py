@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which torso a leaf of an observation gets: by what it is, not by its rank.
+"""Choice of the torso for each leaf of an observation, by the kind of data it holds.
 
-docs/observations.md has the rules in words. They go by what the environment's space says; where it
-says nothing, by dtype and shape. Nothing depends on a value that was seen.
+The rules are in docs/observations.md. They use the bounds and categories that the environment's
+space declares, and dtype and shape where it declares none. They never depend on observed values.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torchbeast.core.actors.running_norm import RunningNorm
 from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, Torso, VectorTorso, is_image
 from torchbeast.core.envs.spaces import ArraySpec
 
-VECTOR_SIZE = 128  # features of a leaf that is neither image nor map
-FLAT_IMAGE_MINIMUM = 64  # bytes of two dimensions: below this they are a terminal or a map
-ONE_HOT_MAXIMUM = 1024  # ones and zeros
-NAMES_MAXIMUM = 2**16  # different values of integers that are taken for names
-EMBEDDED_MAXIMUM = 2**14  # entries that have a vector each
-KNOWN_SCALE = 100.0  # bounds up to this are as they should be for a network
+VECTOR_SIZE = 128  # features of a leaf that is neither an image nor a map
+FLAT_IMAGE_MINIMUM = 64  # pixels a side; smaller uint8 leaves of rank 2 are terminals or maps
+ONE_HOT_MAXIMUM = 1024  # entries of all one-hot vectors of a leaf
+NAMES_MAXIMUM = 2**16  # distinct values of integers that are treated as names
+EMBEDDED_MAXIMUM = 2**14  # entries that get an embedding each
+KNOWN_SCALE = 100.0  # numbers with bounds up to this need no normalisation
 
 
 class Kind(Enum):
-    """What a leaf is, in the words that a run begins with."""
+    """The kind of data in a leaf; the values are the words that a run prints at its start."""
 
     IMAGE = "image"
     ONE_HOT = "one-hot"
@@ -44,7 +44,7 @@ class Kind(Enum):
 
 
 def kind_of(spec: ArraySpec) -> Kind:
-    """What a leaf is."""
+    """Returns the kind of data in a leaf."""
     if spec.categories is not None and _num_ones(spec) <= ONE_HOT_MAXIMUM:
         return Kind.ONE_HOT
     if _has_names(spec) and not _is_picture_of_bytes(spec):
@@ -53,13 +53,15 @@ def kind_of(spec: ArraySpec) -> Kind:
 
 
 def is_large_image(spec: ArraySpec) -> bool:
-    """Whether a leaf is an image that is worth a deep network."""
+    """Returns whether a leaf is an image large enough for a deep network."""
     smallest = SHALLOW_MINIMUM if len(spec.shape) == 3 else FLAT_IMAGE_MINIMUM
     return kind_of(spec) is Kind.IMAGE and is_image(spec.shape, smallest)
 
 
 def needs_statistics(spec: ArraySpec) -> bool:
-    """Whether a leaf's numbers are of unknown scale."""
+    """Returns whether a leaf holds numbers of unknown scale, to be normalised by running
+    statistics.
+    """
     if kind_of(spec) not in (Kind.IMAGE, Kind.NUMBERS) or spec.dtype in ("bool", "uint8"):
         return False
     if not math.prod(spec.shape):
@@ -72,8 +74,10 @@ def needs_statistics(spec: ArraySpec) -> bool:
 def torso_for(
     spec: ArraySpec, over_images: Callable[[tuple[int, ...]], Torso] | None, smallest: int = 1
 ) -> Torso:
-    """The torso of a leaf. over_images makes that of images from `smallest` pixels on; None: they
-    are numbers like others.
+    """Returns a torso for a leaf.
+
+    over_images: makes the torso of images of at least `smallest` pixels a side; None: images are
+    treated as vectors of numbers.
     """
     match kind_of(spec):
         case Kind.ONE_HOT:
@@ -95,7 +99,7 @@ def _num_ones(spec: ArraySpec) -> int:
 
 
 def _has_names(spec: ArraySpec) -> bool:
-    """Whether integers have few enough values to be names, and more than yes and no."""
+    """Returns whether a leaf's integers have more than two values and few enough to be names."""
     found = counts_of(spec)
     return found is not None and max(found[0]) > 2 and sum(found[0]) <= NAMES_MAXIMUM
 
@@ -118,7 +122,7 @@ def _kind_of_names(spec: ArraySpec) -> Kind:
 
 
 def _may_be_image(spec: ArraySpec) -> bool:
-    """Bytes, yes and no, and floats; other integers are no shades of gray."""
+    """Returns whether a leaf of image shape holds pixels: bytes, binary values or floats."""
     is_binary = spec.low is not None and spec.low >= 0 and spec.high is not None and spec.high <= 1
     return is_binary or spec.dtype in ("uint8", "bool") or spec.dtype.startswith("float")
 
@@ -128,7 +132,7 @@ def _is_float_image(spec: ArraySpec) -> bool:
 
 
 class PreparedTorso(Torso):
-    """A torso whose leaf is brought to a scale first."""
+    """A torso that scales or normalises its leaf first."""
 
     def __init__(self, scale: nn.Module, torso: Torso) -> None:
         super().__init__()
@@ -145,8 +149,8 @@ class PreparedTorso(Torso):
             self.scale.observe(frames)
 
 
-class _Times(nn.Module):
-    """Numbers as float32, times a factor."""
+class _Scale(nn.Module):
+    """Converts numbers to float32 and multiplies them by a factor."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -157,11 +161,11 @@ class _Times(nn.Module):
 
 
 def _prepared(spec: ArraySpec, torso: Torso) -> Torso:
-    """Torsos divide bytes by 255 and take other dtypes as they are: the rest is done before."""
+    """Adds the scaling that the torso, which only divides bytes by 255, does not do itself."""
     if needs_statistics(spec):
         return PreparedTorso(RunningNorm(spec.shape), torso)
     if _is_float_image(spec):
-        return PreparedTorso(_Times(1 / 255), torso)
+        return PreparedTorso(_Scale(1 / 255), torso)
     if spec.dtype == "uint8" and spec.high is not None and spec.high <= 1:
-        return PreparedTorso(_Times(1.0), torso)
+        return PreparedTorso(_Scale(1.0), torso)
     return torso

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torsos of leaves whose integers are names, not amounts: glyphs, letters, a state's number.
+"""Torsos for leaves of categorical integers, "names": glyphs, letters, the number of a state.
 
-    one-hot    [N, *shape]  -> ones and zeros          -> linear
-    names      [N, *shape]  -> a vector for each entry -> linear
-    map        [N, H, W]    -> a vector for each cell  -> convolutions
+    one-hot    [N, *shape]  -> one-hot vectors         -> linear
+    names      [N, *shape]  -> an embedding per entry  -> linear
+    map        [N, H, W]    -> an embedding per cell   -> convolutions
     strings    [N, H, W, L] -> a linear layer over each cell's string -> convolutions
 
-Counts come from the space. A value outside it counts as the nearest inside.
+The number of names comes from the space. A value outside the space counts as the nearest one
+inside.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from torch.nn import functional as F
 from torchbeast.core.actors.torsos import Torso, channels_first, image_shape
 from torchbeast.core.envs.spaces import ArraySpec
 
-NAME_SIZE = 8  # of the vector that stands for a name
-MOST_CHANNELS = 16  # of an image: more are the letters of a string
-_CELLS = 64  # a map is halved until it has at most so many
-_CHANNELS = (16, 32)  # of a map's first convolution and of the others
+NAME_SIZE = 8  # size of the embedding of a name
+MOST_CHANNELS = 16  # of an image; a longer dimension holds the letters of a string
+_CELLS = 64  # a map is halved until it has at most this many cells
+_CHANNELS = (16, 32)  # out of a map's first convolution, and out of the others
 
 
 def counts_of(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """How many names entries have and which is the first, each for all entries or one for each;
-    None where the space names nothing.
+    """Returns the number of names and the smallest name, each as one number or one per entry.
+
+    Returns None when the space declares neither categories nor finite integer bounds.
     """
     if spec.categories is not None:
         return spec.categories, spec.start
@@ -41,9 +43,9 @@ def counts_of(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]] | None
 
 
 class Places(nn.Module):
-    """Which row of a table each entry's value is: integers [N, *shape] to int64 of that shape.
+    """Maps integers [N, *shape] to row indices of an embedding table, int64 [N, *shape].
 
-    apart: every entry has rows of its own; else entries with equal counts share them.
+    apart: every entry has rows of its own; otherwise entries with equal counts share rows.
     """
 
     start: Tensor
@@ -64,11 +66,11 @@ class Places(nn.Module):
 
     @property
     def num_rows(self) -> int:
-        """Rows of the table."""
+        """Number of rows of the table."""
         return sum(self.counts)
 
     def forward(self, values: Tensor) -> Tensor:
-        """[N, *shape] to [N, *shape]."""
+        """Returns row indices [N, *shape] of values [N, *shape]."""
         inside = (values.long() - self.start).clamp_(min=0)
         return torch.minimum(inside, self.last) + self.offset
 
@@ -83,7 +85,7 @@ def _given(spec: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
 class OneHotTorso(Torso):
     """One linear layer with ReLU over the one-hot vectors of all entries.
 
-    It starts as large as a layer whose inputs are the ones alone: zeros add nothing.
+    Its initial weights are scaled for the number of ones in the input, because zeros add nothing.
     """
 
     def __init__(self, spec: ArraySpec, size: int) -> None:
@@ -102,7 +104,7 @@ class OneHotTorso(Torso):
 
 
 class NamesTorso(Torso):
-    """A vector for each entry's name, and one linear layer with ReLU over all of them."""
+    """An embedding of each entry, and one linear layer with ReLU over all of them."""
 
     def __init__(self, spec: ArraySpec, size: int) -> None:
         super().__init__()
@@ -117,9 +119,9 @@ class NamesTorso(Torso):
 
 
 class MapTorso(Torso):
-    """A vector for each cell's name, and convolutions that halve the map until it is small.
+    """An embedding of each cell, and convolutions that halve the map until it is small.
 
-    Leaves of three dimensions name several things in each cell: their vectors are joined.
+    Leaves of three dimensions hold several names per cell, whose embeddings are concatenated.
     """
 
     def __init__(self, spec: ArraySpec) -> None:
@@ -136,10 +138,11 @@ class MapTorso(Torso):
 
 
 class StringsTorso(Torso):
-    """A map of strings: the numbers of a cell, scaled to [0, 1], go through one linear layer with
-    ReLU, then all as in MapTorso. A vector for every letter would cost the most of a network.
+    """A map of strings: a linear layer with ReLU over each cell's string, then MapTorso's
+    convolutions.
 
-    Strings lie along the last dimension, unless another is shorter than MOST_CHANNELS.
+    Letters are scaled to [0, 1]; an embedding per letter would be the largest cost of a network.
+    Strings lie along the last dimension, unless another has at most MOST_CHANNELS entries.
     """
 
     def __init__(self, spec: ArraySpec) -> None:
@@ -160,9 +163,10 @@ class StringsTorso(Torso):
 
 
 def name_table(counts: tuple[int, ...]) -> nn.Embedding:
-    """Vectors for names. The first number of each is its place among the others, from -1 to 1, so
-    that integers which are amounts after all are not only named; the others are random and together
-    as large.
+    """Returns an embedding table [sum(counts), NAME_SIZE] for names.
+
+    The first element of an embedding is the name's rank, scaled to [-1, 1], so that integers which
+    are quantities after all keep their order; the other elements are random.
     """
     table = nn.Embedding(sum(counts), NAME_SIZE)
     with torch.no_grad():
@@ -172,7 +176,7 @@ def name_table(counts: tuple[int, ...]) -> nn.Embedding:
 
 
 def _halving(channels: int, height: int, width: int) -> tuple[nn.ModuleList, int]:
-    """Convolutions of 3x3, and the number of features that leave the last."""
+    """Returns convolutions of 3x3 that halve the map, and the number of features after the last."""
     out, stride = _CHANNELS[0], 2 if height * width > _CELLS else 1
     convs = nn.ModuleList()
     while not convs or height * width > _CELLS:
@@ -183,7 +187,7 @@ def _halving(channels: int, height: int, width: int) -> tuple[nn.ModuleList, int
 
 
 def _convolved(convs: nn.ModuleList, cells: Tensor) -> Tensor:
-    """Features [N, num_features] of cells [N, H, W, C], which are fastest with C last."""
+    """Returns features [N, num_features] of cells [N, H, W, C]; channels last is fastest."""
     x = cells.permute(0, 3, 1, 2)
     for conv in convs:
         x = F.relu_(conv(x))

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks by name: deep (IMPALA's ResNet), shallow (AtariNet), shallow-norm, small and mlp.
+"""The built-in networks: deep (IMPALA's ResNet), shallow (AtariNet), shallow-norm, small and mlp.
 
     leaf -> torso ┐
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
     ...           ┘                                                        └-> baseline
 
-With one leaf the torso's layers are the network's own, named as in the original programs: published
-checkpoints load.
+With a single leaf the torso's layers belong to the network itself and are named as in the original
+programs, so that published checkpoints load.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ OverImages = Callable[[tuple[int, ...]], Torso] | None
 
 
 class TorsoActorCritic(ActorCritic):
-    """What the networks of this module share: everything but the torsos.
+    """Common base of the networks of this module: everything but the torsos.
 
-    fc_size: features after the joint linear layer.
-    sees_last_action: the last action is among the inputs of the core.
+    fc_size: number of features after the joint linear layer.
+    sees_last_action: whether the last action is an input of the core.
     """
 
     core: nn.LSTM | None
@@ -62,7 +62,7 @@ class TorsoActorCritic(ActorCritic):
         self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
 
     def _adopt(self, torsos: Sequence[Torso]) -> tuple[Torso, ...]:
-        """Registers layers, not torsos: nn.Module does not see into the tuple."""
+        """Registers the layers of a single torso as this module's own; several torsos as a list."""
         if len(torsos) == 1:
             for name, layer in torsos[0].named_children():
                 self.add_module(name, layer)
@@ -72,7 +72,7 @@ class TorsoActorCritic(ActorCritic):
 
     @property
     def leaf_torsos(self) -> tuple[Torso, ...]:
-        """One for each leaf of the observation, in order."""
+        """The torsos, one for each leaf of the observation, in order."""
         return self._torsos
 
     @property
@@ -80,7 +80,7 @@ class TorsoActorCritic(ActorCritic):
         return self.fc.out_features + 1 + self._actions.num_features * self._sees_last_action
 
     def _add_heads(self, core: nn.LSTM | None) -> None:
-        """The last layers, in the original's order: saved optimisers number the parameters."""
+        """Adds the last layers in the original's order, which saved optimiser states rely on."""
         self.core = core
         size = self._core_input_size if core is None else core.hidden_size
         self.policy = nn.Linear(size, self._actions.num_params)
@@ -102,7 +102,7 @@ class TorsoActorCritic(ActorCritic):
             torso.observe(leaf.flatten(0, 1))
 
     def _features(self, inputs: ModelInputs) -> Tensor:
-        """[T, B, core_input_size]."""
+        """Returns the inputs of the core, [T, B, core_input_size]."""
         steps, batch = inputs.reward.shape
         leaves = [leaf.flatten(0, 1) for leaf in flatten(inputs.observation)]
         with computing_in(self.compute_dtype, inputs.reward.device):
@@ -118,7 +118,7 @@ class TorsoActorCritic(ActorCritic):
 
 
 class DeepNet(TorsoActorCritic):
-    """IMPALA's ResNet; optional LSTM of 256, one layer."""
+    """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -129,11 +129,10 @@ class DeepNet(TorsoActorCritic):
 
 
 class AtariNet(TorsoActorCritic):
-    """The original TorchBeast's network for Atari: three convolutions; optional LSTM as wide as its
-    input, two layers. Every layer starts as PyTorch starts it.
+    """The original TorchBeast's network for Atari: three convolutions and an optional LSTM.
 
-    The name stands for exactly this computation, so that
-    the original's checkpoints play.
+    The LSTM has two layers, as wide as its input. Every layer has PyTorch's default initialisation.
+    The computation must not change, so that the original's checkpoints can be evaluated.
     """
 
     def __init__(
@@ -146,7 +145,7 @@ class AtariNet(TorsoActorCritic):
 
 
 class NormedAtariNet(TorsoActorCritic):
-    """AtariNet of standardised images, started orthogonal: learns Pong in fewer steps."""
+    """AtariNet with standardised images, orthogonally initialised: learns Pong in fewer steps."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -161,7 +160,7 @@ class NormedAtariNet(TorsoActorCritic):
 
 
 class SmallNet(TorsoActorCritic):
-    """One convolution and a layer of 128; optional LSTM of 128, one layer."""
+    """One convolution and a layer of 128, with an optional LSTM of 128 units, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -172,7 +171,7 @@ class SmallNet(TorsoActorCritic):
 
 
 class MLPNet(TorsoActorCritic):
-    """Two layers of 128, images flattened; optional LSTM of 128, one layer."""
+    """Two layers of 128 over flattened leaves, with an optional LSTM of 128 units, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -185,5 +184,5 @@ class MLPNet(TorsoActorCritic):
 def _torsos_from(
     space: ObservationSpace, over_images: OverImages, smallest: int = 1
 ) -> list[Torso]:
-    """One for each leaf; over_images makes those of images from `smallest` pixels on."""
+    """Returns a torso per leaf; over_images makes those of images from `smallest` pixels on."""
     return [torso_for(leaf, over_images, smallest) for leaf in flatten(space)]

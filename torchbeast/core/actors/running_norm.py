@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Amounts of unknown scale, brought to mean 0 and variance 1 by what was observed so far.
+"""Normalisation of numbers of unknown scale by running mean and variance.
 
-The statistics are buffers of the model: they travel with its weights to whoever acts, and into
-checkpoints. Only the learner changes them, once for each batch (`ActorCritic.observe`).
+The statistics are buffers of the model: they travel with its weights to the actors and into
+checkpoints. Only the learner updates them, once per batch (`ActorCritic.observe`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-LIMIT = 10.0  # of a normalised number
-_SMALLEST_VARIANCE = 1e-8  # a number that never changes is 0
+LIMIT = 10.0  # largest magnitude of a normalised number
+_SMALLEST_VARIANCE = 1e-8  # keeps a constant input at 0
 
 
 class RunningNorm(nn.Module):
-    """(x - mean) / deviation of all x observed so far, in [-LIMIT, LIMIT].
+    """Normalises x to (x - mean) / standard deviation, clipped to [-LIMIT, LIMIT].
 
-    Each entry of a vector has statistics of its own; a leaf of two and more dimensions has one for
-    all, so that what looks alike in two places stays alike. Before anything was observed x is only
-    limited.
+    Mean and deviation are those of all values observed so far. Each entry of a vector has its own
+    statistics; the entries of a leaf of higher rank share theirs, so that equal values in different
+    places stay equal. Before the first observation x is only clipped.
     """
 
     mean: Tensor
@@ -29,21 +29,19 @@ class RunningNorm(nn.Module):
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
         entries = shape if len(shape) == 1 else (1,)
-        # float64: float32 cannot tell one large integer from the next.
+        # float64, because float32 cannot represent consecutive large integers.
         self.register_buffer("mean", torch.zeros(entries, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(entries, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
     def forward(self, values: Tensor) -> Tensor:
-        """[N, *shape] of any dtype to float32 [N, *shape]."""
+        """Returns values [N, *shape] of any dtype normalised, as float32 [N, *shape]."""
         deviation = self.variance.clamp(min=_SMALLEST_VARIANCE).sqrt()
         return ((values - self.mean) / deviation).clamp(-LIMIT, LIMIT).float()
 
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
-        """Counts values [N, *shape]: mean and variance are then those of all values ever counted
-        (Chan, Golub and LeVeque 1979).
-        """
+        """Adds values [N, *shape] to the running mean and variance (Chan, Golub, LeVeque 1979)."""
         rows = values.double().reshape(-1, len(self.mean))
         before, added = self.count, len(rows)
         total = before + added

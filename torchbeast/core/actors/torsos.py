@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Torsos: from one leaf of an observation, frames [N, *shape], to features [N, num_features].
+"""Torsos: networks from one observation leaf, frames [N, *shape], to features [N, num_features].
 
-uint8 is divided by 255, every other dtype taken as it is, in float32; NormedShallowTorso
-standardises its images instead. Leaves of two dimensions are images of one channel, leaves of three
-images whose channels come first, or last where that dimension is smaller than both others.
+Inputs become float32: uint8 is divided by 255, every other dtype is used unscaled;
+NormedShallowTorso standardises its images instead. Leaves of two dimensions are images of one
+channel. Leaves of three dimensions are images with channels first, or channels last where the last
+dimension is smaller than both others.
 
-In memory the channels of an image come last, whatever the shape says: convolutions of few channels
-learn twice as fast so. Weights and features are ordered as ever.
+Images are stored channels last in memory, whatever their shape: that makes training convolutions of
+few channels twice as fast. The order of weights and features does not change.
 """
 
 from __future__ import annotations
@@ -20,23 +21,23 @@ from torch.nn import functional as F
 
 from torchbeast.core.actors.block_conv import BlockConv2d
 
-# An image smaller than this does not survive the strides of ShallowTorso.
+# Images smaller than this vanish under the strides of ShallowTorso.
 SHALLOW_MINIMUM = 36
-# An image smaller than this is smaller than SmallTorso's filter.
+# Images smaller than this are smaller than SmallTorso's filter.
 SMALL_MINIMUM = 3
 
 
 class Torso(nn.Module):
-    """Features of one leaf; `num_features` says how many."""
+    """A network that computes `num_features` features of one leaf."""
 
     num_features: int
 
     def forward(self, frames: Tensor) -> Tensor:
-        """[N, *shape] to [N, num_features]."""
+        """Returns features [N, num_features] of frames [N, *shape]."""
         raise NotImplementedError
 
     def observe(self, frames: Tensor) -> None:
-        """Counts frames [N, *shape] in the running statistics, where the torso has any."""
+        """Adds frames [N, *shape] to the running statistics; a no-op for torsos without any."""
 
 
 class VectorTorso(Torso):
@@ -69,7 +70,7 @@ class ShallowTorso(Torso):
         return x.flatten(1)
 
     def _as_input(self, frames: Tensor) -> Tensor:
-        """[N, *shape] as float32 [N, channels, height, width]."""
+        """Returns frames [N, *shape] as float32 images [N, channels, height, width]."""
         return as_images(frames)
 
 
@@ -81,7 +82,7 @@ class NormedShallowTorso(ShallowTorso):
 
 
 class SmallTorso(Torso):
-    """One convolution, 16 of 3x3 by 1: MinAtar's, for images that the others' strides use up."""
+    """One convolution, 16 of 3x3 by 1: MinAtar's, for images too small for the other torsos."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -115,36 +116,39 @@ class DeepTorso(Torso):
 
 
 def as_float(frames: Tensor) -> Tensor:
-    """float32; bytes in [0, 1]."""
+    """Returns frames of any shape as float32; uint8 is scaled to [0, 1]."""
     if frames.dtype == torch.uint8:
         return frames.float().div_(255.0)
     return frames.float()
 
 
 def as_images(frames: Tensor) -> Tensor:
-    """[N, *shape] as float32 [N, channels, height, width], channels last in memory."""
+    """Returns frames [N, *shape] as float32 images [N, channels, height, width].
+
+    They are stored channels last in memory.
+    """
     return as_float(_channels_last(frames))
 
 
 def as_standard_images(frames: Tensor) -> Tensor:
-    """as_images, but each image has mean 0 and variance 1 over all its values; plain ones are 0.
+    """Returns images like `as_images`, each standardised to mean 0 and variance 1 over its values.
 
-    A field that never changes pulls all of a filter's weights the same way, in every update. That
-    adds up until the filter is silent for good, unless the field is 0.
+    A uniform image becomes 0. A background that never changes would push all weights of a filter in
+    the same direction at every update, until the filter never responds again; at 0 it does not.
     """
-    values = _channels_last(frames).float().permute(0, 2, 3, 1)  # as they lie in memory
+    values = _channels_last(frames).float().permute(0, 2, 3, 1)  # the order in memory
     level_of_gray = 1.0 if frames.dtype == torch.uint8 else 1 / 255
     standard = F.layer_norm(values, values.shape[1:], eps=level_of_gray**2)
     return standard.permute(0, 3, 1, 2)
 
 
 def is_image(shape: tuple[int, ...], smallest: int = 1) -> bool:
-    """Whether a leaf of this shape is an image at least `smallest` high and wide."""
+    """Returns whether a leaf of this shape is an image at least `smallest` pixels high and wide."""
     return len(shape) in (2, 3) and min(image_shape(shape)[1:]) >= smallest
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Channels, height and width of a leaf of two or three dimensions."""
+    """Returns channels, height and width of a leaf of two or three dimensions."""
     if len(shape) == 2:
         return 1, shape[0], shape[1]
     first, second, third = shape
@@ -152,20 +156,21 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def channels_first(frames: Tensor) -> Tensor:
-    """[N, *shape] as [N, channels, height, width]."""
+    """Returns frames [N, *shape] as a view [N, channels, height, width]."""
     if frames.dim() == 3:
         return frames.unsqueeze(1)
     return frames.permute(0, 3, 1, 2) if _channels_are_last(frames.shape[1:]) else frames
 
 
 def _channels_last(frames: Tensor) -> Tensor:
-    """[N, *shape] as [N, channels, height, width]. Moved before bytes are floats: a quarter of the
-    memory.
+    """Returns frames [N, *shape] as [N, channels, height, width], channels last in memory.
+
+    Called before bytes become floats, when a quarter of the memory has to move.
     """
     images = channels_first(frames)
     if frames.device.type != "cpu" or images.is_contiguous(memory_format=torch.channels_last):
         return images.contiguous(memory_format=torch.channels_last)
-    # Half the time of `contiguous` with the few channels of frames.
+    # Takes half the time of `contiguous` for the few channels of frames.
     return torch.stack(images.unbind(1), -1).permute(0, 3, 1, 2)
 
 
@@ -186,7 +191,7 @@ def _downsample(channels: int, out_channels: int) -> nn.Sequential:
 
 
 def _residual(channels: int) -> nn.Sequential:
-    """Works on a copy at first, since its input is added to its output; in place inside."""
+    """Builds a residual block; its first ReLU copies, because the input is added to the output."""
     return nn.Sequential(
         nn.ReLU(),
         nn.Conv2d(channels, channels, kernel_size=3, padding=1),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TorchBeast needs of environments: spaces, the vector protocol, frame stacks. Numpy only."""
+"""The environment interface: spaces, the vector protocol, frame stacks. Numpy only."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stacks of the newest frames, rebuilt from single frames.
 
-Environments send new frames only. The policy sees the newest k of them joined along the first
-dimension of each leaf, oldest first; the first frame of an episode fills its whole stack, as
-the original's FrameStack wrapper does. E is the number of environments, K the number of those
-truncated in one step, C the first dimension of a leaf.
+Environments send only new frames. The policy sees the newest k of them, concatenated along the
+first dimension of each leaf, oldest first. The first frame of an episode is repeated k times, as in
+the original's FrameStack wrapper. E is the number of environments, K the number of those truncated
+in one step, C the first dimension of a leaf.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from torchbeast.core.nest_py import map_leaves, map_leaves2
 
 
 class FrameStacker:
-    """The newest num_frames observations of E environments.
+    """Keeps the newest num_frames observations of E environments as stacks.
 
         stack = stacker.reset(env.reset(seed))
         step = env.step(action)
-        if step.final_observation is not None:      before push(), which forgets the old episode
+        if step.final_observation is not None:      before push(), which drops the old episode
             finals = stacker.final(step.final_observation, step.truncated)
         stack = stacker.push(step.observation, step.terminated | step.truncated)
 
-    Every array returned belongs to the caller. With num_frames 1 observations pass through.
+    The caller owns every array returned. With num_frames 1, observations pass through unchanged.
     """
 
     def __init__(self, num_frames: int) -> None:
@@ -36,18 +36,24 @@ class FrameStacker:
         self._stack: ArrayNest = ()
 
     def reset(self, observation: ArrayNest) -> ArrayNest:
-        """Stacks [E, k * C, ...] in which each first frame [E, C, ...] is repeated k times."""
+        """Starts with first frames [E, C, ...]; returns stacks [E, k * C, ...] that repeat them."""
         self._stack = map_leaves(self._repeated, observation)
         return self._stack
 
     def push(self, observation: ArrayNest, done: np.ndarray) -> ArrayNest:
-        """Stacks [E, k * C, ...] with the new frames [E, C, ...]; filled by them where done [E]."""
+        """Adds new frames [E, C, ...] and returns the stacks [E, k * C, ...].
+
+        done: bool [E]; where true, an episode begins and its frame fills the whole stack.
+        """
         pushed = map_leaves2(self._shifted_in, self._stack, observation)
         self._stack = self._restarted(pushed, observation, done) if done.any() else pushed
         return self._stack
 
     def final(self, final_observation: ArrayNest, truncated: np.ndarray) -> ArrayNest:
-        """Stacks [K, k * C, ...] of the truncated episodes, ending in their final [K, C, ...]."""
+        """Returns stacks [K, k * C, ...] that end in the final observations of truncated episodes.
+
+        final_observation: leaves [K, C, ...]. truncated: bool [E] with K entries that are true.
+        """
         rows = map_leaves(lambda stack: stack[truncated], self._stack)
         stacks: ArrayNest = map_leaves2(self._shifted_in, rows, final_observation)
         return stacks
@@ -71,12 +77,15 @@ class FrameStacker:
 
 
 def _over_leaf(rows: np.ndarray, leaf: np.ndarray) -> np.ndarray:
-    """rows [E] in a shape that broadcasts over leaf [E, ...]."""
+    """Reshapes rows [E] so that they broadcast over leaf [E, ...]."""
     return rows.reshape((-1,) + (1,) * (leaf.ndim - 1))
 
 
 def stacked_space(space: ObservationSpace, num_frames: int) -> ObservationSpace:
-    """The observation space as the policy sees it: C of every leaf times num_frames."""
+    """Returns the observation space as the policy sees it: C of every leaf times num_frames.
+
+    Raises ValueError when num_frames > 1 and a leaf is a scalar.
+    """
     stacked: ObservationSpace = map_leaves(lambda spec: _stacked_spec(spec, num_frames), space)
     return stacked
 
@@ -95,5 +104,5 @@ def _stacked_spec(spec: ArraySpec, num_frames: int) -> ArraySpec:
 
 
 def _repeated(numbers: tuple[int, ...], num_frames: int) -> tuple[int, ...]:
-    """One number for all entries stays one; those of the entries are said for each frame."""
+    """Repeats per-entry numbers for each frame; one number for all entries stays one."""
     return numbers if len(numbers) == 1 else numbers * num_frames

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random actions of any action space, to step environments without a policy."""
+"""Random actions for any action space, to step environments without a policy."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torchbeast.core.nest_py import map_leaves
 
 
 def random_action(space: spaces.ActionSpace, num_envs: int, rng: np.random.Generator) -> Any:
-    """One valid action for each environment: leaves [num_envs, ...].
+    """Returns one random action per environment, leaves [num_envs, ...].
 
-    Real numbers are drawn from a normal distribution: an environment clips them to its bounds.
+    Real numbers are drawn from a standard normal distribution; the environment clips them to its
+    bounds. Raises ValueError when a leaf of `space` is no action space.
     """
     return map_leaves(lambda leaf: _random_leaf(leaf, num_envs, rng), space)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some of the parts of dict observations, by their keys.
+"""Selection of entries of dict observations by key.
 
-A key names an entry of the dict, `inventory`, or an entry of a dict in it, `inventory/glyphs`. What
-is selected keeps its place: {"inventory": {"glyphs": ...}}.
+A key names an entry of the dict, `inventory`, or an entry of a nested dict, `inventory/glyphs`.
+Selected entries keep their place: {"inventory": {"glyphs": ...}}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def select(observation: Any, keys: Sequence[str]) -> Any:
-    """The parts of that name; everything where no keys are given. Missing ones are left out."""
+    """Returns the entries that `keys` name, or everything when there are no keys.
+
+    Keys that name nothing are ignored; `check_keys` reports them.
+    """
     if not keys or not isinstance(observation, dict):
         return observation
     return _selected(observation, keys)
@@ -29,13 +32,16 @@ def _selected(observation: dict[str, Any], keys: Sequence[str]) -> dict[str, Any
     for name, value in observation.items():
         if name in keys:
             selected[name] = value
-        elif isinstance(value, dict) and (part := _selected(value, _below(name, keys))):
-            selected[name] = part
+        elif isinstance(value, dict) and (inner := _selected(value, _below(name, keys))):
+            selected[name] = inner
     return selected
 
 
 def names(observation: Any) -> list[str]:
-    """The keys that select its leaves; of tuples, which have no keys, the whole. None: no dict."""
+    """Returns the keys that select each leaf of a dict observation; [] for other observations.
+
+    A tuple inside the dict is one entry, because its elements have no keys.
+    """
     if not isinstance(observation, dict):
         return []
     found = []
@@ -47,16 +53,16 @@ def names(observation: Any) -> list[str]:
 
 
 def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
-    """ValueError, naming the keys there are, when one of these selects nothing.
+    """Raises ValueError, listing the known keys, when one of `keys` selects nothing.
 
-    whose: what to call the environment in messages.
+    whose: name of the environment in the message.
     """
     if not keys:
         return
     known = names(observation)
     if not known:
         raise ValueError(
-            f"{whose}: its observations are no dict, so they have no {keys[0]!r}: leave out "
+            f"{whose}: its observations are not a dict, so they have no {keys[0]!r}: leave out "
             "--observation_keys"
         )
     for key in keys:
@@ -67,16 +73,16 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
             )
 
 
-def those_that_can_be_sent(observation: Any) -> list[str]:
-    """The keys of the leaves that are numbers."""
+def sendable_keys(observation: Any) -> list[str]:
+    """Returns the keys of the leaves that the wire format can carry: those of numbers."""
     return [key for key in names(observation) if _can_be_sent(select(observation, [key]))]
 
 
 class SelectedVecEnv:
-    """A VecEnv of which some parts of the observations are seen."""
+    """A VecEnv that shows only the selected entries of its observations."""
 
     def __init__(self, env: VecEnv, keys: Sequence[str]) -> None:
-        """keys: at least one, each of a part that is there; else ValueError."""
+        """Raises ValueError when a key names no entry; keys: at least one."""
         check_keys(env.observation_space, keys, env.env_id)
         self._env, self._keys = env, tuple(keys)
         self.observation_space: ObservationSpace = select(env.observation_space, keys)
@@ -101,14 +107,14 @@ class SelectedVecEnv:
 
 
 def _below(name: str, keys: Sequence[str]) -> list[str]:
-    """What the keys select inside of the entry of that name."""
+    """Returns the keys relative to the entry `name`, of those that select inside it."""
     start = f"{name}/"
     return [key.removeprefix(start) for key in keys if key.startswith(start)]
 
 
-def _can_be_sent(part: Any) -> bool:
+def _can_be_sent(entry: Any) -> bool:
     try:
-        spec_of(part)
+        spec_of(entry)
     except ValueError:
         return False
     return True

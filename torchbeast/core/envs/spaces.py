@@ -28,7 +28,7 @@ _LARGEST_CATEGORY = 2**62 - 1
 
 @dataclass(frozen=True)
 class ArraySpec:
-    """One array of an observation: its shape, the name of its numpy dtype, and what is known of its
+    """One array of an observation: its shape, its numpy dtype's name, and known facts about its
     values.
 
     categories, start: one number for all entries or one per entry, in C order. They are stored as
@@ -37,10 +37,10 @@ class ArraySpec:
 
     shape: tuple[int, ...]
     dtype: str
-    low: float | None = None  # of every entry; -inf: unbounded, None: not known
-    high: float | None = None  # likewise, inf
-    categories: tuple[int, ...] | None = None  # how many there are of each entry; None: amounts
-    start: tuple[int, ...] = (0,)  # the first category
+    low: float | None = None  # lower bound of every entry; -inf: unbounded, None: unknown
+    high: float | None = None  # upper bound of every entry; inf: unbounded, None: unknown
+    categories: tuple[int, ...] | None = None  # number of categories; None: quantities
+    start: tuple[int, ...] = (0,)  # the smallest category
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(size) for size in self.shape))
@@ -107,10 +107,10 @@ class MultiBinary:
 
 @dataclass(frozen=True)
 class Box:
-    """Real numbers between low and high (infinite: unbounded), of the given shape and dtype.
+    """An array of real numbers between low and high (infinite: unbounded).
 
-    low and high are given as one number for all entries or one per entry; they are stored as flat
-    tuples with one float per entry, in C order.
+    low and high are one number for all entries or one per entry; they are stored as flat tuples
+    with one float per entry, in C order.
     """
 
     low: float | tuple[float, ...]
@@ -158,11 +158,14 @@ def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, .
     return tuple(float(value) for value in np.broadcast_to(values, size))
 
 
-# --- JSON: how a server tells the learner its spaces.
+# --- JSON, in which a server describes its spaces to the learner.
 
 
 def action_space_to_json(space: ActionSpace) -> dict[str, Any]:
-    """The action space as plain JSON values, e.g. {"type": "Discrete", "n": 6, "start": 0}."""
+    """Returns the action space as JSON values, such as {"type": "Discrete", "n": 6, "start": 0}.
+
+    Raises ValueError when it is no action space.
+    """
     match space:
         case Discrete(n, start):
             return {"type": "Discrete", "n": n, "start": start}
@@ -191,12 +194,12 @@ def _box_to_json(box: Box) -> dict[str, Any]:
 
 
 def _bound_to_json(bound: Any) -> list[float | str]:
-    # JSON has no infinity: it is written as a string that float() reads.
+    # JSON has no infinity: write it as a string that float() parses.
     return [value if math.isfinite(value) else str(value) for value in bound]
 
 
 def action_space_from_json(data: dict[str, Any]) -> ActionSpace:
-    """The inverse of `action_space_to_json`; ValueError when data is not what that writes."""
+    """Parses the result of `action_space_to_json`; raises ValueError for anything else."""
     try:
         return _space_from_json(data)
     except (KeyError, TypeError, AttributeError) as error:
@@ -222,7 +225,10 @@ def _space_from_json(data: dict[str, Any]) -> ActionSpace:
 
 
 def observation_space_to_json(space: ObservationSpace) -> dict[str, Any]:
-    """What an observation space says beyond dtypes and shapes, as a dict that json can write."""
+    """Returns bounds and categories of an observation space as JSON values.
+
+    Dtypes and shapes are left out: they travel with the observations.
+    """
     if isinstance(space, tuple):
         return {"type": "Tuple", "spaces": [observation_space_to_json(entry) for entry in space]}
     if isinstance(space, dict):
@@ -239,9 +245,10 @@ _SAID = ("low", "high", "categories", "start")
 
 
 def observation_space_from_json(data: Any, specs: ObservationSpace) -> ObservationSpace:
-    """specs (dtypes and shapes) with what `observation_space_to_json` wrote of the same space.
+    """Returns `specs` (dtypes and shapes) with bounds and categories from `data`.
 
-    ValueError when data is not what that writes, or of a space of another structure.
+    data: the result of `observation_space_to_json` for a space of the same structure; raises
+    ValueError for anything else.
     """
     try:
         told: ObservationSpace = _told(data, specs)
@@ -272,7 +279,7 @@ _KNOWN_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dic
 
 
 def _kind(space: Any, known: tuple[str, ...]) -> str:
-    """The first of the space's base classes that is known by name."""
+    """Returns the name of the space's first class in `known`; ValueError if there is none."""
     names = [cls.__name__ for cls in type(space).__mro__]
     for name in names:
         if name in known:
@@ -284,7 +291,10 @@ def _kind(space: Any, known: tuple[str, ...]) -> str:
 
 
 def from_gymnasium(space: Any) -> ActionSpace:
-    """The action space that a gymnasium.spaces (or gym.spaces) object describes."""
+    """Converts a gymnasium.spaces (or gym.spaces) object to an action space.
+
+    Raises ValueError for a kind of space that is not supported.
+    """
     match _kind(space, _KNOWN_KINDS):
         case "Discrete":
             return Discrete(int(space.n), int(getattr(space, "start", 0)))
@@ -311,7 +321,7 @@ def _multi_discrete(space: Any) -> MultiDiscrete:
 
 
 def without_values(space: ObservationSpace) -> ObservationSpace:
-    """The dtypes and shapes of an observation space, without what is known of its values."""
+    """Returns the observation space with dtypes and shapes only, without bounds and categories."""
     if isinstance(space, tuple):
         return tuple(without_values(entry) for entry in space)
     if isinstance(space, dict):
@@ -320,7 +330,10 @@ def without_values(space: ObservationSpace) -> ObservationSpace:
 
 
 def observation_spec(space: Any) -> ObservationSpace:
-    """The observation space that a gymnasium.spaces (or gym.spaces) object describes."""
+    """Converts a gymnasium.spaces (or gym.spaces) object to an observation space.
+
+    Raises ValueError for a kind of space that is not supported.
+    """
     kind = _kind(space, _KNOWN_KINDS)
     if kind == "Tuple":
         return tuple(observation_spec(entry) for entry in space.spaces)
@@ -331,7 +344,7 @@ def observation_spec(space: Any) -> ObservationSpace:
 
 
 def _values(kind: str, space: Any) -> dict[str, Any]:
-    """What a leaf of Gymnasium's says of its values, as fields of ArraySpec."""
+    """Returns bounds and categories of a Gymnasium leaf space as fields of ArraySpec."""
     if kind == "MultiBinary":
         return {"low": 0, "high": 1}
     low: Any
@@ -349,10 +362,12 @@ def _values(kind: str, space: Any) -> dict[str, Any]:
 
 
 def observation_space_of(observation: Any, space: Any, path: str) -> ObservationSpace:
-    """The space of an observation, with what the environment's own space says of its values.
+    """Returns the space of an observation, with bounds and categories from the declared space.
 
-    That counts leaf by leaf, where shape and kind of numbers are those of the observation: spaces
-    are often forgotten when a wrapper changes what it hands on. space: Gymnasium's, or None.
+    space: the environment's own Gymnasium space, or None. A leaf of it is used only where shape and
+    kind of number match the observation, because wrappers that change observations often leave the
+    declared space unchanged.
+    path: name of the observation in error messages.
     """
     refined: ObservationSpace = _refined(spec_of(observation, path), space)
     return refined
@@ -375,7 +390,7 @@ def _refined(specs: Any, space: Any) -> Any:
 def _refined_leaf(spec: ArraySpec, space: Any) -> ArraySpec:
     try:
         said = observation_spec(space)
-    except (ValueError, TypeError, AttributeError):  # of a kind that we do not know
+    except (ValueError, TypeError, AttributeError):  # an unsupported kind of space
         return spec
     if not isinstance(said, ArraySpec) or said.shape != spec.shape:
         return spec
@@ -385,9 +400,10 @@ def _refined_leaf(spec: ArraySpec, space: Any) -> ArraySpec:
 
 
 def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
-    """The space that an observation (a nest of arrays or Python numbers) belongs to.
+    """Returns the space of an observation, a nest of arrays or Python numbers.
 
-    path: what to call the observation in messages.
+    path: name of the observation in error messages. Raises ValueError when a leaf has a dtype that
+    the wire format cannot carry, or a dict a key that is not a string.
     """
     if isinstance(observation, dict):
         keys = _string_keys(observation, path)
@@ -401,7 +417,7 @@ def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
 
 
 def _string_keys(mapping: dict[Any, Any], path: str) -> list[str]:
-    """The keys in order; ValueError when one is not a string."""
+    """Returns the keys in sorted order; raises ValueError when one is not a string."""
     for key in mapping:
         if not isinstance(key, str):
             kind = type(key).__name__
@@ -410,10 +426,10 @@ def _string_keys(mapping: dict[Any, Any], path: str) -> list[str]:
 
 
 def matching_leaves(space: ObservationSpace, observation: Any, path: str) -> Iterator[np.ndarray]:
-    """The leaves of an observation in order, in the space's dtypes; ValueError when it is not of
-    the given space.
+    """Yields the leaves of an observation in order, converted to the space's dtypes.
 
-    path: what to call the observation in messages.
+    path: name of the observation in error messages. Raises ValueError when structure, shape or kind
+    of number does not match the space.
     """
     if isinstance(space, ArraySpec):
         yield _matching_leaf(space, observation, path)
@@ -439,13 +455,15 @@ def _matching_leaf(spec: ArraySpec, leaf: Any, path: str) -> np.ndarray:
 
 
 def _can_become(dtype: np.dtype[Any], expected: str) -> bool:
-    """Floats may be of another width, since environments often mix them; integers may not wrap."""
+    """Returns whether a conversion is safe. Floats may change width: environments mix them."""
     casting: Literal["same_kind", "safe"] = "same_kind" if expected.startswith("float") else "safe"
     return dtype == expected or np.can_cast(dtype, expected, casting)
 
 
 def _mismatch(path: str, expected: str, got: Any) -> ValueError:
-    return ValueError(f"{path}: expected {expected} as at first, got {_describe(got)}")
+    return ValueError(
+        f"{path}: expected {expected} as in the first observation, got {_describe(got)}"
+    )
 
 
 def _describe(value: Any) -> str:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The vector environment: E environments that are stepped together.
 
-Servers and MonoBeast step nothing else. An environment that ended is restarted within the same
-step, so `VecStep.observation` is always what the next action is chosen from:
+Environment servers and MonoBeast step nothing else. An environment whose episode ended is reset
+within the same step, so the next action is always chosen from `VecStep.observation`:
 
     observation = env.reset(seed)                   leaves [E, ...]
     while True:
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.core.envs.selection import check_keys, select, those_that_can_be_sent
+from torchbeast.core.envs.selection import check_keys, select, sendable_keys
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArrayNest,
@@ -38,64 +38,68 @@ from torchbeast.core.nest_py import flatten, pack_as
 
 
 class VecStep(NamedTuple):
-    """What one step of E environments gave."""
+    """The results of one step of E environments."""
 
-    observation: ArrayNest  # leaves [E, ...]; on an ended episode the first one of the next episode
-    reward: np.ndarray  # float32 [E], of the action just executed
-    terminated: np.ndarray  # bool [E], an end for learning (a lost life too, where that is chosen)
-    truncated: np.ndarray  # bool [E], cut by a time limit; never together with terminated
-    episode_end: np.ndarray  # bool [E], the whole game is over: counters and returns start anew
-    final_observation: ArrayNest | None  # leaves [K, ...], last observations of the truncated ones
-    # in index order; None when K == 0
+    observation: ArrayNest  # leaves [E, ...]; where an episode ended, the next one's first
+    reward: np.ndarray  # float32 [E], for the action just executed
+    terminated: np.ndarray  # bool [E], an end for learning (a lost life too, where so configured)
+    truncated: np.ndarray  # bool [E], cut by a time limit; never true together with terminated
+    episode_end: np.ndarray  # bool [E], the whole game is over: counters and returns restart
+    final_observation: ArrayNest | None  # leaves [K, ...], of the truncated episodes, in index
+    # order; None when K == 0
 
 
 class VecEnv(Protocol):
     """E environments stepped together.
 
-    Every array that reset() and step() return belongs to the caller: no later call writes to it.
+    The caller owns every array that reset() and step() return: no later call writes to it.
     """
 
     @property
     def num_envs(self) -> int:
-        """E."""
+        """The number of environments, E."""
 
     @property
     def env_id(self) -> str:
-        """What users call the environment."""
+        """The name by which users select the environment."""
 
     @property
     def observation_space(self) -> ObservationSpace:
-        """Of one environment, as it is sent: without the E dimension, new frames only."""
+        """Space of one environment's observations as sent: no E dimension, no frame stack."""
 
     @property
     def action_space(self) -> ActionSpace:
-        """Of one environment."""
+        """Space of one environment's actions, without the E dimension."""
 
     @property
     def frame_stack(self) -> int:
-        """The policy sees this many newest observations joined along their first dimension.
+        """Number of newest observations that the policy sees, concatenated along the first
+        dimension.
 
-        1: the observation as it is. See `frame_stack.FrameStacker`.
+        1: the observation unchanged. See `frame_stack.FrameStacker`.
         """
 
     def reset(self, seed: int) -> ArrayNest:
-        """Starts every environment anew, environment e seeded by (seed, e)."""
+        """Resets every environment, e seeded by (seed, e); returns observation leaves [E, ...]."""
 
     def step(self, action: ArrayNest) -> VecStep:
-        """Executes action (leaves [E, ...]), one entry per environment."""
+        """Executes one action per environment; action: leaves [E, ...]."""
 
     def close(self) -> None:
-        """Frees what the environments hold. Nothing may be called afterwards."""
+        """Frees the environments' resources. No method may be called afterwards."""
 
 
 def environment_seeds(seed: int, num_envs: int) -> list[int]:
-    """A seed in 0, ..., 2**31 - 1 for each environment, derived from (seed, index)."""
+    """Returns a seed in 0, ..., 2**31 - 1 for each environment, derived from (seed, index)."""
     sequences = (np.random.SeedSequence((seed, index)) for index in range(num_envs))
     return [int(sequence.generate_state(1)[0] >> 1) for sequence in sequences]
 
 
 def check_discrete(action: ArrayNest, space: Discrete, num_envs: int) -> np.ndarray:
-    """The action as int64 [E]; ValueError unless it is one valid action for each environment."""
+    """Returns the action as int64 [E].
+
+    Raises ValueError unless it holds one action of `space` for each of the num_envs environments.
+    """
     array = np.asarray(action)
     if array.shape != (num_envs,) or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
@@ -110,17 +114,18 @@ def check_discrete(action: ArrayNest, space: Discrete, num_envs: int) -> np.ndar
 class SyncVecEnv:
     """E Python environments of one kind, stepped one after the other.
 
-    Both contracts are accepted and told apart by what the environment returns:
+    Both interfaces are accepted and told apart by what the environment returns:
 
     * Gymnasium: reset(seed=...) -> (observation, info) and
       step(action) -> (observation, reward, terminated, truncated, info);
     * legacy Gym: reset() -> observation and step(action) -> (observation, reward, done, *anything),
-      where a dict after done may hold "TimeLimit.truncated", and seed(s) seeds if there is one.
+      where a dict after done may hold "TimeLimit.truncated"; seed(s), if there is one, seeds it.
 
-    The first observation fixes structure, shapes and dtypes of all that follow; numbers that fit
-    are converted, as float64 where the first were float32. Observations are
-    copied at once, because environments reuse their buffers. Actions arrive as numpy scalars or
-    arrays; those of a Box are clipped to its bounds. What an environment raises passes unchanged.
+    The first observation fixes structure, shapes and dtypes of all later ones; values of another
+    dtype are converted where that is safe, for example float64 to float32. Observations are copied
+    immediately, because environments reuse their buffers. Environments receive actions as numpy
+    scalars or arrays; those of a Box are clipped to its bounds. Exceptions of an environment
+    propagate unchanged.
     """
 
     frame_stack = 1
@@ -131,7 +136,11 @@ class SyncVecEnv:
         env_id: str,
         observation_keys: Sequence[str] = (),
     ) -> None:
-        """observation_keys: what is kept of dict observations; (): everything. See `select`."""
+        """Makes the environments; observation_keys: entries to keep of dict observations, (): all.
+
+        Raises ValueError when an environment has no usable spaces, or another action space than the
+        first.
+        """
         self.env_id = env_id
         self.num_envs = len(env_fns)
         self.observation_keys = tuple(observation_keys)
@@ -167,14 +176,14 @@ class SyncVecEnv:
         return VecStep(self._pack(rows), reward, terminated, truncated, ended, final)
 
     def render(self) -> np.ndarray | None:
-        """A picture of environment 0, uint8 `[H, W, 3]`; None where it draws none as an array."""
+        """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
         draw = getattr(self._envs[0], "render", None)
         picture = draw() if callable(draw) else None
         is_picture = isinstance(picture, np.ndarray) and picture.ndim == 3
         return picture if is_picture else None
 
     def close(self) -> None:
-        with ExitStack() as stack:  # closes the others when one of them fails to
+        with ExitStack() as stack:  # closes the others when one of them fails
             for env in self._envs:
                 if hasattr(env, "close"):
                     stack.callback(env.close)
@@ -211,7 +220,7 @@ class SyncVecEnv:
             path = f"{self._name(0)}: observation"
             return observation_space_of(select(first, self.observation_keys), said, path)
         except ValueError as error:
-            if not (others := those_that_can_be_sent(first)):
+            if not (others := sendable_keys(first)):
                 raise
             flag = f"--observation_keys {' '.join(others)}"
             raise ValueError(f"{error}, or leave it out: {flag}") from error
@@ -236,13 +245,15 @@ class SyncVecEnv:
         return packed
 
     def _stacked(self, observations: list[list[np.ndarray]]) -> ArrayNest:
-        """Leaves [K, ...] of K observations, each a list of leaves."""
+        """Stacks K observations, each a list of leaves, into leaves [K, ...]."""
         return self._pack([np.stack(leaf) for leaf in zip(*observations, strict=True)])
 
     # --- actions and outcomes
 
     def _split(self, action: ArrayNest) -> list[Any]:
-        """One action for each environment, as a nest like the action space."""
+        """Splits leaves [E, ...] into one action per environment, each a nest like the action
+        space.
+        """
         pairs = zip(self._action_leaves, flatten(action), strict=True)
         leaves = [self._action_rows(*pair) for pair in pairs]
         return [
@@ -285,7 +296,7 @@ _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 def _single_entry(reward: Any) -> float:
-    """Of an array [1], as some environments return it; NaN for everything else."""
+    """Returns the entry of an array of size 1, as some environments return rewards; else NaN."""
     array = np.asarray(reward)
     is_one = array.size == 1 and array.dtype.kind in "biuf"
     return float(array.item()) if is_one else math.nan
@@ -299,7 +310,7 @@ class _Outcome(NamedTuple):
 
 
 def _read_step(result: tuple[Any, ...]) -> _Outcome:
-    """Reads Gymnasium's five-tuple or the legacy one; an end is never also a cut."""
+    """Reads Gymnasium's five-tuple or the legacy tuple; termination wins over truncation."""
     observation, reward, ended, *rest = result
     if len(result) == 5 and isinstance(rest[1], dict):
         terminated, truncated = bool(ended), bool(rest[0])
@@ -311,14 +322,14 @@ def _read_step(result: tuple[Any, ...]) -> _Outcome:
 
 
 def _reset_observation(result: Any) -> Any:
-    """The observation of what reset returned: Gymnasium adds a dict of information."""
+    """Returns the observation from the result of reset; Gymnasium adds an info dict."""
     if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
         return result[0]
     return result
 
 
 def _reset(env: Any, seed: int | None) -> Any:
-    """Resets, seeded if a seed is given and the environment has a way to take one."""
+    """Resets the environment, seeded if a seed is given and the environment accepts one."""
     if seed is None:
         return env.reset()
     if accepts(env.reset, "seed"):
@@ -326,12 +337,12 @@ def _reset(env: Any, seed: int | None) -> Any:
     if callable(getattr(env, "seed", None)):
         env.seed(seed)
         return env.reset()
-    # What hands its arguments on, reset(**kwargs), is a wrapper of an environment that takes seeds.
+    # reset(**kwargs) forwards its arguments: a wrapper of an environment that accepts seeds.
     return env.reset(seed=seed) if _accepts_any(env.reset) else env.reset()
 
 
 def accepts(function: Callable[..., Any], name: str) -> bool:
-    """Whether the function has a parameter of that name."""
+    """Returns whether the function has a parameter called `name`."""
     return name in _parameters(function)
 
 
@@ -343,5 +354,5 @@ def _accepts_any(function: Callable[..., Any]) -> bool:
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # a callable of C code that does not tell
+    except (TypeError, ValueError):  # a C callable without a signature
         return {}
