@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program ends: exit codes, and the two kinds of error that are shown as one sentence."""
+"""Exit codes, and the two kinds of error that a program shows as one sentence."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
 
 class UsageError(ValueError):
-    """Something the user asked for cannot be had: exit code 2. The message says what to change."""
+    """A request of the user that cannot be met: exit code 2. The message says what to change."""
 
 
 class RunError(RuntimeError):
-    """The run failed: exit code 1. The message names the origin and what happened there."""
+    """A failure of the run: exit code 1. The message names the origin and what happened there."""
 
 
 def exit_code_of(program: str, body: Callable[[], int]) -> int:
-    """Runs `body`; turns our own errors into one sentence on stderr and the exit code that says
-    which kind.
+    """Runs `body` and returns its exit code.
+
+    A UsageError or RunError becomes one sentence on stderr and the exit code of its kind.
     """
     try:
         return body()
@@ -39,16 +40,15 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     except ImportError as error:
         if error.name not in _COMPILED:
             raise
-        return _report(program, f"{error}. MonoBeast does without it.", EXIT_FAILURE)
+        return _report(program, f"{error}. MonoBeast works without it.", EXIT_FAILURE)
     except KeyboardInterrupt:
         return _report(program, "interrupted before the run began.", 130)
 
 
 def without_our_frames(message: str) -> str:
-    """The message, with only the user's own code in the tracebacks that it quotes.
+    """Returns the message with only the user's own code in the tracebacks that it quotes.
 
-    A traceback of an environment server that shows nothing but our own code says nothing more
-    than its last line, and is left out.
+    A traceback with nothing but our own code is removed: its last line says everything.
     """
     theirs = _OUR_FRAME.sub("", message)
     return _EMPTY_TRACEBACK.sub("", theirs)

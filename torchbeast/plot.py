@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Learning curves of runs: mean episode return against environment steps, as a PNG.
+"""Plots learning curves of runs: mean episode return against env steps, as a PNG.
 
 python -m torchbeast.plot ~/logs/torchbeast/latest --output curve.png
 python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3
 python -m torchbeast.plot docs/results/catch/*.csv
 
-Runs that differ in nothing but their seed are one line, the mean over them, in a band: from the
-lowest to the highest, or one standard deviation on each side where there are more than five.
+Runs that differ only in their seed form one line, their mean, with a band from the lowest to the
+highest, or of one standard deviation on each side if there are more than five.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from torchbeast.cli.command_line import parse
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.reporting.log_files import read_logs
 
-_SMOOTHED = 20  # updates in the mean that is drawn
-_SMOOTHED_KEPT = 5  # likewise rows of a kept curve, each of which is a mean over some updates
-_GRID = 500  # points of a line
-_MANY = 5  # runs, above which the band is a standard deviation: the extremes only ever widen
+_SMOOTHED = 20  # updates in the moving average
+_SMOOTHED_KEPT = 5  # rows in that of a kept curve, each of which is a mean over some updates
+_GRID = 500  # points in a line
+_MANY = 5  # with more runs the band is a standard deviation, since extremes only ever widen
 _LABEL_PARTS = 3
 
-# What says nothing about how a run learns.
+# Flags that do not influence learning.
 _INCIDENTAL = (
     *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
     *("disable_checkpoint", "checkpoint_interval", "write_profiler_trace"),
@@ -45,18 +45,18 @@ Settings = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class PlotFlags:
-    """Draws the mean episode return of runs against their steps, with the spread over seeds."""
+    """Plots the mean episode return of runs against env steps, with the spread over seeds."""
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Folders of runs, or kept curves called PROGRAM-SEED.csv. Those that differ in nothing but
-    their seed are one line."""
+    """Folders of runs, or kept curves named PROGRAM-SEED.csv. Runs that differ only in their seed
+    form one line."""
     output: Path = Path("curve.png")
     """The PNG to write."""
 
 
 @dataclass
 class Group:
-    """Runs of one kind."""
+    """Runs with the same settings."""
 
     settings: Settings
     folders: list[Path] = field(default_factory=list)
@@ -64,7 +64,7 @@ class Group:
 
 
 class Spread(NamedTuple):
-    """A group's line and band, each [N]."""
+    """The line and band of a group, each [N]."""
 
     steps: np.ndarray
     mean: np.ndarray
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: PlotFlags) -> int:
-    """Draws one line for each kind of run."""
+    """Draws one line per group of runs; returns the exit code."""
     if not flags.runs:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
     groups = group_runs(list(dict.fromkeys(folder.resolve() for folder in flags.runs)))
@@ -88,8 +88,10 @@ def run(flags: PlotFlags) -> int:
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:
-    """The runs by kind, in the order given. One in which no episode has ended is left out with a
-    sentence; UsageError when nothing is left.
+    """Groups runs by their settings, in the order given.
+
+    Runs in which no episode has ended are reported and left out. Raises UsageError when none
+    remains.
     """
     groups: list[Group] = []
     for folder in folders:
@@ -114,8 +116,9 @@ def _group_of(settings: Settings, groups: list[Group]) -> Group:
 
 
 def settings_of(folder: Path) -> Settings:
-    """The program and the flags that matter; of a folder without meta.json, its place alone; of a
-    kept curve its name without the seed.
+    """Returns the settings that distinguish a run: its program and the flags that matter.
+
+    For a folder without meta.json it is the path, for a kept curve the file name without the seed.
     """
     if folder.is_file():
         return {"program": folder.stem.rpartition("-")[0] or folder.stem}
@@ -130,14 +133,15 @@ def settings_of(folder: Path) -> Settings:
 
 
 def curve(folder: Path) -> Points:
-    """`(step, mean return of the last updates in which episodes ended)`; UsageError when the
-    folder is not a run's.
+    """Returns points (step, moving average of the mean episode return).
+
+    Raises UsageError when `folder` is neither a run's folder nor a kept curve.
     """
     if not (folder.is_file() or (folder / "logs.csv").exists()):
-        raise UsageError(f"{folder} is no folder of a run: it has no logs.csv")
+        raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv")
     points: Points = []
     for step, value in _smoothed(folder):
-        while points and points[-1][0] >= step:  # the run went back to an earlier checkpoint
+        while points and points[-1][0] >= step:  # the run restarted from an earlier checkpoint
             points.pop()
         points.append((step, value))
     return points
@@ -153,10 +157,10 @@ def _smoothed(folder: Path) -> Iterator[tuple[float, float]]:
 
 
 def spread(group: Group) -> Spread:
-    """Mean and band on a common grid of steps.
+    """Returns mean and band of a group's curves on a common grid of steps.
 
-    Runs begin and end at different steps. Each counts where it has points on both sides; the line
-    is drawn where at least half of the runs count.
+    Runs begin and end at different steps. A run counts between its first and its last point; the
+    line is drawn where at least half of the runs count.
     """
     grid = _grid(group.curves)
     values = np.stack([_on_grid(points, grid) for points in group.curves])  # [runs, N]
@@ -170,23 +174,25 @@ def spread(group: Group) -> Spread:
 
 
 def _grid(curves: list[Points]) -> np.ndarray:
-    """Steps from the first to the last point of any run; a single run keeps its own."""
+    """Returns a grid from the first to the last step of any run; a single run keeps its steps."""
     if len(curves) == 1:
         return np.array([step for step, _ in curves[0]])
     first, last = min(c[0][0] for c in curves), max(c[-1][0] for c in curves)
-    ends = [step for c in curves for step in (c[0][0], c[-1][0])]  # no run falls between the grid
+    ends = [
+        step for c in curves for step in (c[0][0], c[-1][0])
+    ]  # so that no short run falls between grid points
     return np.unique([*np.linspace(first, last, _GRID), *ends])
 
 
 def _on_grid(points: Points, grid: np.ndarray) -> np.ndarray:
-    """The curve [N], straight between its points; NaN before the first and after the last."""
+    """Interpolates a curve linearly on the grid [N]; NaN outside of its first and last point."""
     steps, values = np.array(points).T
     on_grid: np.ndarray = np.interp(grid, steps, values, left=np.nan, right=np.nan)
     return on_grid
 
 
 def labels(groups: list[Group]) -> list[str]:
-    """What differs between the groups; the folder's name where nothing does or is known."""
+    """Returns a label per group: the settings that differ, or else the folder's name."""
     differing = _differing([group.settings for group in groups])
     found = [_describe(group.settings, differing) for group in groups]
     if not all(found) or len(set(found)) < len(found):
@@ -195,8 +201,9 @@ def labels(groups: list[Group]) -> list[str]:
 
 
 def _differing(settings: list[Settings]) -> list[str]:
-    """Names of flags that all groups have and that differ. What only one program has goes without
-    saying where the programs are named.
+    """Returns the flags that differ, of those that all groups have.
+
+    Flags of one program only are left out: the label names the program.
     """
     common = [name for name in settings[0] if all(name in other for other in settings)]
     differing = [name for name in common if any(s[name] != settings[0][name] for s in settings)]
@@ -245,7 +252,7 @@ def _draw(lines: list[tuple[str, Spread]], output: Path) -> None:
     axes.legend()
     try:
         figure.savefig(output, dpi=150)
-    except (OSError, ValueError) as error:  # no such folder, or a suffix that is no image's
+    except (OSError, ValueError) as error:  # no such folder, or not the suffix of an image
         raise UsageError(f"--output {output} cannot be written: {error}") from None
 
 

@@ -133,7 +133,9 @@ def test_a_wrong_key_is_answered_with_those_there_are(
 
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
 def test_of_observations_that_are_no_dict_nothing_can_be_selected(env_id: str) -> None:
-    with pytest.raises(ValueError, match=rf"{env_id}: .* not a dict.* leave out --observation_keys"):
+    with pytest.raises(
+        ValueError, match=rf"{env_id}: .* not a dict.* leave out --observation_keys"
+    ):
         envs.make(env_id, 1, options=EnvOptions(observation_keys=("image",)))
 
 

@@ -31,7 +31,7 @@ _BUSY = 0.5  # of the cores, before anything is measured
 
 _LEFT_OUT = (
     "Left out, because the compiled part (libtorchbeast) is not installed: transport and the "
-    "whole. MonoBeast does without it."
+    "whole. MonoBeast works without it."
 )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Atari games, stepped by ALE's own vector environment in C++.
 
-docs/atari.md says what is done to a game and how that differs from the original's wrappers.
+docs/atari.md lists the preprocessing and how it differs from the original's wrappers.
 E is the number of environments, K the number of those truncated in one step.
 """
 
@@ -18,10 +18,10 @@ from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_se
 from torchbeast.envs.errors import EnvError, did_you_mean
 from torchbeast.envs.options import EnvOptions
 
-# Thirty minutes of play at 60 frames a second, where the literature cuts an episode.
+# Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
 MAX_FRAMES_PER_EPISODE = 108_000
 
-# Gymnasium has a Blackjack-v1 of its own, so a bare name needs one of old Gym's Atari versions.
+# A bare name needs one of old Gym's Atari versions: Gymnasium has a Blackjack-v1 of its own.
 _ATARI_ID = re.compile(r"(?:ALE/(\w+)-v5|(\w+?)(NoFrameskip|Deterministic)?-v([04]))")
 
 _FRAME_SKIP = 4
@@ -32,9 +32,9 @@ _STICKY_ACTIONS = 0.25
 class AtariEnv:
     """E games of one kind, in gray frames of 84x84.
 
-    Sends each new frame only, [E, 1, 84, 84]; the policy sees the newest four. terminated says
-    that a life or the game was lost, episode_end that the whole game is over. Rewards are the
-    game's own.
+    Observations hold only the new frame, uint8 [E, 1, 84, 84]; the policy sees the newest four.
+    terminated is true when a life or the game is lost, episode_end when the whole game is over.
+    Rewards are the game's own, not clipped.
     """
 
     frame_stack = 4
@@ -52,13 +52,14 @@ class AtariEnv:
         frame_skip: int = _FRAME_SKIP,
         full_action_space: bool = False,
     ) -> None:
-        """rom: the name of the game as ALE spells it, such as ms_pacman.
+        """Makes the games.
 
-        noop_max: a game begins with fewer than this many frames in which nothing is done.
+        rom: ALE's name of the game, such as ms_pacman.
+        noop_max: a game starts with a random number of no-op frames below this.
         max_frames: emulated frames after which an episode is truncated.
-        sticky_actions: chance, at each emulated frame, that the action before is done again.
-        frame_skip: emulated frames for each action; seen is the maximum of the last two.
-        full_action_space: all 18 actions of the console, not only those that the game uses.
+        sticky_actions: probability, at each emulated frame, of repeating the previous action.
+        frame_skip: emulated frames per action; observed is the maximum of the last two.
+        full_action_space: all 18 actions of the console instead of those that the game uses.
         """
         from ale_py.vector_env import AtariVectorEnv
 
@@ -90,7 +91,7 @@ class AtariEnv:
         return frames
 
     def step(self, action: ArrayNest) -> VecStep:
-        # ALE waits for ever after an action it does not know.
+        # ALE blocks forever on an action that it does not know.
         actions = check_discrete(action, self.action_space, self.num_envs)
         observation, reward, terminated, truncated, info = self._env.step(actions)
         started, self._game_start = self._game_start, _game_start(info)
@@ -108,17 +109,17 @@ class AtariEnv:
 
 
 def _game_start(info: dict[str, np.ndarray]) -> np.ndarray:
-    """int32 [E]: the emulated frame at which the current game began.
+    """Returns the emulated frame at which each current game began, int32 [E].
 
-    A lost life leaves it as it is, and every restart of a game moves it: that tells the two apart
-    also in games without lives.
+    A restart changes it and a lost life does not, which tells the two apart even in games without
+    lives.
     """
     start: np.ndarray = info["frame_number"] - info["episode_frame_number"]
     return start
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether the id is one of an Atari game, installed or not."""
+    """Returns whether the id names an Atari game, installed or not."""
     match = _ATARI_ID.fullmatch(env_id)
     if not match:
         return env_id.startswith("ALE/")
@@ -126,7 +127,7 @@ def is_atari(env_id: str) -> bool:
 
 
 def make(env_id: str, num_envs: int, num_threads: int, options: EnvOptions) -> AtariEnv:
-    """num_envs games of an id like PongNoFrameskip-v4 or ALE/Pong-v5."""
+    """Makes num_envs games of an id like PongNoFrameskip-v4 or ALE/Pong-v5."""
     if find_spec("ale_py") is None:
         raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")
     sticky, skip = options.sticky_actions, options.frame_skip
@@ -142,16 +143,20 @@ def make(env_id: str, num_envs: int, num_threads: int, options: EnvOptions) -> A
 
 
 def usual_sticky_actions(env_id: str) -> float:
-    """The chance that an action is repeated which Gymnasium registers with the id: ALE/Pong-v5 and
-    ids with -v0 have one, those with -v4 do not.
+    """Returns the probability of sticky actions that Gymnasium registers with the id.
+
+    It is 0.25 for ids like ALE/Pong-v5 and ids with -v0, and 0 for those with -v4.
     """
     match = _ATARI_ID.fullmatch(env_id)
-    promised = match is not None and (match[1] is not None or match[4] == "0")
-    return _STICKY_ACTIONS if promised else 0.0
+    is_sticky = match is not None and (match[1] is not None or match[4] == "0")
+    return _STICKY_ACTIONS if is_sticky else 0.0
 
 
 def rom_name(env_id: str) -> str:
-    """ALE's name of the game: PongNoFrameskip-v4, Pong-v4 and ALE/Pong-v5 are all pong."""
+    """Returns ALE's name of the game: pong for PongNoFrameskip-v4, Pong-v4 and ALE/Pong-v5.
+
+    Raises EnvError when the id is malformed or ALE has no such game.
+    """
     match = _ATARI_ID.fullmatch(env_id)
     if not match:
         raise EnvError(f"{env_id}: Atari games are called like ALE/Pong-v5 or PongNoFrameskip-v4")
@@ -163,7 +168,7 @@ def rom_name(env_id: str) -> str:
 
 
 def _roms() -> dict[str, str]:
-    """ALE's games by the name that ids use: {"MsPacman": "ms_pacman", ...}; empty without ALE."""
+    """Returns ALE's games by their name in ids, {"MsPacman": "ms_pacman"}; {} without ALE."""
     package = find_spec("ale_py")
     if package is None or package.origin is None:
         return {}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes wrong before an environment exists."""
+"""Errors in making an environment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class EnvError(ValueError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Ends a message with the known names that are close to name, or with nothing."""
+    """Returns the end of a message that suggests the closest known names, or an empty string."""
     by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
     close = get_close_matches(name.lower(), by_lower, n=3)
     return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""

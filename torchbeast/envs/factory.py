@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of the user's own, named `package.module:factory`.
+"""Users' own environments, named `package.module:factory`.
 
-factory() is called once for each environment and returns it: Gymnasium's interface or legacy Gym's.
-A factory with a parameter num_envs is called once, with num_envs=E, and returns a VecEnv.
+The factory is called once per environment and returns one with Gymnasium's or legacy Gym's
+interface. A factory with a parameter num_envs is called once, with num_envs=E, and returns a
+VecEnv.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ def make(env_id: str, num_envs: int, options: EnvOptions) -> VecEnv:
     env: VecEnv = factory(num_envs=num_envs)
     if getattr(env, "num_envs", None) != num_envs:
         raise EnvError(
-            f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv of that "
+            f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv with as "
             f"many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
         )
     return env
 
 
 def find(env_id: str) -> Callable[..., Any]:
-    """The factory that `package.module:factory` names."""
+    """Returns the factory that `package.module:factory` names; raises EnvError if there is none."""
     module_name, _, factory_name = env_id.partition(":")
     module = import_module(module_name, env_id)
     factory = getattr(module, factory_name, None)
@@ -45,12 +46,13 @@ def find(env_id: str) -> Callable[..., Any]:
 
 
 def import_module(name: str, env_id: str) -> ModuleType:
-    """The module of that name; env_id is what the user asked for."""
+    """Imports the module `name`; raises EnvError, which names `env_id`, when that fails."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise EnvError(
-            f"{env_id}: there is no module {error.name}; install it, or start in its folder"
+            f"{env_id}: there is no module {error.name}; install it, or start the program in its "
+            "folder"
         ) from error
-    except (TypeError, ValueError) as error:  # an empty or a relative name
+    except (TypeError, ValueError) as error:  # an empty or relative name
         raise EnvError(f"{env_id}: {name!r} is not the name of a module") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Any environment that is registered with Gymnasium. The only module that imports gymnasium."""
+"""Environments registered with Gymnasium. The only module that imports gymnasium."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torchbeast.envs.errors import EnvError, did_you_mean
 from torchbeast.envs.factory import import_module
 from torchbeast.envs.options import EnvOptions
 
-# By how their ids begin: packages that Gymnasium does not import by itself.
+# Packages that Gymnasium does not import by itself, by the prefixes of their ids.
 _PACKAGES = {
     "BabyAI-": "minigrid",
     "MiniGrid-": "minigrid",
@@ -21,9 +21,10 @@ _PACKAGES = {
 
 
 def make(env_id: str, num_envs: int, render: bool, options: EnvOptions) -> VecEnv:
-    """num_envs environments of a Gymnasium id, with the time limit that is registered with it.
+    """Makes num_envs environments of a Gymnasium id, with the time limit registered for it.
 
-    render: they can draw themselves, which some need another package for.
+    render: whether they render RGB arrays, for which some need another package. Raises EnvError
+    when there is no such id, or a package is missing.
     """
     gymnasium = _gymnasium(env_id)
     spec = _spec(gymnasium, env_id)
@@ -39,7 +40,7 @@ def make(env_id: str, num_envs: int, render: bool, options: EnvOptions) -> VecEn
 
 
 def _import_package_of(env_id: str) -> None:
-    """Imports the package that is known to register such ids; EnvError where it is missing."""
+    """Imports the package that registers such ids; raises EnvError when it is not installed."""
     for start, package in _PACKAGES.items():
         if env_id.startswith(start):
             if find_spec(package) is None:
@@ -52,13 +53,13 @@ def _gymnasium(env_id: str) -> Any:
         import gymnasium
     except ModuleNotFoundError as error:
         raise EnvError(
-            f"{env_id} is looked for in Gymnasium, which is not installed: pip install gymnasium"
+            f"{env_id} needs Gymnasium, which is not installed: pip install gymnasium"
         ) from error
     return gymnasium
 
 
 def _spec(gymnasium: Any, env_id: str) -> Any:
-    """What Gymnasium knows of the id, which may name a module to import first: module:Id-v0."""
+    """Returns Gymnasium's spec of an id; `module:Id-v0` imports the module first."""
     from torchbeast.envs import BUILT_IN
 
     module_name, _, name = env_id.rpartition(":")
@@ -70,7 +71,7 @@ def _spec(gymnasium: Any, env_id: str) -> Any:
         return gymnasium.spec(name)
     except gymnasium.error.UnregisteredEnv as error:
         hint = did_you_mean(env_id, [*gymnasium.registry, *BUILT_IN])
-        where = "" if hint or module_name else "; one of another package is given as package:Id-v0"
+        where = "" if hint or module_name else "; for another package's, give package:Id-v0"
         raise EnvError(f"no environment is called {env_id}{hint}{where}") from error
     except gymnasium.error.Error as error:  # malformed, deprecated
         raise EnvError(f"{env_id}: {error}") from error

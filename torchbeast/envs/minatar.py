@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """MinAtar: five Atari games on boards of 10x10 (Young and Tian 2019, arXiv:1903.03176).
 
-The ids are those of MinAtar's Gymnasium interface, MinAtar/Breakout-v1: v1 has the actions that do
-something in the game, v0 all six. The games are stepped without that interface, which takes twice
-as long as they do.
+The ids are those of MinAtar's Gymnasium interface, MinAtar/Breakout-v1: v1 offers only actions that
+have an effect in the game, v0 all six. The games are stepped without that interface, which takes
+twice as long as the games themselves.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ _ID = re.compile(rf"{PREFIX}(\w+)-v([01])")
 
 
 class MinAtarEnv:
-    """E games of one kind, without a time limit but the games' own.
+    """E games of one kind, without a time limit beyond the games' own.
 
-    Observation: bool [10, 10, channels], one channel for each kind of object. With a probability of
-    0.1 an action is the last one again.
+    Observation: bool [10, 10, channels], one channel for each kind of object. The previous action
+    is repeated with probability 0.1.
     """
 
     frame_stack = 1
 
     def __init__(self, game: str, num_envs: int, *, minimal_actions: bool, env_id: str) -> None:
-        """game: its name in MinAtar. minimal_actions: only those that do something in it."""
+        """Makes the games.
+
+        game: MinAtar's name of it. minimal_actions: offer only actions that have an effect in it.
+        """
         make_game = _environment_class()
         self._games = [make_game(game) for _ in range(num_envs)]
         first = self._games[0]
@@ -50,7 +53,7 @@ class MinAtarEnv:
             self._games, environment_seeds(seed, self.num_envs), strict=True
         ):
             game.seed(game_seed)
-            game.last_action = 0  # which it may repeat; its own reset leaves it
+            game.last_action = 0  # it may be repeated, and reset() does not clear it
             game.reset()
         return self._observation()
 
@@ -80,7 +83,7 @@ class MinAtarEnv:
 
 
 def make(env_id: str, num_envs: int) -> MinAtarEnv:
-    """num_envs games of an id like MinAtar/Breakout-v1."""
+    """Makes num_envs games of an id like MinAtar/Breakout-v1; raises EnvError for a wrong id."""
     match = _ID.fullmatch(env_id)
     if match is None:
         raise EnvError(f"{env_id}: MinAtar's games are called like MinAtar/Breakout-v1")
@@ -96,7 +99,7 @@ def make(env_id: str, num_envs: int) -> MinAtarEnv:
 
 
 def _environment_class() -> Any:
-    """Without MinAtar's warning that what it draws with is missing: nothing is drawn here."""
+    """Imports MinAtar's Environment without its warning about missing packages for rendering."""
     logging.disable(logging.WARNING)
     try:
         from minatar import Environment

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment of constant cost, to measure and to test everything around it."""
+"""An environment of constant cost, for benchmarks and tests of everything around it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_se
 
 
 class Mock:
-    """Looks like an Atari game with four stacked frames; what it sends is known beforehand.
+    """An environment with the spaces of an Atari game, four stacked frames, and known content.
 
     Every byte of an observation is (seed of the environment + step of the episode) % 256, every
     reward is 1, and every episode ends after episode_length steps.
@@ -42,6 +42,6 @@ class Mock:
         pass
 
     def _observation(self) -> np.ndarray:
-        """uint8 [E, 4, 84, 84]."""
+        """Returns the observations, uint8 [E, 4, 84, 84]."""
         values = ((self._seeds + self._step) % 256).astype(np.uint8)
         return np.repeat(values, 4 * 84 * 84).reshape(self.num_envs, 4, 84, 84)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments in the program's own process, with errors that a user can read."""
+"""Makes environments in the program's own process, with errors that a user can read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from torchbeast.errors import RunError, UsageError, without_our_frames
 def make_environment(
     env_id: str, num_envs: int, options: EnvOptions = DEFAULTS, render: bool = False
 ) -> VecEnv:
-    """`num_envs` environments; UsageError for a wrong name, RunError for what their code raised."""
+    """Makes `num_envs` environments.
+
+    Raises UsageError for a wrong name or option, and RunError when the environment's own code
+    fails.
+    """
     try:
         return envs.make(env_id, num_envs, render=render, options=options)
     except ValueError as error:
@@ -24,5 +28,5 @@ def make_environment(
 
 
 def what_it_raised(error: Exception) -> str:
-    """The error, with the user's own part of its traceback."""
+    """Returns the error as text, with only the user's code in its traceback."""
     return without_our_frames("".join(traceback.format_exception(error))).strip()

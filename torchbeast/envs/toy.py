@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Toy tasks that are learnt in seconds, all E environments in a few numpy operations.
+"""Toy tasks that are learnt in seconds; all E environments are stepped by a few numpy operations.
 
 Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568).
 """
@@ -13,7 +13,7 @@ from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_se
 
 
 class _Toy:
-    """What the tasks share: own random numbers for each environment, no time limit, no lives."""
+    """Common base of the tasks: a random generator per environment, no time limit, no lives."""
 
     frame_stack = 1
 
@@ -28,7 +28,7 @@ class _Toy:
         self._generators = [np.random.default_rng(env_seed) for env_seed in seeds]
 
     def _draw(self, envs: np.ndarray, n: int) -> list[int]:
-        """A number in 0, ..., n - 1 for each of the environments with these indices."""
+        """Draws a number in 0, ..., n - 1 for each environment index in `envs`."""
         return [int(self._generators[env].integers(n)) for env in envs]
 
 
@@ -37,11 +37,11 @@ def _vec_step(observation: np.ndarray, reward: np.ndarray, ended: np.ndarray) ->
 
 
 class Catch(_Toy):
-    """A ball falls over 10 rows and 5 columns; the paddle in the last row is to be under it.
+    """Catching a ball that falls through 10 rows and 5 columns with a paddle in the last row.
 
-    Observation: float32 [10, 5], 1 where ball and paddle are. Actions: left, stay, right.
+    Observation: float32 [10, 5], 1 where ball and paddle are, else 0. Actions: left, stay, right.
     Reward: after 9 steps, when the episode ends, 1 for a caught ball and -1 for a lost one; else 0.
-    Acting at random has a mean return of about -0.6, the best policy 1.
+    The mean return is about -0.6 for random actions and 1 for the best policy.
     """
 
     env_id = "Catch"
@@ -74,7 +74,7 @@ class Catch(_Toy):
         return _vec_step(self._observation(), reward, ended)
 
     def _drop(self, envs: np.ndarray) -> None:
-        """Begins an episode: the ball in a random column of row 0, the paddle in the middle."""
+        """Starts episodes: the ball in a random column of row 0, the paddle in the middle."""
         self._row[envs] = 0
         self._ball[envs] = self._draw(envs, self.columns)
         self._paddle[envs] = self.columns // 2
@@ -88,10 +88,10 @@ class Catch(_Toy):
 
 
 class Memory(_Toy):
-    """A cue is shown once and asked for at the end; a policy without memory has a mean return of 0.
+    """Recalling a cue shown once at the start; a policy without memory has a mean return of 0.
 
-    Observation: float32 [3] = (part of the episode that is left, cue, question). The cue is -1 or 1
-    in an episode's first observation and 0 later; the question is 1 in the last observation
+    Observation: float32 [3] = (fraction of the episode that is left, cue, question). The cue is -1
+    or 1 in an episode's first observation and 0 later; the question is 1 in the last observation
     before the episode ends. Actions: 0 answers -1, 1 answers 1, and only the last one counts.
     Reward: with the last action, 1 for the right answer and -1 for the wrong one; else 0.
     """
@@ -132,12 +132,12 @@ class Memory(_Toy):
 
 
 class Dials(_Toy):
-    """Three dials of 3, 4 and 5 positions are to be set at once, as each observation shows.
+    """Setting three dials of 3, 4 and 5 positions at once as each observation shows.
 
     Observation: float32 [12], the three wanted positions one-hot, one after the other. Actions:
     MultiDiscrete, a position for each dial. Reward: 1/10 for each step in which all three are
-    right; else 0. An episode has ten steps. Acting at random has a mean return of 1/60; a policy
-    that is right in all dials but one, and random in that, 1/3 at most; the best policy 1.
+    right; else 0. An episode has ten steps. The mean return is 1/60 for random actions, at most 1/3
+    for a policy that sets one dial at random and the others right, and 1 for the best policy.
     """
 
     env_id = "Dials"
@@ -153,23 +153,23 @@ class Dials(_Toy):
     def reset(self, seed: int) -> ArrayNest:
         self._seed(seed)
         self._time[:] = 0
-        self._turn()
+        self._new_targets()
         return self._observation()
 
     def step(self, action: ArrayNest) -> VecStep:
         right = (self._checked(action) == self._wanted).all(axis=1)
         reward = np.where(right, np.float32(1 / self.episode_length), np.float32(0))
         self._time = (self._time + 1) % self.episode_length
-        self._turn()
+        self._new_targets()
         return _vec_step(self._observation(), reward, self._time == 0)
 
-    def _turn(self) -> None:
-        """New positions are wanted, int64 [E, 3]."""
+    def _new_targets(self) -> None:
+        """Draws new wanted positions, int64 [E, 3]."""
         every = np.arange(self.num_envs)
         self._wanted = np.stack([self._draw(every, n) for n in self.positions], axis=1)
 
     def _checked(self, action: ArrayNest) -> np.ndarray:
-        """int64 [E, 3]; ValueError unless it is a position for each dial of each environment."""
+        """Returns actions as integers [E, 3]; raises ValueError unless each is a valid position."""
         array = np.asarray(action)
         expected = (self.num_envs, len(self.positions))
         if array.shape != expected or not np.issubdtype(array.dtype, np.integer):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A video of what is played: the environment's own picture of itself where it draws one (those of
-Gymnasium), else what the policy sees, the newest frame of every observation.
+"""Videos of evaluation episodes.
+
+A frame is the environment's own rendering where it has one (Gymnasium's environments), else the
+newest frame of the observation.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ except ImportError:
         "--mode test_render needs OpenCV: pip install opencv-python-headless"
     ) from None
 
-_FRAMES_PER_SECOND = 15.0  # Atari's 60 over a frame skip of 4
-_SMALLEST = 240  # pixels; smaller frames are enlarged, each pixel to a square
+_FRAMES_PER_SECOND = 15.0  # Atari's 60, divided by the frame skip of 4
+_SMALLEST = 240  # pixels a side; smaller frames are enlarged by a whole factor
 
 
 class VideoWriter:
@@ -46,10 +48,10 @@ class VideoWriter:
             self._writer.release()
 
     def write(self, frame: np.ndarray) -> None:
-        """frame: uint8 `[H, W, 3]`, red first; all of one size."""
+        """Appends a frame, uint8 [H, W, 3] in RGB order; all frames have the same size."""
         if self._writer is None:
             self._writer = self._open(frame)
-        self._writer.write(np.ascontiguousarray(frame[..., ::-1]))  # OpenCV has blue first
+        self._writer.write(np.ascontiguousarray(frame[..., ::-1]))  # OpenCV expects BGR
 
     def _open(self, frame: np.ndarray) -> cv2.VideoWriter:
         height, width = frame.shape[:2]
@@ -61,23 +63,26 @@ class VideoWriter:
 
 
 def picture(env: VecEnv, observation: Any) -> np.ndarray:
-    """A uint8 frame `[H, W, 3]` of environment 0; UsageError when there is nothing to be seen.
+    """Returns a frame of environment 0, uint8 [H, W, 3].
 
-    observation: nest of arrays `[1, ...]`.
+    observation: nest of arrays [1, ...]. Raises UsageError when the environment neither renders
+    itself nor has an image among its observations.
     """
     drawn = env.render() if isinstance(env, SyncVecEnv) else None
     return to_frame(observation) if drawn is None else _enlarged(drawn)
 
 
 def to_frame(observation: Any) -> np.ndarray:
-    """The newest frame of the first image `[1, C, H, W]` or `[1, H, W, C]`, channels being fewer
-    than rows. Three channels are colours, the newest of others is gray; an image of bits (MinAtar)
-    shows every channel in a gray of its own.
+    """Returns a frame uint8 [H, W, 3] of the first image [1, C, H, W] or [1, H, W, C].
+
+    Channels are fewer than rows. Three channels are colours; of other numbers the last one is shown
+    in gray. An image of booleans (MinAtar) shows every channel in its own shade of gray. Raises
+    UsageError when no leaf is an image.
     """
     images = [leaf[0] for leaf in flatten(observation) if leaf.ndim == 4]
     if not images:
         raise UsageError(
-            "--mode test_render needs an environment of Gymnasium that draws itself, or "
+            "--mode test_render needs a Gymnasium environment that renders itself, or "
             "observations that are images: use --mode test"
         )
     image = images[0] if images[0].shape[0] <= images[0].shape[2] else images[0].transpose(2, 0, 1)
@@ -85,7 +90,7 @@ def to_frame(observation: Any) -> np.ndarray:
 
 
 def _visible(image: np.ndarray) -> np.ndarray:
-    """[C, H, W] to uint8 [1 or 3, H, W]."""
+    """Converts an image [C, H, W] to uint8 [1 or 3, H, W]."""
     if image.dtype == np.bool_:
         grays = np.linspace(255, 80, len(image)).astype(np.uint8)
         shown: np.ndarray = (image * grays[:, None, None]).max(0, keepdims=True)

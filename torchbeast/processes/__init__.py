@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes, their supervisor, and the memory of this process."""
+"""Child processes, the supervisor of a run, and malloc settings of this process."""

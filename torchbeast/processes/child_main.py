@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the main of every child process does first; the other end is child_process.py."""
+"""Setup at the start of every child process; child_process.py is the parent's side."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Report = Callable[[dict[str, Any]], None]
 
 
 def take_stdout() -> Report:
-    """Keeps stdout for reports; what is printed from now on, by C code too, goes to stderr."""
+    """Reserves stdout for reports and redirects everything else printed there to stderr.
+
+    Output of C code is redirected too. Returns a function that writes a report.
+    """
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     sys.stdout = sys.stderr
@@ -29,10 +32,10 @@ def take_stdout() -> Report:
 
 
 def take_stdin() -> BinaryIO:
-    """Keeps stdin for what the program says; it is empty for whoever else reads it from now on,
-    processes that an environment starts included.
+    """Reserves stdin for the parent's messages and returns it.
 
-    A thread may wait in the pipe until the end, which Python does not forgive of sys.stdin.
+    Every other reader of stdin, including processes that an environment starts, finds it empty. The
+    result is a separate file because a thread blocked in sys.stdin would break Python's exit.
     """
     pipe = os.fdopen(os.dup(0), "rb")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -42,7 +45,7 @@ def take_stdin() -> BinaryIO:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """The report of an error. Our own about a wrong name or a taken address needs no traceback."""
+    """Returns an error as a report; errors of our own are sentences and need no traceback."""
     usage = type(error).__name__ == "EnvError" or isinstance(error, UsageError)
     own = usage or isinstance(error, (ConnectionError, RunError))
     message = str(error) if own else "".join(traceback.format_exception(error))

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that a program starts, watches and ends.
+"""A child process that a program starts, watches and ends.
 
     program --- stdin ---> child     closed (also by the program's death): the child ends
             <-- stdout --            lines of JSON: its reports
             <-- stderr --            goes to out.log; the last lines are shown when it dies
 
-Children are started fresh, never forked: they hold none of the program's memory. Three threads
-serve each: one reads its reports, one its stderr, and one waits for the process itself, because
-what the child forked may hold its pipes for longer than it lives. The child leads a process group,
-which ends with it.
+Children are spawned, never forked, so they share none of the program's memory. Three threads serve
+each child: one reads its reports, one its stderr, and one waits for the process itself, because
+processes that the child forked may keep its pipes open after its death. The child leads a process
+group, which is killed when the child ends.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _log = logging.getLogger("torchbeast.children")
 _STDERR_LINES = 20
 _GRACE_S = 5.0  # from closing a child's stdin to SIGTERM
 _KILL_S = 2.0  # from SIGTERM to SIGKILL
-_MOST_DEATHS = 5  # of a child and of those in its place, within ...
-_DEATHS_S = 600.0  # ... this time: another one would die too
+_MOST_DEATHS = 5  # of a child and its replacements ...
+_DEATHS_S = 600.0  # ... within this time: another replacement would die too
 
 Report = dict[str, Any]
 
 
 class ChildProcess:
-    """`python -m module`, with one JSON argument.
+    """A running `python -m module` with one JSON argument.
 
-    on_report: called with every report, from a thread of the child's own.
-    on_end: called once, after the last report and from another such thread, when the child ended
-        before it was asked to. It is given the child's error: what the child reported as
-        {"error": ..., "usage": ...}, or how it died.
+    on_report: called with every report, from a thread that serves this child.
+    on_end: called once, after the last report and from another such thread, when the child ends
+        without having been asked to. Its argument is the error that the child reported as
+        {"error": ..., "usage": ...}, or a description of how it died.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ChildProcess:
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
         self._error_report: Report = {}
-        self._given_up = ""  # why it was killed
+        self._given_up = ""  # the reason it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, json.dumps(arguments)],
@@ -81,24 +81,24 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The child's process id."""
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Writes one line of JSON to its stdin; nothing when it has ended, which on_end tells."""
+        """Writes one line of JSON to the child's stdin; a no-op once it has ended."""
         stdin = _stream(self._process.stdin)
         with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed by ask_to_end
             stdin.write(json.dumps(message).encode() + b"\n")
             stdin.flush()
 
     def ask_to_end(self) -> None:
-        """Closes its stdin. From now on its end is no failure."""
+        """Closes the child's stdin. From now on its end is not a failure."""
         self._closing = True
-        with contextlib.suppress(OSError):  # what was still to be written to a dead child
+        with contextlib.suppress(OSError):  # unwritten data for a dead child
             _stream(self._process.stdin).close()
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (of time.monotonic), then ends it by force."""
+        """Waits until `deadline` (by time.monotonic), then terminates or kills the child."""
         if not self._ended_by(deadline):
             self._process.terminate()
         if not self._ended_by(max(deadline, time.monotonic()) + _KILL_S):
@@ -108,7 +108,7 @@ class ChildProcess:
             self._watcher.join(_KILL_S)
 
     def give_up(self, why: str) -> None:
-        """Ends it by force, at once; `on_end` is told why."""
+        """Kills the child at once; the error given to `on_end` says why."""
         self._given_up = why
         self._process.kill()
 
@@ -134,7 +134,7 @@ class ChildProcess:
             self._on_end(self._error())
 
     def _end_group(self) -> None:
-        """Ends the processes that it forked and left behind."""
+        """Kills the processes that the child forked and left behind."""
         with contextlib.suppress(ProcessLookupError, PermissionError):  # there are none
             os.killpg(self.pid, signal.SIGKILL)
 
@@ -166,17 +166,17 @@ class ChildProcess:
 
 
 class ProcessDied(RunError):
-    """A child ended without a word: killed, or crashed in code that is not Python."""
+    """A child ended without reporting an error: it was killed, or crashed outside of Python."""
 
 
 class Deaths:
-    """Deaths of one child and of those that took its place. Used by one thread at a time."""
+    """Counts the deaths of a child and its replacements. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
 
     def too_many(self, error: Exception) -> ProcessDied | None:
-        """Counts a death; the failure that says so when one more child would die too."""
+        """Counts a death; returns the final error if replacing is hopeless by now, else None."""
         self._times.append(time.monotonic())
         seconds = self._times[-1] - self._times[0]
         if len(self._times) < _MOST_DEATHS or seconds >= _DEATHS_S:
@@ -186,7 +186,7 @@ class Deaths:
 
 
 def end_all(children: Iterable[ChildProcess]) -> None:
-    """Asks all to end, and ends by force those that do not."""
+    """Asks all children to end, and kills those that do not within the grace period."""
     ending = list(children)
     for child in ending:
         child.ask_to_end()
@@ -201,7 +201,7 @@ def _stream(stream: IO[bytes] | None) -> IO[bytes]:
 
 
 def _parse(line: bytes) -> Report:
-    """A report; {} for a line that a dying child did not complete."""
+    """Parses a report; returns {} for a line that a dying child did not complete."""
     try:
         report = json.loads(line)
     except ValueError:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a run ends: the first failure or stop closes everything, once, and is what is reported.
+"""Ends a run: the first failure or stop closes everything once, and is the one reported.
 
     start_thread() ... a thread raises -> fail() -+
     Ctrl-C, SIGTERM -> wait() sees it  -> stop() -+-> every on_close function, in reverse order
     the last step was learnt           -> stop() -+
 
-Thread safety: every method may be called from any thread; `wait` and the signal handlers belong
-to the main thread. Nothing here waits without a bound.
+Thread safety: every method may be called from any thread, except `wait` and `signals`, which belong
+to the main thread. Every wait has a time limit.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _log = logging.getLogger("torchbeast.supervisor")
 
 _SIGNAL_POLL_S = 0.1
 EXIT_INTERRUPTED_TWICE = 130
-# `timeout`, and whatever else signals both a process and its group, sends one signal twice at once.
+# Programs such as `timeout` signal a process and its group: the same signal arrives twice at once.
 SECOND_SIGNAL_S = 1.0
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What failed first."""
+    """The first failure of a run."""
 
-    origin: str  # "" for what the program itself did
+    origin: str  # the thread or process that failed; "" for the program itself
     error: BaseException
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Failure:
 
 
 class Supervisor:
-    """Threads, their end, and the reason for it."""
+    """Runs the threads of a run, ends them together, and keeps the reason."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -62,13 +62,11 @@ class Supervisor:
 
     @property
     def interrupted(self) -> bool:
-        """True when a signal was the reason for the end."""
+        """True when a signal ended the run."""
         return self._signal is not None and self.reason == self._signal
 
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
-        """Runs `body` in a thread whose exception is the failure of the run (unless that ended
-        before).
-        """
+        """Runs `body` in a thread; its exception fails the run, unless the run has ended before."""
         thread = threading.Thread(target=self._run, args=(name, body), name=name, daemon=True)
         with self._lock:
             self._threads.append(thread)
@@ -76,7 +74,7 @@ class Supervisor:
         return thread
 
     def on_close(self, close: Callable[[], None]) -> None:
-        """Calls `close` once when the run ends; at once when it has ended already."""
+        """Registers `close` to be called once when the run ends; calls it now if it has ended."""
         with self._lock:
             if not self.ended:
                 self._closers.append(close)
@@ -84,24 +82,25 @@ class Supervisor:
         self._call(close)
 
     def fail(self, origin: str, error: BaseException) -> None:
-        """Ends the run with this failure; only logged when the run has ended already."""
+        """Ends the run with this failure; if the run has ended already, only logs it."""
         if not self._end(None, Failure(origin, error)):
             _log.info("after the end, %s: %r", origin, error)
 
     def fail_at_end(self, origin: str, error: BaseException) -> None:
-        """Makes this the failure of a run that has none, even if it ended in good order before."""
+        """Records this failure if the run has none yet, even if it has already ended in order."""
         with self._lock:
             if self.ended and self.failure is None:
                 self.failure = Failure(origin, error)
         self.fail(origin, error)
 
     def stop(self, reason: str) -> None:
-        """Ends the run in good order; nothing when it has ended already."""
+        """Ends the run in order; a no-op if it has ended already."""
         self._end(reason, None)
 
     def wait(self, timeout: float) -> bool:
-        """Waits until the run has ended or `timeout` seconds passed;
-        true when it has. Main thread only.
+        """Waits up to `timeout` seconds for the end of the run; returns whether it has ended.
+
+        Main thread only.
         """
         deadline = time.monotonic() + timeout
         while not self.ended:
@@ -115,7 +114,9 @@ class Supervisor:
         return self.ended
 
     def join(self, timeout: float) -> list[str]:
-        """Waits for the threads, `timeout` seconds in all; the names of those that still run."""
+        """Waits `timeout` seconds in total for the threads; returns the names of those still
+        running.
+        """
         deadline = time.monotonic() + timeout
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -123,8 +124,9 @@ class Supervisor:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM stop the run in good order;
-        a later second one ends the process at once.
+        """Handles SIGINT and SIGTERM: the first one stops the run in order.
+
+        A second one, at least SECOND_SIGNAL_S later, ends the process immediately.
         """
         numbers = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self._on_signal) for number in numbers}
@@ -135,7 +137,8 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: Any) -> None:
-        # Runs between two instructions of the main thread, which may hold any lock: only note it.
+        # Runs between two instructions of the main thread, which may hold any lock: only records
+        # it.
         now = time.monotonic()
         if self._signal is None:
             self._signal, self._signal_time = signal.Signals(number).name, now
@@ -147,8 +150,8 @@ class Supervisor:
             body()
         except BaseException as error:
             self.fail(name, error)
-            # What the thread held must go now: others may wait for it, as callers do whose
-            # inference batch was dropped.
+            # Release the objects that the thread held: others may be waiting for them, such as the
+            # callers of an inference batch that was dropped.
             traceback.clear_frames(error.__traceback__)
 
     def _end(self, reason: str | None, failure: Failure | None) -> bool:

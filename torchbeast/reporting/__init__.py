@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run tells: its folder, logs, display and diagnosis."""
+"""Output of a run: its folder, logs, display and diagnosis."""

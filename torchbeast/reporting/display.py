@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows: a live panel on a terminal, else a plain line now and then."""
+"""The progress display of a run: a live panel on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from rich.text import Text
 
 from torchbeast.reporting.diagnosis import UNKNOWN, Away, Diagnosis, Shares, since
 
-_WINDOW_S = 10.0  # of the rate that is shown
+_WINDOW_S = 10.0  # over which the displayed rate is measured
 _PLAIN_EVERY_S = 5.0
-_SAID_EVERY_S = 30.0  # at most: a run between two kinds of limit would change all the time
+_SAID_EVERY_S = 30.0  # at most one new diagnosis: a run between two limits would alternate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The figures of one moment."""
+    """The figures to display at one moment."""
 
     step: int
     total_steps: int
     episodes: int
-    mean_return: float  # of the last 100 episodes; NaN: none ended yet
+    mean_return: float  # of the last 100 episodes; NaN: none has ended yet
     loss: float
-    mean_length: float  # likewise, in steps
-    lag: tuple[float, float]  # of the last batch's acting weights, in updates: mean and maximum
+    mean_length: float  # of the last 100 episodes, in env steps; NaN: none has ended yet
+    lag: tuple[float, float]  # policy lag of the last batch, in versions: mean and maximum
     learner_queue_size: int
-    collectors: tuple[str, int]  # what collects, and how many of it live: ("streams", 4)
-    away: Sequence[Away] = ()  # streams that are lost
-    collected: int = 0  # steps since the program began, learnt from or not
+    collectors: tuple[str, int]  # kind and number of those that are alive: ("streams", 4)
+    away: Sequence[Away] = ()  # lost streams
+    collected: int = 0  # env steps since the program started, learnt from or not
     shares: Shares = UNKNOWN
-    diagnosis: Diagnosis | None = None  # None: not known yet
+    diagnosis: Diagnosis | None = None  # None: unknown yet
 
 
 class Rate:
@@ -50,7 +50,7 @@ class Rate:
         self._points: collections.deque[tuple[float, int]] = collections.deque()
 
     def add(self, step: int, now: float) -> float:
-        """The rate at `now`; 0 until two moments are known."""
+        """Adds a point and returns the rate at `now`; 0 until there are two points."""
         self._points.append((now, step))
         while len(self._points) > 2 and now - self._points[0][0] > _WINDOW_S:
             self._points.popleft()
@@ -59,7 +59,7 @@ class Rate:
 
 
 class Display:
-    """Shows figures; used by the main thread as a context manager."""
+    """Displays a run's figures. Used by the main thread, as a context manager."""
 
     def __init__(self, title: str, stream: TextIO | None = None) -> None:
         self._stream = stream or sys.stdout
@@ -67,7 +67,7 @@ class Display:
         self._title = title
         self._rate = Rate()
         self._last_line = self._last_said = -math.inf
-        self._said: str | None = None  # the limit
+        self._said: str | None = None  # the limit reported last
         self._step = self._collected = 0  # on the last line
         self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
 
@@ -90,7 +90,7 @@ class Display:
             self._live.stop()
 
     def show(self, shown: Shown, now: float | None = None) -> None:
-        """Called about once a second."""
+        """Updates the display; call it about once a second."""
         now = time.monotonic() if now is None else now
         cells = _cells(shown, self._rate.add(shown.step, now))
         if self._live is not None:
@@ -101,14 +101,16 @@ class Display:
             self._say_what_is_new(shown, now)
 
     def _began(self, shown: Shown) -> bool:
-        """The first steps and the first update are worth lines of their own: the run works."""
+        """Returns whether the first steps or the first update just came: both get a line of their
+        own.
+        """
         return self._step == 0 < shown.step or self._collected == 0 < shown.collected
 
     def _say_what_is_new(self, shown: Shown, now: float) -> None:
-        """Another stage limits the run than was said before. A loss is said at once."""
+        """Prints a diagnosis that differs from the last one; a lost stream is reported at once."""
         found = shown.diagnosis
         if self._said == "lost" and not shown.away:
-            self._said = None  # the next loss is another one
+            self._said = None  # the next lost stream is a new event
         if found is None or found.limit == self._said:
             return
         if now - self._last_said < _SAID_EVERY_S and found.limit != "lost":
@@ -120,12 +122,12 @@ class Display:
         print(line, file=self._stream, flush=True)
 
     def warn(self, sentence: str) -> None:
-        """Shows a sentence that stays."""
+        """Prints a warning on stderr, which stays visible."""
         print(f"Warning: {sentence}", file=sys.stderr, flush=True)
 
 
 def _cells(shown: Shown, rate: float) -> dict[str, str]:
-    """Each figure as text. What is not known yet is a dash."""
+    """Returns each figure as text; an unknown one is a dash."""
     left = (shown.total_steps - shown.step) / rate if rate > 0 else math.nan
     collectors, _ = shown.collectors
     return {
@@ -144,20 +146,20 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
 
 
 def _collected(shown: Shown) -> dict[str, str]:
-    """Before the first update, the only figure that moves."""
+    """Returns the collected steps before the first update, when no other figure changes."""
     waits = math.isnan(shown.loss) and shown.collected
     return {"collected": f"{shown.collected:,}"} if waits else {}
 
 
 def _alive(shown: Shown) -> str:
-    """4; or 3 of 4, 1 lost 12 s ago."""
+    """Returns the number alive: "4", or "3 of 4, 1 lost 12 s ago"."""
     _, count = shown.collectors
     lost = len(shown.away)
     return f"{count} of {count + lost}, {lost} {since(shown.away)}" if lost else f"{count}"
 
 
 def clock(seconds: float) -> str:
-    """1:02:03; a dash for NaN."""
+    """Formats seconds as 1:02:03; NaN as a dash."""
     if math.isnan(seconds):
         return "-"
     minutes, second = divmod(int(max(0.0, seconds)), 60)
@@ -169,12 +171,12 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def _lag(mean: float, most: float) -> str:
-    """1.5/4: mean and maximum."""
+    """Formats mean and maximum lag as 1.5/4; NaN as a dash."""
     return "-" if math.isnan(mean) else f"{mean:.1f}/{most:.0f}"
 
 
 def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
-    """The figures, and below them where the time goes."""
+    """Lays out the figures, with the shares of time and the diagnosis below."""
     below = [] if shown.diagnosis is None else [str(shown.shares), shown.diagnosis.sentence]
     return Group(_table(title, cells), *(Text(line) for line in below))
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures of a run: logs.csv, fields.csv and TensorBoard events.
+"""Log files of a run: logs.csv, fields.csv and TensorBoard events.
 
-logs.csv begins with `# _tick,_time,step,...` and has one row an update. When a new column
-appears it is added at the right; the last row of fields.csv is always the full list of columns.
-A resumed run appends and goes on counting `_tick`.
+logs.csv begins with `# _tick,_time,step,...` and has one row per update. New columns are added at
+the right; the last row of fields.csv is always the full list of columns. A resumed run appends to
+the files and continues counting `_tick`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ from typing import Any
 
 
 class LogFiles:
-    """Appends rows of figures. Used by one thread at a time."""
+    """Appends rows of figures to the log files. Used by one thread at a time."""
 
     def __init__(self, folder: Path, step: int | None = None) -> None:
-        """`step`: of the checkpoint that is resumed; rows that a killed run wrote after it go."""
+        """Opens the files of a run's folder.
+
+        step: env steps of the checkpoint that is resumed; later rows, which a killed run wrote, are
+        dropped. None for a new run.
+        """
         self._fields_path = folder / "fields.csv"
         self._fields = read_fields(folder)
         _end_last_line(folder / "logs.csv")
@@ -32,9 +36,7 @@ class LogFiles:
         self._events = _tensorboard(folder, step)
 
     def write(self, step: int, figures: Mapping[str, float | int]) -> None:
-        """One row: the figures after `step` environment steps.
-        NaN, nothing to tell, is an empty cell.
-        """
+        """Appends a row: the figures after `step` env steps. NaN becomes an empty cell."""
         row: dict[str, Any] = {"_tick": self._tick, "_time": time.time(), "step": step, **figures}
         self._add_columns(row)
         self._writer.writerow([_cell(row.get(name)) for name in self._fields])
@@ -43,7 +45,7 @@ class LogFiles:
         self._write_events(step, figures)
 
     def close(self) -> None:
-        """Ends the files; nothing is written afterwards."""
+        """Closes the files. No method may be called afterwards."""
         self._logs.close()
         if self._events is not None:
             self._events.close()
@@ -72,10 +74,11 @@ def _cell(value: Any) -> Any:
 
 
 def read_fields(folder: Path) -> list[str]:
-    """The columns of logs.csv: the last row of fields.csv; without one, as beside a curve that was
-    copied elsewhere, the first line of logs.csv with a step. [] when there is neither.
+    """Returns the columns of logs.csv, or [] if there are none.
 
-    folder: of a run; or a file that is such a logs.csv.
+    They are the last row of fields.csv; without that file, as for a kept curve, the first line of
+    logs.csv that contains `step`.
+    folder: a run's folder, or a file like logs.csv.
     """
     if rows := _read_rows(folder / "fields.csv"):
         return _names(rows[-1])
@@ -100,9 +103,9 @@ def _read_rows(path: Path) -> list[list[str]]:
 
 
 def read_logs(folder: Path) -> Iterator[dict[str, float]]:
-    """The rows of logs.csv, oldest first; a figure that a row does not have is left out.
+    """Yields the rows of logs.csv, oldest first, without the figures that are empty in a row.
 
-    folder: of a run; or a file that is such a logs.csv.
+    folder: a run's folder, or a file like logs.csv.
     """
     fields = read_fields(folder)
     with open(_logs_of(folder), newline="", encoding="utf-8") as file:
@@ -112,7 +115,7 @@ def read_logs(folder: Path) -> Iterator[dict[str, float]]:
 
 
 def _end_last_line(path: Path) -> None:
-    """Ends a row that a killed run wrote half, so that the next one begins on its own line."""
+    """Removes a last row that a killed run left incomplete, so that the next one is whole."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with open(path, "rb+") as file:
@@ -148,8 +151,9 @@ def _last_tick(path: Path) -> int:
 
 
 def _tensorboard(folder: Path, step: int | None) -> Any:
-    """A writer of TensorBoard events beside the CSV files, which takes events after `step` back;
-    None where TensorBoard is not installed.
+    """Returns a writer of TensorBoard events that discards events after `step`.
+
+    Returns None when TensorBoard is not installed.
     """
     try:
         from torch.utils.tensorboard import SummaryWriter

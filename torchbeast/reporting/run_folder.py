@@ -23,7 +23,7 @@ LOGGER_NAME = "torchbeast"
 
 
 class RunFolder:
-    """Makes and describes the folder of one run, from start to `finish`."""
+    """Creates the folder of a run and records the run's metadata in it until `finish`."""
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
@@ -36,16 +36,16 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """Where the run's checkpoint lies."""
+        """Path of the run's checkpoint."""
         return self.path / "model.tar"
 
     def update(self, **entries: Any) -> None:
-        """Records what became known later, such as the environment that the servers serve."""
+        """Adds entries to meta.json, such as the name of the environment that the servers serve."""
         self._meta.update(entries)
         self._write_meta()
 
     def finish(self, successful: bool) -> None:
-        """Records the end. Call it once."""
+        """Records the end of the run and releases the folder. Call it once."""
         self.update(date_end=_now(), successful=successful)
         for handler in self._handlers:
             logging.getLogger(LOGGER_NAME).removeHandler(handler)
@@ -58,9 +58,7 @@ class RunFolder:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replaces `path` by `data` such that a reader, or a crash, finds the old or the new,
-    never a part.
-    """
+    """Replaces the contents of `path` atomically: a reader, or a crash, sees old or new data."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(unfinished, "wb") as file:
@@ -79,26 +77,25 @@ def _make_folder(path: Path) -> None:
             raise PermissionError(13, "not writable")
     except OSError as error:
         raise UsageError(
-            f"the run's folder {path} cannot be made ({error.strerror}): give another --savedir"
+            f"cannot create the run's folder {path} ({error.strerror}): give another --savedir"
         ) from None
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """Keeps the folder to this process for as long as the file is open, also after a kill."""
+    """Locks the folder for this process until the file is closed, which a kill does too."""
     file = open(path / "out.log", "ab")  # noqa: SIM115
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise UsageError(
-            f"another process runs in {path} at this moment: give another --xpid"
-        ) from None
+        raise UsageError(f"another process is running in {path}: give another --xpid") from None
     return file
 
 
 def _log_to(path: Path) -> list[logging.Handler]:
-    """Everything goes to the file. Warnings are shown too; an error is what the program ends with,
-    and shown there.
+    """Logs everything to the file, and warnings to stderr too.
+
+    Errors are not shown here, because the program ends with them and prints them then.
     """
     file, shown = logging.FileHandler(path, encoding="utf-8"), warning_handler()
     file.setFormatter(
@@ -113,7 +110,7 @@ def _log_to(path: Path) -> list[logging.Handler]:
 
 
 def warning_handler() -> logging.Handler:
-    """Shows warnings on stderr."""
+    """Returns a logging handler that prints warnings, and only those, on stderr."""
     shown = logging.StreamHandler()
     shown.setFormatter(logging.Formatter("Warning: %(message)s"))
     shown.addFilter(lambda record: record.levelno == logging.WARNING)
@@ -138,7 +135,7 @@ def _now() -> str:
 
 
 def _git_commit() -> dict[str, Any] | None:
-    """The commit of the code that runs; None for an installed package."""
+    """Returns the git commit of the running code; None for an installed package."""
     commit = _git("rev-parse", "HEAD")
     return commit and {"commit": commit, "is_dirty": bool(_git("status", "--porcelain", "-uno"))}
 
@@ -161,7 +158,7 @@ def _git(*args: str) -> Any:
 
 
 def _point_latest_at(path: Path) -> None:
-    """Makes the symlink `latest` beside the folder; a real file or folder of that name stays."""
+    """Points the symlink `latest` at the folder, unless a real file or folder has that name."""
     latest = path.parent / "latest"
     if latest.exists() and not latest.is_symlink():
         return

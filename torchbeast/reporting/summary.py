@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run says at its end: what it reached, where its files are, and what to type next."""
+"""The summary at the end of a run: its results, its files, and the next commands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from torchbeast.reporting.display import clock
 
 
 def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
-    """What was reached. `steps_learnt`: in this run, which may have resumed an earlier one."""
+    """Returns a sentence about the results.
+
+    steps_learnt: learnt by this process, which may have resumed an earlier run.
+    """
     mean = progress.mean_return()
     returns = (
         f"mean return {mean:.2f}{_length(progress)} over the last {len(progress.returns)} episodes"
@@ -28,7 +31,7 @@ def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
 
 
 def _length(progress: Progress) -> str:
-    """Nothing where a checkpoint had returns alone."""
+    """Returns the mean length as text; empty when an old checkpoint had returns only."""
     mean = progress.mean_length()
     return "" if math.isnan(mean) else f" and length {mean:.0f}"
 
@@ -40,7 +43,7 @@ def _lag(progress: Progress) -> str:
 
 
 def next_commands(program: str, folder: Path, has_checkpoint: bool, complete: bool) -> str:
-    """Where the files are, and the commands that resume, test and plot the run."""
+    """Returns where the files are, and the commands that plot, test and resume the run."""
     python = Path(sys.executable).name
     where = f"--savedir {shlex.quote(str(folder.parent))} --xpid {shlex.quote(folder.name)}"
     commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says where a run is stuck when nothing is learnt any more, and who hangs even when others go on.
+"""Warnings about a run that has stopped learning, or about workers that hang while others go on.
 
-A status is what a source says of its queues. Going from the learner backwards, the first queue
-that holds what is to be taken from it is the one that is not emptied: a whole batch of rollouts, or
-anything. When there is none nothing comes in, and the source may know who is to blame.
+The status of a source tells the sizes of its queues. Walking back from the learner, the first queue
+with enough entries, a whole batch of rollouts or any entry in the other queues, is the one whose
+consumer is stuck. When all are empty nothing arrives, and the source may know which worker hangs.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ _LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
 
 
 class Watchdog:
-    """One sentence a minute, while there is something to say. Used by one thread."""
+    """Produces at most one warning per minute while a run is stuck. Used by one thread."""
 
     def __init__(self, now: float, batch_size: int, stall_seconds: float = STALL_S) -> None:
-        """`batch_size`: rollouts that the learner takes at once."""
+        """Starts the clock; batch_size: rollouts in a batch of the learner."""
         self._batch_size = batch_size
         self._stall_seconds = stall_seconds
         self._updates = -1
         self._since = now
         self._told = now
-        self._lost = 0  # streams or actors, at the last update
+        self._lost = 0  # streams or actors lost until the last update
 
     def check(
         self, updates: int, status: Mapping[str, int], now: float, hanging: str = ""
     ) -> str | None:
-        """A sentence when it is time for one. `hanging`: who does, as the source says."""
+        """Returns a warning if one is due, else None.
+
+        hanging: the source's description of workers that hang; empty if none does.
+        """
         if updates != self._updates:
             self._updates, self._since, self._lost = updates, now, _lost(status)
         is_stalled = now - self._since >= self._stall_seconds
@@ -50,7 +53,7 @@ class Watchdog:
         return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
 
     def _suspect(self, status: Mapping[str, int], lost: int, hanging: str) -> str:
-        """`lost`: streams or actors since the last update."""
+        """Describes the probable cause; lost: streams or actors lost since the last update."""
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
         if count == 0:
@@ -66,7 +69,7 @@ class Watchdog:
 
 
 def _lost(status: Mapping[str, int]) -> int:
-    """How many streams broke, or actors died, so far."""
+    """Returns how many streams broke, or actors died, so far."""
     return status.get(_LOST[alive(status)[0]], 0)
 
 
