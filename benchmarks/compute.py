@@ -29,7 +29,6 @@ from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.actors.policy import act
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import Precision, dtype_for
@@ -124,7 +123,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
         total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None, num_threads=case.threads
     )
     agent = _agent(case, arguments.use_lstm)
-    algo = Impala(agent.model, agent.distribution, config)
+    algo = Impala(agent.model, agent.model.distribution, config)
     rollout = synthetic.rollout(agent, FRAMES, arguments.unroll_length, arguments.batch_size)
 
     def run() -> int:
@@ -141,7 +140,7 @@ def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 
     def run() -> int:
         for _ in range(batches):
-            act(agent.model, agent.distribution, inputs, state)
+            agent.model.act(inputs, state)
         return rows * batches
 
     return run

@@ -105,13 +105,13 @@ def loop_of(
         bytes_at_once=int(megabytes * 1e6) or None,
         num_threads=arguments.threads,
     )
-    algo = Impala(agent.model, agent.distribution, config)
+    algo = Impala(agent.model, agent.model.distribution, config)
     seen = stacked_space(env.observation_space, env.frame_stack)
-    shape = agent, seen, arguments.unroll_length, arguments.num_envs
+    shape = agent.model, seen, Impala.needs, arguments.unroll_length, arguments.num_envs
     slot, batch = SharedRollouts(*shape, 1), Batch(*shape, pin=False)
-    loop = EnvLoop(env, agent.distribution, agent.model.initial_state(arguments.num_envs), 1)
+    loop = EnvLoop(env, agent.model, 1)
     while True:
-        seconds = _act(loop, agent, SlotWriter(slot.slots[0], loop.core_state), arguments)
+        seconds = _act(loop, agent, SlotWriter(slot.slots[0], loop.acted.state), arguments)
         before = time.perf_counter()
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)
@@ -126,13 +126,13 @@ def _act(
 ) -> dict[str, float]:
     """Writes one rollout of every environment."""
     inference = environment = 0.0
-    writer.write(0, loop.row, loop.agent, 0)
+    writer.write(0, loop.row, loop.acted, 0)
     for t in range(1, arguments.unroll_length + 1):
         before = time.perf_counter()
-        loop.act(agent.model)
+        loop.act("sample")
         acted = time.perf_counter()
         loop.step()
-        writer.write(t, loop.row, loop.agent, 0)
+        writer.write(t, loop.row, loop.acted, 0)
         inference += acted - before
         environment += time.perf_counter() - acted
     return {"inference": inference, "environment": environment}

@@ -105,7 +105,9 @@ def _rate(measure: Measure, arguments: argparse.Namespace, costs: list[float]) -
 def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator[Measure]:
     """Each rollout of a stream is a batch."""
     plans = [ServerPlan(flow.num_streams // num_servers, flow.envs_per_stream)] * num_servers
-    config = PolySourceConfig(batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH)
+    config = PolySourceConfig(
+        batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH, extras=()
+    )
     # Environments that send the same arrays for ever, as the bare program does.
     with fixed_env.like("PongNoFrameskip-v4" if flow.newest_only else "Mock") as env_id:
         with closing(envs.make(env_id, 1)) as env:

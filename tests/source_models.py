@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.distributions import distribution_for
 
 
@@ -21,7 +21,7 @@ class CountingNet(ActorCritic):
 
     def __init__(self, observation_space: Any, action_space: Any, use_lstm: bool) -> None:
         super().__init__()
-        self._num_params = distribution_for(action_space).num_params
+        self.distribution = distribution_for(action_space)
         self.scale = nn.Parameter(torch.ones(()))
 
     def initial_state(self, batch_size: int) -> Tensor:
@@ -32,5 +32,5 @@ class CountingNet(ActorCritic):
         for done in inputs.done.bool():
             state = torch.where(done[None, :, None], 0.0, state) + 1
             counts.append(state[0, :, 0])
-        logits = torch.zeros(*inputs.reward.shape, self._num_params)
+        logits = torch.zeros(*inputs.reward.shape, self.distribution.num_params)
         return ModelOutput(logits, torch.stack(counts) * self.scale, state)

@@ -84,6 +84,8 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         num_buffers=flags.actors.buffers(),
         batch_size=flags.learning.batch_size,
         unroll_length=flags.learning.unroll_length,
+        extras=learner.extras,
+        mode=learner.mode,
         fixed_lag=flags.actors.fixed_lag,
         num_batches=1 + num_threads,
         seed=learner.seed,

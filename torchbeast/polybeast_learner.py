@@ -81,8 +81,7 @@ def train(
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
         config = _source_config(flags, learner)
-        model, distribution = learner.agent.model, learner.agent.distribution
-        return PolySource(fleet, model, distribution, learner.weights, learner.device, config)
+        return PolySource(fleet, learner.agent.model, learner.weights, learner.device, config)
 
     keys = names(fleet.observation_space)
     run = LearnerRun(program, flags, env_id, parts, keys, fleet.options)
@@ -98,6 +97,8 @@ def _source_config(
     return PolySourceConfig(
         batch_size=flags.learning.batch_size,
         unroll_length=flags.learning.unroll_length,
+        extras=learner.extras,
+        mode=learner.mode,
         num_inference_threads=threads,
         max_queue_size=flags.pipeline.max_learner_queue_size,
         seed=learner.seed,

@@ -41,7 +41,7 @@ def test_a_synthetic_rollout_has_the_form_of_a_real_one(
     specs = flatten(observations)
     for leaf, spec in zip(flatten(rollout.observation), specs, strict=True):
         assert leaf.dtype == getattr(torch, spec.dtype) and leaf.shape[2:] == spec.shape
-    log_probs = agent.distribution.log_prob(rollout.policy_logits, rollout.action)
+    log_probs = agent.model.distribution.log_prob(rollout.extras["policy_logits"], rollout.action)
     assert log_probs.isfinite().all()
 
 
@@ -51,9 +51,9 @@ def test_a_synthetic_inference_request_can_be_answered(
 ) -> None:
     agent = make_agent("mlp", observations, actions, 1, use_lstm=True)
     request = synthetic.inference_request(agent, observations, num_envs=5)
-    (action, logits, baseline), (state, last_action) = answer(
-        agent.model, agent.distribution, CudaStream(torch.device("cpu")), request
+    (action, extras), (state, last_action) = answer(
+        agent.model, CudaStream(torch.device("cpu")), request, ["policy_logits", "baseline"]
     )
-    assert logits.shape[:2] == baseline.shape == (1, 5)
+    assert extras["policy_logits"].shape[:2] == extras["baseline"].shape == (1, 5)
     assert all(leaf.shape[:2] == (1, 5) for leaf in flatten(action) + flatten(last_action))
     assert all(leaf.shape[1] == 5 for leaf in flatten(state))

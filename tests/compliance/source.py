@@ -30,8 +30,8 @@ from source_envs import SCHEDULES, reward_of
 from torch import Tensor
 
 from torchbeast import envs
-from torchbeast.core.actors.actor_critic import ModelInputs
 from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Mode, ModelInputs
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.losses import RewardClipping
@@ -59,6 +59,8 @@ class Setup:
     unroll_length: int = 5
     seed: int = 3
     version: int = 7  # of the first weights
+    extras: tuple[str, ...] = ("policy_logits", "baseline")  # that travel
+    mode: Mode = "sample"
     described_as: str | None = None  # an environment with the same spaces that can be made
 
     def spaces(self) -> tuple[spaces.ObservationSpace, spaces.ActionSpace, int]:
@@ -135,8 +137,10 @@ class SourceCompliance:
     ) -> None:
         for rollout in recording.rollouts:
             logits, baseline, _ = _forward(recording.agent, rollout)
-            torch.testing.assert_close(rollout.policy_logits[1:], logits[:-1], atol=1e-4, rtol=1e-4)
-            torch.testing.assert_close(rollout.baseline[1:], baseline[:-1], atol=1e-4, rtol=1e-4)
+            computed = {"policy_logits": logits, "baseline": baseline}
+            for name, extra in rollout.extras.items():
+                torch.testing.assert_close(extra[1:], computed[name][:-1], atol=1e-4, rtol=1e-4)
+            assert sorted(rollout.extras) == sorted(recording.setup.extras)
             assert rollout.policy_version[1:].eq(recording.setup.version).all()
         assert any(rollout.done[1:].any() for rollout in recording.rollouts)
 
@@ -217,7 +221,7 @@ class SourceCompliance:
         first = record("counting").rollouts[0]
         assert first.initial_agent_state.eq(0).all() and first.done[0].all()
         for rollout in record("counting").rollouts:
-            counted = rollout.baseline[1:]
+            counted = rollout.extras["baseline"][1:]
             assert counted[rollout.done[:-1]].eq(1).all()
             _assert_equal(counted, rollout.observation[:-1, :, 0] + 1, "rows since the last end")
 
@@ -233,16 +237,15 @@ class SourceCompliance:
         setup = Setup(env_id="source_envs:Counting", unroll_length=60)
         newest, mixed, stopped = setup.version, 0, threading.Event()
         with self.running(setup) as running:
-            unscaled = Agent(copy.deepcopy(running.agent.model), running.agent.distribution)
+            unscaled = Agent(copy.deepcopy(running.agent.model))
             publishing = Background(_publish_until, stopped, running, setup.version)
             try:
                 for rollout in itertools.islice(running.source.batches(), 12):
                     versions = rollout.policy_version[1:]
                     scale = torch.where(versions == setup.version, 1, versions)
                     counted = _forward(unscaled, rollout).baseline[:-1]
-                    _assert_equal(
-                        rollout.baseline[1:], counted * scale, "the value of those weights"
-                    )
+                    values = rollout.extras["baseline"][1:]
+                    _assert_equal(values, counted * scale, "the value of those weights")
                     assert (versions.diff(dim=0) >= 0).all() and int(versions.min()) >= newest
                     newest, mixed = (
                         int(versions.max()),
@@ -399,8 +402,7 @@ _ROW_FIELDS = (
     "episode_step",
     "episode_return",
     "action",
-    "policy_logits",
-    "baseline",
+    "extras",
     "truncated",
     "episode_end",
     "policy_version",
@@ -417,6 +419,8 @@ def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
         return spaces.ArraySpec((*leading, *shape), dtype)
 
     state = agent.model.initial_state(setup.batch_size)
+    num_params = agent.model.distribution.num_params
+    given = {"policy_logits": ((num_params,), "float32"), "baseline": ((), "float32")}
     return {
         "observation": map_leaves(lambda spec: rows(spec.shape, spec.dtype), seen),
         "reward": rows((), "float32"),
@@ -424,8 +428,7 @@ def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
         "episode_step": rows((), "int32"),
         "episode_return": rows((), "float32"),
         "action": map_leaves(lambda leaf: rows(*_action_shape(leaf)), action),
-        "policy_logits": rows((agent.distribution.num_params,), "float32"),
-        "baseline": rows((), "float32"),
+        "extras": {name: rows(*given[name]) for name in setup.extras},
         "initial_agent_state": map_leaves(
             lambda leaf: spaces.ArraySpec(tuple(leaf.shape), "float32"), state
         ),

@@ -21,8 +21,8 @@ from nets_by_hand import deep_by_hand, shallow_by_hand
 
 from torchbeast import envs
 from torchbeast.cli.flags import EnvironmentFlags, MonoBeastFlags, PolyBeastFlags, RunFlags
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.agent import Agent, default_model, make_agent
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -62,6 +62,11 @@ class Rememberer(ActorCritic):
         return ModelOutput(logits, torch.zeros_like(inputs.reward), (state,))
 
 
+def agent_of(model: ActorCritic, num_actions: int = 3) -> Agent:
+    model.distribution = distribution_for(Discrete(num_actions))
+    return Agent(model)
+
+
 class Lengths:
     """Episodes of a length that is the environment's own; each step rewards 1."""
 
@@ -83,18 +88,18 @@ class Lengths:
 
 
 def test_the_best_policy_catches_every_ball() -> None:
-    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    agent = agent_of(CatchPlayer())
     assert play(envs.make("Catch", 4), agent, 30, seed=0).returns == [1.0] * 30
 
 
 def test_the_recurrent_state_is_carried_and_cleared() -> None:
-    agent = Agent(Rememberer(), distribution_for(Discrete(2)))
+    agent = agent_of(Rememberer(), 2)
     assert play(envs.make("Memory", 3), agent, 20, seed=0).returns == [1.0] * 20
 
 
 def test_short_episodes_are_not_favoured() -> None:
     env = SyncVecEnv([lambda: Lengths(2), lambda: Lengths(11)], "Lengths")
-    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    agent = agent_of(CatchPlayer())
     played = play(env, agent, 8, seed=0)
     assert sorted(played.returns) == [2.0] * 4 + [11.0] * 4
     assert played.lengths == played.returns, "each step rewards 1"
@@ -102,7 +107,7 @@ def test_short_episodes_are_not_favoured() -> None:
 
 @pytest.mark.parametrize(("episodes", "parallel"), [(1, 1), (5, 2), (7, 7)])
 def test_exactly_as_many_episodes_as_asked_for_are_counted(episodes: int, parallel: int) -> None:
-    agent = Agent(CatchPlayer(), distribution_for(Discrete(3)))
+    agent = agent_of(CatchPlayer())
     assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1).returns) == episodes
 
 
@@ -167,7 +172,7 @@ class Walk:
 
 
 def walk(num_episodes: int, parallel: int = 2, **how: Any) -> Episodes:
-    agent = Agent(Undecided(), distribution_for(Discrete(3)))
+    agent = agent_of(Undecided())
     return play(SyncVecEnv([Walk] * parallel, "Walk"), agent, num_episodes, seed=3, **how)
 
 
@@ -365,7 +370,7 @@ class Counting(Lengths):
 
 
 def test_greedy_play_takes_the_most_likely_action_and_sampled_play_others_too() -> None:
-    agent = Agent(Undecided(), distribution_for(Discrete(3)))
+    agent = agent_of(Undecided())
 
     def returns(greedy: bool, seed: int) -> list[float]:
         torch.manual_seed(seed)

@@ -139,7 +139,7 @@ def test_a_model_of_the_users_own_is_checked_before_it_is_trained(workshop: Work
 
 WRONG_MODEL = """
 import torch
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, ModelOutput
 
 class Wrong(ActorCritic):
     def __init__(self, observation_space, action_space, use_lstm):

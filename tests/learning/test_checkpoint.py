@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from torchbeast.core.actors.actor_critic import ModelInputs
 from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete

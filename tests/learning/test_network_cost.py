@@ -19,7 +19,7 @@ def agent_for(space: Any, model: str = "auto", use_lstm: bool = False) -> Agent:
 
 
 def costs_of(agent: Agent) -> list[Cost]:
-    return costs(agent.model, agent.observation_space, agent.distribution)
+    return costs(agent.model, agent.observation_space)
 
 
 def test_every_leaf_of_nethack_has_its_cost() -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from torchbeast.core.actors.actor_critic import ActorCritic
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
@@ -41,8 +40,7 @@ def rollout(reward: float = 1.0) -> Rollout:
         episode_step=torch.full((T + 1, B), 4, dtype=torch.int32),
         episode_return=torch.full((T + 1, B), 7.0),
         action=torch.randint(3, (T + 1, B)),
-        policy_logits=torch.zeros(T + 1, B, 3),
-        baseline=torch.zeros(T + 1, B),
+        extras={"policy_logits": torch.zeros(T + 1, B, 3)},
         initial_agent_state=(),
         truncated=torch.zeros(T + 1, B, dtype=torch.bool),
         episode_end=done,
@@ -89,8 +87,9 @@ class Run:
         self, folder: Path, batches: list[Rollout], total_steps: int, **kwargs: Any
     ) -> None:
         agent = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
-        self.model: ActorCritic = agent.model
-        self.algo = Impala(self.model, agent.distribution, ImpalaConfig(total_steps=total_steps))
+        self.model = agent.model
+        config = ImpalaConfig(total_steps=total_steps)
+        self.algo = Impala(self.model, self.model.distribution, config)
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)

@@ -36,5 +36,5 @@ def test_an_installed_family_is_acted_in_and_learnt_from(
     rollout = columns_of(player, E, [(0, 0, E)])
     rollout.check()
     config = ImpalaConfig(bytes_at_once=1, reward_clipping="none")
-    figures = Impala(player.agent.model, player.agent.distribution, config).update(rollout)
+    figures = Impala(player.actor, player.actor.distribution, config).update(rollout)
     assert math.isfinite(figures["total_loss"]) and figures["grad_norm"] > 0

@@ -16,7 +16,7 @@ from assorted import BARE, NESTS, Assorted, assert_is_right
 from compliance.source import Setup, take
 from test_rollout_buffers import Player, columns_of
 
-from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Actor
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
@@ -91,15 +91,15 @@ def test_they_are_acted_on_and_learnt_from_in_pieces_of_any_size(name: str, use_
     rollout = columns_of(player, E, [(0, 0, E)])
     assert rollout.truncated[1:].any()
     norms = [
-        _updated(player.agent, rollout, bytes_at_once=size, num_threads=threads)
+        _updated(player.actor, rollout, bytes_at_once=size, num_threads=threads)
         for size, threads in ((None, 1), (1, 1), (1, 2))
     ]
     assert norms == pytest.approx(norms[:1] * 3, rel=1e-3)
 
 
-def _updated(agent: Agent, rollout: Rollout, **pieces: Any) -> float:
+def _updated(actor: Actor, rollout: Rollout, **pieces: Any) -> float:
     """The norm of the gradient of one update of a copy."""
-    model = copy.deepcopy(agent.model)
-    figures = Impala(model, agent.distribution, ImpalaConfig(**pieces)).update(rollout)
+    model = copy.deepcopy(actor)
+    figures = Impala(model, model.distribution, ImpalaConfig(**pieces)).update(rollout)
     assert figures["total_loss"] == figures["total_loss"]
     return figures["grad_norm"]

@@ -44,7 +44,7 @@ def inference(
             is_new = next(count) % batches_an_update == 0
             with cuda_stream:
                 weights.refresh(replica, None if is_new else weights.version)
-                answer(replica, agent.distribution, cuda_stream, asked)
+                answer(replica, cuda_stream, asked, extras=("policy_logits",))
             return num_envs
 
         one_batch()  # the first is slower

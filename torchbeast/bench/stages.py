@@ -67,12 +67,13 @@ class Stages:
         config = PolySourceConfig(
             batch_size=self._flags.learning.batch_size,
             unroll_length=self._flags.learning.unroll_length,
+            extras=(),
             max_queue_size=self._flags.pipeline.max_learner_queue_size,
         )
         plans = {TRANSPORT: self._plans, SINGLE: _with_one(self._plans)}
         if plans[SINGLE] == self._plans:
             del plans[SINGLE]
-        zero = self._agent.distribution.zero_action
+        zero = self._agent.model.distribution.zero_action
         with fixed_env.like(self._env_id, self._options) as served:
             return {
                 name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
@@ -98,7 +99,7 @@ class Stages:
             bytes_at_once=self._compute.bytes_at_once,
             num_threads=self._piece_threads,
         )
-        algo = Impala(self._agent.model, self._agent.distribution, config)
+        algo = Impala(self._agent.model, self._agent.model.distribution, config)
         rollout = synthetic.rollout(
             self._agent, self._space, learning.unroll_length, learning.batch_size
         )

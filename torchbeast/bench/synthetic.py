@@ -7,13 +7,14 @@ environment, as the policy sees it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ModelInputs
 from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import ModelInputs, specs_of_extras
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.storages.rollout import Rollout
@@ -34,7 +35,7 @@ def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelI
         observations(space, *shape),
         torch.zeros(shape),
         torch.rand(shape) < _ENDS,
-        agent.distribution.zero_action(shape),
+        agent.model.distribution.zero_action(shape),
     )
 
 
@@ -45,10 +46,17 @@ def inference_request(agent: Agent, space: ObservationSpace, num_envs: int) -> A
     return env, (agent.model.initial_state(num_envs), inputs.last_action)
 
 
-def rollout(agent: Agent, space: ObservationSpace, unroll_length: int, batch_size: int) -> Rollout:
-    """A batch [T+1, B, ...] without truncations."""
+def rollout(
+    agent: Agent,
+    space: ObservationSpace,
+    unroll_length: int,
+    batch_size: int,
+    extras: Sequence[str] = ("policy_logits",),
+) -> Rollout:
+    """A batch [T+1, B, ...] without truncations. The actions are uniform, the extras zeros."""
     shape = (unroll_length + 1, batch_size)
-    policy_logits = torch.zeros(*shape, agent.distribution.num_params)
+    distribution = agent.model.distribution
+    specs = specs_of_extras(agent.model, extras)
     done = torch.rand(shape) < _ENDS
     return Rollout(
         observation=observations(space, *shape),
@@ -56,9 +64,8 @@ def rollout(agent: Agent, space: ObservationSpace, unroll_length: int, batch_siz
         done=done,
         episode_step=torch.zeros(shape, dtype=torch.int32),
         episode_return=torch.zeros(shape),
-        action=agent.distribution.sample(policy_logits),
-        policy_logits=policy_logits,
-        baseline=torch.zeros(shape),
+        action=distribution.sample(torch.zeros(*shape, distribution.num_params)),
+        extras={name: torch.zeros(*shape, *spec.shape) for name, spec in specs.items()},
         initial_agent_state=agent.model.initial_state(batch_size),
         truncated=torch.zeros(shape, dtype=torch.bool),
         episode_end=done,

@@ -125,15 +125,15 @@ def play(
     played = Episodes([], [], [])
     starts = RandomStarts(env, random_start, seed_of(seed, "random starts"))
     endings = Endings(env.num_envs)
-    loop = EnvLoop(env, agent.distribution, agent.model.initial_state(env.num_envs), seed)
+    loop = EnvLoop(env, agent.model, seed)
     while left.any():
         if watch is not None:
             watch(loop.row.observation)
-        loop.act(agent.model, greedy)
-        loop.agent = loop.agent._replace(action=starts.replace(loop.agent.action))
+        loop.act("greedy" if greedy else "sample")
+        loop.acted = loop.acted._replace(action=starts.replace(loop.acted.action))
         seen = loop.row.observation
         loop.step()
-        endings.add(seen, loop.agent.action, loop.row.reward)
+        endings.add(seen, loop.acted.action, loop.row.reward)
         starts.count(loop.row.episode_end)
         ended = {index: endings.take(index) for index in _indices(loop.row.episode_end)}
         counted = loop.row.episode_end & (left > 0)

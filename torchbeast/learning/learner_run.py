@@ -25,6 +25,7 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import LearnerGroups, PolyBeastLearnerFlags, available_cores
 from torchbeast.cli.resuming import changes
 from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Mode, specs_of_extras
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.losses import RewardClipping
@@ -83,6 +84,8 @@ class Learner(Generic[Weights]):
     agent: Agent
     weights: Weights
     device: torch.device
+    extras: tuple[str, ...]  # of acting, that the algorithm needs
+    mode: Mode  # of acting
     seed: int  # of the environments; another one after each resumption
 
 
@@ -157,19 +160,28 @@ class LearnerRun:
         say_costs(agent)
         if self._flags.machine.compile:
             agent.model.compile()  # copies of it, which act, stay as they are
+        _check_extras(agent, Impala.needs)
         config = dataclasses.replace(
             impala_config(self._flags),
             bytes_at_once=compute.bytes_at_once,
             num_threads=share_cores(compute, self._flags, agent),
         )
-        algo = Impala(agent.model, agent.distribution, config)
+        algo = Impala(agent.model, agent.model.distribution, config)
         progress = self._resume(algo)
         if progress.step >= self._flags.learning.total_steps:
             self._say_complete(progress)
             return
         weights = make_weights(agent.model, algo.version)
         seed = _environment_seed(self._recorded["seed"], progress.step)
-        source = make_source(Learner(agent=agent, weights=weights, device=device, seed=seed))
+        learner = Learner(
+            agent=agent,
+            weights=weights,
+            device=device,
+            extras=algo.needs,
+            mode=algo.mode,
+            seed=seed,
+        )
+        source = make_source(learner)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
             parts = TrainingParts(
                 source=source,
@@ -369,10 +381,18 @@ class LearnerRun:
         print(next_commands(self._program, folder.path, exists, complete), flush=True)
 
 
+def _check_extras(agent: Agent, needs: Sequence[str]) -> None:
+    """UsageError when the model does not give what the algorithm needs of acting."""
+    try:
+        specs_of_extras(agent.model, needs)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
 def say_costs(agent: Agent) -> None:
     """Prints what acting costs in a line, and writes every leaf's part to out.log."""
     if flatten_nest(agent.observation_space):
-        found = network_cost.costs(agent.model, agent.observation_space, agent.distribution)
+        found = network_cost.costs(agent.model, agent.observation_space)
         print(network_cost.sentence(found), flush=True)
         _log.info("what the network costs\n%s", network_cost.table(found))
 

@@ -15,10 +15,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import kind_of, needs_statistics
 from torchbeast.core.actors.networks import TorsoActorCritic
-from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.precision import computing_in
@@ -37,15 +36,13 @@ class Cost(NamedTuple):
     microseconds: float  # a step, forward, of 16 at once, on one core or the GPU
 
 
-def costs(model: ActorCritic, space: ObservationSpace, actions: ActionDistribution) -> list[Cost]:
+def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
     """The whole network first, then its leaves, the dearest first; none of a user's own network.
 
     space: as the policy sees it. Measured on the model's device, with its dtype.
     """
     observation = map_leaves(lambda spec: _zeros(spec, model, 1, _ROWS), space)
-    whole = Cost(
-        "the network", "", _count(model), _time(model, lambda: _act(model, observation, actions))
-    )
+    whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
     leaves = list(_of_leaves(model, space)) if isinstance(model, TorsoActorCritic) else []
     return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
 
@@ -99,17 +96,17 @@ def _zeros(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:
     return torch.zeros((*rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
 
 
-def _act(model: ActorCritic, observation: Nest[Tensor], actions: ActionDistribution) -> None:
+def _act(model: Actor, observation: Nest[Tensor]) -> None:
     device = next(model.parameters()).device
     nothing = torch.zeros(1, _ROWS, device=device)
     last, state = (
         map_leaves(lambda leaf: leaf.to(device), nest)
-        for nest in (actions.zero_action((1, _ROWS)), model.initial_state(_ROWS))
+        for nest in (model.distribution.zero_action((1, _ROWS)), model.initial_state(_ROWS))
     )
-    model(ModelInputs(observation, nothing, nothing.bool(), last), state)
+    model.act(ModelInputs(observation, nothing, nothing.bool(), last), state, "greedy")
 
 
-def _time(model: ActorCritic, call: Callable[[], object]) -> float:
+def _time(model: Actor, call: Callable[[], object]) -> float:
     """Microseconds a row, the best of some: on the CPU of one core, however busy the machine is."""
     device = next(model.parameters()).device
     best = float("inf")

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.contract import Actor
 from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.rollout import Rollout
@@ -126,7 +126,7 @@ class TrainingParts:
 
     source: Source
     algo: Algo
-    model: ActorCritic
+    model: Actor
     weights: Publisher
     device: torch.device
     log_files: LogFiles

@@ -12,36 +12,36 @@ from source_envs import NOTHING, SCHEDULES, Counting, Nested, Numbered, Stacked,
 from source_models import CountingNet
 
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Box, MultiDiscrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import map_leaves2
 
 
-def loop_over(env: VecEnv) -> tuple[EnvLoop, CountingNet]:
+def loop_over(env: VecEnv) -> EnvLoop:
     model = CountingNet(env.observation_space, env.action_space, use_lstm=True)
-    state = model.initial_state(env.num_envs)
-    return EnvLoop(env, distribution_for(env.action_space), state, seed=3), model
+    return EnvLoop(env, model, seed=3)
 
 
 def test_the_first_row_starts_every_environment() -> None:
-    loop, _ = loop_over(Counting(4))
+    loop = loop_over(Counting(4))
     row = loop.row
     assert row.done.all() and not row.truncated.any() and not row.episode_end.any()
     assert not (row.reward.any() or row.episode_step.any() or row.episode_return.any())
     assert row.reward.dtype == row.episode_return.dtype == np.float32
     assert row.episode_step.dtype == np.int32
     assert row.final_observation is None
-    assert loop.agent.action.tolist() == [[0, 0, 0, 0]]
-    assert loop.agent.policy_logits.shape == (1, 4, 4) and loop.agent.baseline.shape == (1, 4)
+    assert loop.acted.action.tolist() == [[0, 0, 0, 0]]
+    shapes = {name: extra.shape for name, extra in loop.acted.extras.items()}
+    assert shapes == {"policy_logits": (1, 4, 4), "baseline": (1, 4)}
+    assert loop.acted.state.eq(0).all()
 
 
 def test_games_are_counted_over_lives_and_anew_after_their_end() -> None:
     """Environment 2: lives of 2, 2 and 3 steps are one game; reward is 3 * time - 2.5."""
-    loop, model = loop_over(Counting(3))
+    loop = loop_over(Counting(3))
     steps, returns, ends = [], [], []
     for _ in range(9):
-        loop.act(model)
+        loop.act("sample")
         loop.step()
         steps.append(int(loop.row.episode_step[2]))
         returns.append(float(loop.row.episode_return[2]))
@@ -56,10 +56,10 @@ def test_games_are_counted_over_lives_and_anew_after_their_end() -> None:
 
 
 def test_rows_that_were_kept_are_not_written_to() -> None:
-    loop, model = loop_over(Counting(2))
+    loop = loop_over(Counting(2))
     kept = []
     for _ in range(5):
-        loop.act(model)
+        loop.act("sample")
         loop.step()
         kept.append((loop.row, [np.copy(leaf) for leaf in loop.row[:-1]]))
     for row, copies in kept:
@@ -68,11 +68,11 @@ def test_rows_that_were_kept_are_not_written_to() -> None:
 
 
 def test_stacks_begin_anew_and_final_ones_end_in_the_last_frame() -> None:
-    loop, model = loop_over(Stacked(2))
+    loop = loop_over(Stacked(2))
     assert loop.row.observation[1, :, 0, 0].tolist() == [0, 0, 0]
     seen, finals = [], []
     for _ in range(5):
-        loop.act(model)
+        loop.act("sample")
         loop.step()
         seen.append(loop.row.observation[1, :, 0, 0].tolist())
         if loop.row.final_observation is not None:
@@ -82,11 +82,11 @@ def test_stacks_begin_anew_and_final_ones_end_in_the_last_frame() -> None:
 
 
 def test_the_state_moves_with_every_action_and_is_forgotten_at_ends() -> None:
-    loop, model = loop_over(Counting(2))
+    loop = loop_over(Counting(2))
     states = []
     for _ in range(5):
-        loop.act(model)
-        states.append(loop.core_state[0, :, 0].tolist())
+        loop.act("sample")
+        states.append(loop.acted.state[0, :, 0].tolist())
         loop.step()
     assert states == [[1, 1], [2, 2], [3, 3], [1, 4], [2, 1]]
 
@@ -100,9 +100,9 @@ def test_the_model_is_given_the_row_and_the_action_that_led_to_it() -> None:
     seen: list[Any] = []
     env = Numbered(2)
     model = Watching(env.observation_space, env.action_space, use_lstm=True)
-    loop = EnvLoop(env, distribution_for(env.action_space), model.initial_state(2), seed=0)
+    loop = EnvLoop(env, model, seed=0)
     for _ in range(8):
-        loop.act(model)
+        loop.act("sample")
         loop.step()
     assert seen[0][1].tolist() == [[0, 0]]
     for observation, last_action in seen[1:]:
@@ -119,24 +119,24 @@ def test_greedy_actions_are_the_modes() -> None:
 
     env = Numbered(50)
     model = Sure(env.observation_space, env.action_space, use_lstm=True)
-    loop = EnvLoop(env, distribution_for(env.action_space), model.initial_state(50), seed=0)
-    loop.act(model, greedy=True)
-    assert loop.agent.action.eq(2).all()
-    loop.act(model)
-    assert len(loop.agent.action.unique()) == 4
+    loop = EnvLoop(env, model, seed=0)
+    loop.act("greedy")
+    assert loop.acted.action.eq(2).all()
+    loop.act("sample")
+    assert len(loop.acted.action.unique()) == 4
 
 
 def test_nested_actions_reach_the_environment_as_they_were_chosen() -> None:
     env = SyncVecEnv([Nested] * 2, "Nested")
-    loop, model = loop_over(env)
+    loop = loop_over(env)
     map_leaves2(
         lambda leaf, zero: np.testing.assert_array_equal(leaf[0], zero),
         loop.row.observation["shown"],
         NOTHING,
     )
-    loop.act(model)
+    loop.act("sample")
     loop.step()
-    shown, chosen = loop.row.observation["shown"], loop.agent.action
+    shown, chosen = loop.row.observation["shown"], loop.acted.action
     for name in ("choice", "switches"):
         np.testing.assert_array_equal(shown[name], chosen[name][0].numpy())
     pair, number = chosen["levers"]
@@ -154,8 +154,8 @@ def test_an_environment_may_write_to_the_action_it_is_given(space: Any) -> None:
             action[...] = 77
             return result
 
-    loop, model = loop_over(Overwriting(2))
-    loop.act(model)
-    chosen = torch.clone(loop.agent.action)
+    loop = loop_over(Overwriting(2))
+    loop.act("sample")
+    chosen = torch.clone(loop.acted.action)
     loop.step()
-    assert torch.equal(loop.agent.action, chosen)
+    assert torch.equal(loop.acted.action, chosen)

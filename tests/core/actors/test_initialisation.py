@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.actor_critic import ModelInputs
+from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.actors.networks import NormedAtariNet
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 

@@ -12,9 +12,8 @@ import torch
 from nets_by_hand import deep_by_hand, shallow_by_hand, shallow_norm_by_hand
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet, SmallNet
-from torchbeast.core.actors.policy import act
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import (
     ArraySpec,
@@ -324,22 +323,22 @@ def test_forward_draws_no_random_number(net: Any, use_lstm: bool) -> None:
 def test_the_learners_forward_equals_acting_step_by_step(net: Any, use_lstm: bool) -> None:
     """With resets in some columns, and the last action being the one that was acted."""
     space, steps = ArraySpec((5,), "float32"), 12
-    model, actions = net(space, Discrete(ACTIONS), use_lstm), distribution_for(Discrete(ACTIONS))
+    model = net(space, Discrete(ACTIONS), use_lstm)
     rows = random_inputs(space, steps)
     assert rows.done[1:].any()
     state = model.initial_state(B)
-    last_action = actions.zero_action((1, B))
+    last_action = model.distribution.zero_action((1, B))
     acted, last_actions = [], []
     for t in range(steps):
         row = ModelInputs(
             rows.observation[t : t + 1], rows.reward[t : t + 1], rows.done[t : t + 1], last_action
         )
         last_actions.append(last_action)
-        (last_action, logits, baseline), state = act(model, actions, row, state)
-        acted.append((logits, baseline))
+        last_action, extras, state = model.act(row, state)
+        acted.append(extras)
     learnt = model(rows._replace(last_action=torch.cat(last_actions)), model.initial_state(B))
-    torch.testing.assert_close(learnt.policy_logits, torch.cat([a[0] for a in acted]))
-    torch.testing.assert_close(learnt.baseline, torch.cat([a[1] for a in acted]))
+    torch.testing.assert_close(learnt.policy_logits, torch.cat([a["policy_logits"] for a in acted]))
+    torch.testing.assert_close(learnt.baseline, torch.cat([a["baseline"] for a in acted]))
     torch.testing.assert_close(learnt.core_state, map_leaves(torch.clone, state))
 
 

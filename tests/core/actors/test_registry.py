@@ -16,7 +16,7 @@ OBSERVATION, ACTIONS = ArraySpec((5,), "float32"), Discrete(3)
 USER_MODULE = '''
 import torch
 from torch import nn
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, ModelOutput
 
 class MyNet(ActorCritic):
     """Feed-forward; subclasses break one thing each."""
@@ -98,7 +98,7 @@ def test_a_users_model_that_breaks_the_contract_is_refused(
 
 
 def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
-    with pytest.raises(TypeError, match="NotAModel is a str, not an ActorCritic"):
+    with pytest.raises(TypeError, match="NotAModel is a str, not an actor: it must be a subclass"):
         make_model(f"{user_module}:NotAModel", OBSERVATION, ACTIONS, False)
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import (
     NonFiniteError,
@@ -25,7 +25,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 T, B, ACTIONS = 5, 3, 3
@@ -67,7 +67,7 @@ def slow_losses(model: TinyNet, rollout: Rollout, config: ImpalaConfig) -> dict[
         for t in range(T):
             action = rollout.action[t + 1, b]
             target = logits[t].softmax(-1)[action]
-            behavior = rollout.policy_logits[t + 1, b].softmax(-1)[action]
+            behavior = rollout.extras["policy_logits"][t + 1, b].softmax(-1)[action]
             ratios.append((target / behavior).item())
             reward = rollout.reward[t + 1, b].item()
             clipped = config.reward_clipping == "abs_one"
@@ -162,8 +162,8 @@ def test_scaled_rewards_are_rewards_multiplied_before_they_are_clipped(
 def test_the_dummy_agent_output_of_row_0_is_never_used(make_rollout: Make) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
     before = algorithm.losses(rollout)
-    for name in ("action", "policy_logits", "reward", "episode_return"):
-        getattr(rollout, name)[0] = 0
+    for leaf in (rollout.action, *rollout.extras.values(), rollout.reward, rollout.episode_return):
+        leaf[0] = 0
     rollout.done[0] = rollout.truncated[0] = rollout.episode_end[0] = True
     torch.testing.assert_close(algorithm.losses(rollout), before, rtol=0, atol=0)
 
@@ -274,7 +274,7 @@ def test_clipping_equals_torchs(maximum: float) -> None:
     ("field", "value", "name"),
     [
         ("reward", math.nan, "pg_loss is nan"),
-        ("policy_logits", math.nan, "pg_loss is nan"),
+        ("extras", math.nan, "pg_loss is nan"),
         ("observation", math.inf, "pg_loss is nan"),
     ],
 )
@@ -285,7 +285,8 @@ def test_a_loss_that_is_not_finite_is_named_before_any_weight_is_touched(
     algorithm.update(make_rollout(T, B))
     state = copy.deepcopy(algorithm.state_dict())
     broken = make_rollout(T, B)
-    getattr(broken, field)[2, 1] = value
+    (leaf,) = flatten(getattr(broken, field))
+    leaf[2, 1] = value
     with pytest.raises(NonFiniteError, match=name):
         algorithm.update(broken)
     torch.testing.assert_close(algorithm.state_dict(), state, rtol=0, atol=0)
@@ -428,7 +429,7 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
             10,
             8,
             observation=observation,
-            policy_logits=logits,
+            extras={"policy_logits": logits},
             action=action,
             reward=(action == 2).float(),
             done=torch.ones(11, 8, dtype=torch.bool),

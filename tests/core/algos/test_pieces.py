@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.pieces import Pieces, least_columns

@@ -153,9 +153,9 @@ def test_statistics_of_nethack_do_not_blow_up_the_loss(make_rollout: Make) -> No
         B,
         observation=observation,
         action=torch.randint(23, (T + 1, B)),
-        policy_logits=torch.zeros(T + 1, B, 23),
+        extras={"policy_logits": torch.zeros(T + 1, B, 23)},
         final_observation={name: leaf[0, :0] for name, leaf in observation.items()},
     )
-    algorithm = Impala(agent.model, agent.distribution, ImpalaConfig())
+    algorithm = Impala(agent.model, agent.model.distribution, ImpalaConfig())
     for _ in range(3):
         assert abs(algorithm.update(rollout)["total_loss"]) < 10 * T * B

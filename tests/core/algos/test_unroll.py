@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.envs.spaces import ArraySpec, Discrete

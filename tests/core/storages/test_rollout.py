@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
 
 T, B = 5, 3
@@ -37,9 +38,9 @@ def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: 
         ("reward", torch.zeros(1, B), r"reward has shape \[1, 3\], expected \[T\+1 > 1, B\]"),
         ("done", torch.zeros(T, B), r"done has shape \[5, 3\], expected \[6, 3\]"),
         (
-            "baseline",
+            "episode_step",
             torch.zeros(T + 1, B, 1),
-            r"baseline has shape \[6, 3, 1\], expected \[6, 3\]",
+            r"episode_step has shape \[6, 3, 1\], expected \[6, 3\]",
         ),
         ("policy_version", torch.zeros(T, B), r"policy_version has shape \[5, 3\]"),
         ("truncated", torch.zeros(T + 1, 1), r"truncated has shape \[6, 1\], expected \[6, 3\]"),
@@ -49,7 +50,7 @@ def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: 
             r"observation has shape \[3, 6, 2\], expected \[6, 3, ...\]",
         ),
         ("action", torch.zeros(T, B), r"action has shape \[5, 3\], expected \[6, 3, ...\]"),
-        ("policy_logits", torch.zeros(T, B, 3), r"policy_logits has shape \[5, 3, 3\]"),
+        ("extras", {"value": torch.zeros(T, B)}, r"extras has shape \[5, 3\]"),
         (
             "initial_agent_state",
             (torch.zeros(1, B + 1, 4),),
@@ -128,6 +129,5 @@ def test_map_reaches_every_leaf(make_rollout: Make) -> None:
     rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),))
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
-        leaf = getattr(moved, field.name)
-        leaf = leaf[0] if isinstance(leaf, tuple) else leaf
-        assert leaf.device.type == "meta", field.name
+        leaves = flatten(getattr(moved, field.name))
+        assert leaves and all(leaf.device.type == "meta" for leaf in leaves), field.name

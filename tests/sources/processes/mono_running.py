@@ -45,6 +45,8 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
             "num_buffers": 2 * setup.num_envs,
             "batch_size": setup.batch_size,
             "unroll_length": setup.unroll_length,
+            "extras": setup.extras,
+            "mode": setup.mode,
             "seed": setup.seed,
             **options,
         }

@@ -99,6 +99,7 @@ def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSour
     agent = make_agent("mlp", space, Discrete(2), 1, False)
     config = MonoSourceConfig(
         env_id="never made",
+        extras=(),
         model="mlp",
         use_lstm=False,
         num_actors=len(stages),

@@ -178,7 +178,7 @@ def learn(
     learnt = Learnt([], [], [])
     with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
         algo = Impala(
-            running.agent.model, running.agent.distribution, ImpalaConfig(entropy_cost=0.01)
+            running.agent.model, running.agent.model.distribution, ImpalaConfig(entropy_cost=0.01)
         )
         algo.version = setup.version
         for rollout in itertools.islice(running.source.batches(), num_updates):
@@ -213,7 +213,7 @@ def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
         assert "scale.mean" not in running.agent.model.state_dict()
         rollout = next(iter(running.source.batches()))
         output = unroll(running.agent.model, rollout)
-        torch.testing.assert_close(output.policy_logits[:-1], rollout.policy_logits[1:])
+        torch.testing.assert_close(output.policy_logits[:-1], rollout.extras["policy_logits"][1:])
 
 
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
@@ -227,7 +227,7 @@ def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
 def config(**options: int | None) -> MonoSourceConfig:
     given = {"num_actors": 4, "num_processes": 2, "num_buffers": 4, "batch_size": 4, **options}
     setup = {"env_id": "Catch", "model": "mlp", "use_lstm": False, "unroll_length": 5}
-    return MonoSourceConfig(**setup, **given)
+    return MonoSourceConfig(**setup, **given, extras=())
 
 
 def test_every_environment_needs_a_buffer() -> None:

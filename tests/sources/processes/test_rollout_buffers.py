@@ -10,7 +10,7 @@ import pytest
 import torch
 from source_envs import Counting, Nested, Stacked
 
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
@@ -24,23 +24,27 @@ class Player:
     """An actor without a process: plays an environment into slots."""
 
     def __init__(
-        self, env: VecEnv, model: str = "mlp", num_slots: int = 3, use_lstm: bool = True
+        self,
+        env: VecEnv,
+        model: str = "mlp",
+        num_slots: int = 3,
+        use_lstm: bool = True,
+        extras: tuple[str, ...] = ("policy_logits",),
     ) -> None:
         space = env.observation_space
-        self.agent: Agent = make_agent(model, space, env.action_space, env.frame_stack, use_lstm)
-        self.shape = self.agent, stacked_space(space, env.frame_stack), T
+        self.actor = make_agent(model, space, env.action_space, env.frame_stack, use_lstm).model
+        self.shape = self.actor, stacked_space(space, env.frame_stack), extras, T
         self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots)
-        state = self.agent.model.initial_state(env.num_envs)
-        self.loop = EnvLoop(env, self.agent.distribution, state, seed=0)
+        self.loop = EnvLoop(env, self.actor, seed=0)
 
     def play(self, slot: int) -> None:
         loop = self.loop
-        writer = SlotWriter(self.rollouts.slots[slot], loop.core_state)
-        writer.write(0, loop.row, loop.agent, slot)
+        writer = SlotWriter(self.rollouts.slots[slot], loop.acted.state)
+        writer.write(0, loop.row, loop.acted, slot)
         for t in range(1, T + 1):
-            loop.act(self.agent.model)
+            loop.act("sample")
             loop.step()
-            writer.write(t, loop.row, loop.agent, slot)
+            writer.write(t, loop.row, loop.acted, slot)
 
     def batch(self, size: int) -> Batch:
         return Batch(*self.shape, size, pin=False)
@@ -71,7 +75,7 @@ def test_columns_keep_their_rows_wherever_they_come_from(player: Player) -> None
     for column, (slot, there) in enumerate(sources):
         arrays = player.rollouts.slots[slot]
         assert rollout.policy_version[:, column].eq(slot).all()
-        for name in ("reward", "done", "observation", "policy_logits", "initial_agent_state"):
+        for name in ("reward", "done", "observation", "extras", "initial_agent_state"):
             for mine, theirs in zip(
                 flatten(getattr(rollout, name)), flatten(arrays[name]), strict=True
             ):

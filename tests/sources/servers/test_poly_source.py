@@ -71,12 +71,12 @@ def playing(address: str, setup: Setup) -> Iterator[Running]:
     config = PolySourceConfig(
         batch_size=setup.batch_size,
         unroll_length=setup.unroll_length,
+        extras=setup.extras,
+        mode=setup.mode,
         num_inference_threads=setup.num_groups,
         seed=setup.seed,
     )
-    source = PolySource(
-        fleet, agent.model, agent.distribution, weights, torch.device("cpu"), config
-    )
+    source = PolySource(fleet, agent.model, weights, torch.device("cpu"), config)
     supervisor = Supervisor()
     source.start(supervisor)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of a run: its network and action distribution, made from the environment's spaces."""
+"""The agent of a run: its network, made from the environment's spaces."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.registry import make_model
-from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.nest_py import flatten
@@ -21,8 +20,7 @@ from torchbeast.errors import UsageError
 class Agent(NamedTuple):
     """What acts and learns."""
 
-    model: ActorCritic
-    distribution: ActionDistribution
+    model: Actor
     observation_bytes: int = 0  # of one environment, stacks included
     model_name: str = ""  # what --model names, auto resolved
     observation_space: ObservationSpace = ()  # as the policy sees it, stacks included
@@ -50,12 +48,11 @@ def make_agent(
         seen = without_values(seen)
     name = default_model(seen, for_images) if model_name == "auto" else model_name
     try:
-        distribution = distribution_for(action_space)
         model = make_model(name, seen, action_space, use_lstm)
     except Exception as error:  # a user's model may raise anything
         raise UsageError(f"--model {name} does not work with this environment: {error}") from error
     size = sum(_num_bytes(spec) for spec in flatten(seen))
-    return Agent(model, distribution, size, name, seen, seen != without_values(seen))
+    return Agent(model, size, name, seen, seen != without_values(seen))
 
 
 def _num_bytes(spec: ArraySpec) -> int:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Acting in E environments, step by step: what evaluation and MonoBeast's actors share.
 
-    loop = EnvLoop(env, distribution, model.initial_state(env.num_envs), seed)
+    loop = EnvLoop(env, actor, seed)
     while True:
         loop.row                 what the environments gave, [E, ...]
-        loop.act(model)          the next action, from that row and the recurrent state
+        loop.act("sample")       the next action, from that row and the recurrent state
         loop.step()              the next row
 
 Stacks are rebuilt here, and episodes counted. E is the number of environments, K that of those
@@ -19,13 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.policy import act
-from torchbeast.core.distributions import ActionDistribution
+from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.spaces import ArrayNest
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
-from torchbeast.core.nest_py import Nest, map_leaves
+from torchbeast.core.nest_py import map_leaves
 
 
 class EnvRow(NamedTuple):
@@ -41,55 +39,37 @@ class EnvRow(NamedTuple):
     final_observation: ArrayNest | None  # leaves [K, ...], stacks included, of the truncated
 
 
-class AgentRow(NamedTuple):
-    """What the agent said: the action that led to a row, and what it was drawn from."""
-
-    action: Nest[Tensor]  # leaves [1, E, ...]
-    policy_logits: Tensor  # [1, E, num_params]
-    baseline: Tensor  # [1, E]
-
-
 class EnvLoop:
-    """One agent in E environments. `row` and `agent` are of one time: agent's action led to row."""
+    """One actor in E environments.
 
-    def __init__(
-        self,
-        env: VecEnv,
-        distribution: ActionDistribution,
-        initial_state: Nest[Tensor],
-        seed: int,
-    ) -> None:
-        """`initial_state`: of E environments, ActorCritic.initial_state(E)."""
+    row: what the environments gave last.
+    acted: what the actor chose before that, an action of zeros at the start, and the state with
+        which it will process `row`.
+    """
+
+    def __init__(self, env: VecEnv, actor: Actor, seed: int) -> None:
         self._env = env
-        self._distribution = distribution
+        self._actor = actor
         self._stacker = FrameStacker(env.frame_stack)
         self._episode_step = np.zeros(env.num_envs, np.int32)
         self._episode_return = np.zeros(env.num_envs, np.float32)
-        self.core_state = initial_state
         self.row = self._first_row(env.reset(seed))
-        self.agent = AgentRow(
-            distribution.zero_action((1, env.num_envs)),
-            torch.zeros(1, env.num_envs, distribution.num_params),
-            torch.zeros(1, env.num_envs),
-        )
+        self.acted = _nothing_yet(actor, env.num_envs)
 
-    def act(self, model: ActorCritic, greedy: bool = False) -> None:
+    def act(self, mode: Mode) -> None:
         """Chooses the next action and moves the recurrent state past the present row."""
         row = self.row
         inputs = ModelInputs(
             map_leaves(_one_step, row.observation),
             _one_step(row.reward),
             _one_step(row.done),
-            self.agent.action,
+            self.acted.action,
         )
-        output, self.core_state = act(
-            model, self._distribution, inputs, self.core_state, greedy=greedy
-        )
-        self.agent = AgentRow(*output)
+        self.acted = self._actor.act(inputs, self.acted.state, mode)
 
     def step(self) -> None:
         """Executes the chosen action."""
-        step = self._env.step(map_leaves(_copy_to_numpy, self.agent.action))
+        step = self._env.step(map_leaves(_copy_to_numpy, self.acted.action))
         done = step.terminated | step.truncated
         final = self._final(step)  # before the push, which forgets the episodes that ended
         observation = self._stacker.push(step.observation, done)
@@ -131,6 +111,15 @@ class EnvLoop:
         self._episode_return[over] = 0
         self._episode_step += 1
         self._episode_return += step.reward
+
+
+def _nothing_yet(actor: Actor, num_envs: int) -> Acted:
+    extras = {
+        name: torch.zeros((1, num_envs, *spec.shape), dtype=getattr(torch, spec.dtype))
+        for name, spec in actor.extra_specs.items()
+    }
+    action = actor.distribution.zero_action((1, num_envs))
+    return Acted(action, extras, actor.initial_state(num_envs))
 
 
 def _copy_to_numpy(leaf: Tensor) -> np.ndarray:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
@@ -47,6 +47,7 @@ class TorsoActorCritic(ActorCritic):
     """
 
     core: nn.LSTM | None
+    separable = True
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class TorsoActorCritic(ActorCritic):
         sees_last_action: bool,
     ) -> None:
         super().__init__()
-        self._actions = distribution_for(action_space)
+        self.distribution = distribution_for(action_space)
         self._sees_last_action = sees_last_action
         self._torsos = self._adopt(torsos)
         self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
@@ -77,13 +78,13 @@ class TorsoActorCritic(ActorCritic):
 
     @property
     def _core_input_size(self) -> int:
-        return self.fc.out_features + 1 + self._actions.num_features * self._sees_last_action
+        return self.fc.out_features + 1 + self.distribution.num_features * self._sees_last_action
 
     def _add_heads(self, core: nn.LSTM | None) -> None:
         """Adds the last layers in the original's order, which saved optimiser states rely on."""
         self.core = core
         size = self._core_input_size if core is None else core.hidden_size
-        self.policy = nn.Linear(size, self._actions.num_params)
+        self.policy = nn.Linear(size, self.distribution.num_params)
         self.baseline = nn.Linear(size, 1)
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
@@ -113,7 +114,7 @@ class TorsoActorCritic(ActorCritic):
             self.seen_reward(inputs.reward).unsqueeze(-1),
         ]
         if self._sees_last_action:
-            parts.append(self._actions.features(inputs.last_action))
+            parts.append(self.distribution.features(inputs.last_action))
         return torch.cat(parts, -1)
 
 

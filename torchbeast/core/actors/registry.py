@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.contract import Acted, Actor, ActorCritic, ModelInputs
 from torchbeast.core.actors.networks import (
     AtariNet,
     DeepNet,
@@ -22,7 +22,7 @@ from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 
-ModelFactory = Callable[[ObservationSpace, ActionSpace, bool], ActorCritic]
+ModelFactory = Callable[[ObservationSpace, ActionSpace, bool], Actor]
 
 MODELS: dict[str, ModelFactory] = {
     "deep": DeepNet,
@@ -35,33 +35,41 @@ MODELS: dict[str, ModelFactory] = {
 
 def make_model(
     name: str, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
-) -> ActorCritic:
+) -> Actor:
     """The model of that name; the observation space is what the policy sees, stacks included.
 
     A name with a colon, "my_module:MyNet", is imported and called with (observation_space,
-    action_space, use_lstm). ValueError when there is no such model or its output does not have the
-    contract's shapes, TypeError when the name is not that of a model.
+    action_space, use_lstm). Where it has not set a distribution, it gets the action space's own.
+    ValueError when there is no such model or its output does not have the contract's shapes,
+    TypeError when the name is not that of an actor.
     """
     if not flatten(observation_space):
         raise ValueError("a model needs an observation with at least one array, got none")
     model = _factory(name)(observation_space, action_space, use_lstm)
-    check_model(model, observation_space, action_space, name)
+    if not isinstance(model, Actor):
+        raise TypeError(
+            f"model {name} is a {type(model).__name__}, not an actor: "
+            "it must be a subclass of torchbeast.core.actors.contract.ActorCritic or Actor"
+        )
+    if not hasattr(model, "distribution"):
+        model.distribution = distribution_for(action_space)
+    check_model(model, observation_space, name)
     return model
 
 
-def check_model(
-    model: ActorCritic, observation_space: ObservationSpace, action_space: ActionSpace, name: str
-) -> None:
-    """ValueError unless two rows of zeros give outputs of the contract's shapes."""
-    if not callable(getattr(model, "initial_state", None)) or not callable(model):
-        raise TypeError(f"model {name} is a {type(model).__name__}, not an ActorCritic")
-    actions = distribution_for(action_space)
+def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:
+    """ValueError unless rows of zeros give outputs of the contract's shapes. Draws nothing."""
     state = model.initial_state(3)
-    with torch.inference_mode():
-        output = model(_zero_inputs(observation_space, actions), state)
-    _check_shape(name, "policy_logits", output.policy_logits, (2, 3, actions.num_params))
-    _check_shape(name, "baseline", output.baseline, (2, 3))
-    _check_state(name, state, output.core_state)
+    if isinstance(model, ActorCritic):
+        with torch.inference_mode():
+            output = model(_zero_inputs(observation_space, model.distribution, 2), state)
+        num_params = model.distribution.num_params
+        _check_shape(name, "policy_logits", output.policy_logits, (2, 3, num_params))
+        _check_shape(name, "baseline", output.baseline, (2, 3))
+        _check_state(name, state, output.core_state)
+    acted = model.act(_zero_inputs(observation_space, model.distribution, 1), state, "greedy")
+    _check_acted(name, model, acted)
+    _check_state(name, state, acted.state)
 
 
 def _factory(name: str) -> ModelFactory:
@@ -76,18 +84,48 @@ def _factory(name: str) -> ModelFactory:
         raise ValueError(f"cannot import the model {name!r}: {error}") from error
 
 
-def _zero_inputs(observation_space: ObservationSpace, actions: ActionDistribution) -> ModelInputs:
-    """Two rows of three columns."""
+def _zero_inputs(
+    observation_space: ObservationSpace, actions: ActionDistribution, rows: int
+) -> ModelInputs:
+    """Rows of three columns."""
 
     def zeros(spec: ArraySpec) -> Tensor:
-        return torch.zeros((2, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
+        return torch.zeros((rows, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
 
     return ModelInputs(
         observation=map_leaves(zeros, observation_space),
-        reward=torch.zeros(2, 3),
-        done=torch.zeros(2, 3, dtype=torch.bool),
-        last_action=actions.zero_action((2, 3)),
+        reward=torch.zeros(rows, 3),
+        done=torch.zeros(rows, 3, dtype=torch.bool),
+        last_action=actions.zero_action((rows, 3)),
     )
+
+
+def _check_acted(name: str, model: Actor, acted: Acted) -> None:
+    """The action is one of the space's, the extras are those that the actor declares."""
+    if sorted(acted.extras) != sorted(model.extra_specs):
+        raise ValueError(
+            f"model {name} acts with the extras {sorted(acted.extras)}, "
+            f"but its extra_specs are {sorted(model.extra_specs)}"
+        )
+    expected = {
+        key: torch.empty((1, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
+        for key, spec in model.extra_specs.items()
+    }
+
+    def check(found: Tensor, wanted: Tensor) -> None:
+        if found.shape != wanted.shape or found.dtype != wanted.dtype:
+            raise ValueError(
+                f"{found.dtype} {list(found.shape)} for 1 step of 3 environments, "
+                f"expected {wanted.dtype} {list(wanted.shape)}"
+            )
+
+    try:
+        what = "action"
+        map_leaves2(check, acted.action, model.distribution.zero_action((1, 3)))
+        for what, wanted in expected.items():
+            check(acted.extras[what], wanted)
+    except ValueError as error:
+        raise ValueError(f"model {name}: {what} does not fit: {error}") from error
 
 
 def _check_shape(name: str, what: str, tensor: Tensor, expected: tuple[int, ...]) -> None:

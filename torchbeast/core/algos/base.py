@@ -11,12 +11,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.contract import ActorCritic, Mode
 from torchbeast.core.algos.pieces import Pieces
 from torchbeast.core.losses import Reduction
 from torchbeast.core.nest_py import map_leaves
@@ -73,6 +73,11 @@ class Algorithm(ABC):
 
     version: learner steps done, also over restarts; what a rollout's policy_version counts in.
     """
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Extras of acting that must travel in the rollouts."""
+    mode: ClassVar[Mode] = "sample"
+    """How sources act."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from typing import get_args
 from torch import Tensor
 
 from torchbeast.core import losses, vtrace
-from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.rmsprop import RMSprop
 from torchbeast.core.algos.unroll import unroll
@@ -63,9 +63,13 @@ class ImpalaConfig:
 class Impala(Algorithm):
     """Learns from rollouts of any recent policy."""
 
+    needs = ("policy_logits",)
+
     def __init__(
-        self, model: ActorCritic, distribution: ActionDistribution, config: ImpalaConfig
+        self, model: Actor, distribution: ActionDistribution, config: ImpalaConfig
     ) -> None:
+        if not isinstance(model, ActorCritic):
+            raise TypeError(f"Impala learns an actor-critic, got a {type(model).__name__}")
         optimizer = RMSprop(
             model.parameters(),
             lr=config.learning_rate,
@@ -104,7 +108,8 @@ class Impala(Algorithm):
         logits, values = policy_logits[:-1].float(), values.float()
         actions = map_leaves(lambda leaf: leaf[1:], rollout.action)
         log_probs = distribution.log_prob(logits, actions)
-        behavior_log_probs = distribution.log_prob(rollout.policy_logits[1:].float(), actions)
+        behavior_logits = rollout.extras["policy_logits"][1:].float()
+        behavior_log_probs = distribution.log_prob(behavior_logits, actions)
         rewards, discounts = self._rewards_and_discounts(rollout, final_values)
         vs, advantages = vtrace.from_importance_weights(
             log_rhos=log_probs - behavior_log_probs,

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 

@@ -2,7 +2,7 @@
 """A batch of rollouts: T steps of B environments, in T + 1 rows.
 
 Row t holds what the environments gave *after* an action, and the agent output that *produced* that
-action: `action[t]` and `policy_logits[t]` were computed from row t - 1's observation. Row 0 repeats
+action: `action[t]` and `extras[...][t]` were computed from row t - 1's observation. Row 0 repeats
 row T of the same environment's rollout before; the agent output in an environment's very first row
 0 is a dummy. On a done row the observation is the next episode's first, while reward, episode_step
 and episode_return still belong to the episode that ended.
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 
-_FLAT = ("reward", "done", "episode_step", "episode_return", "baseline")
+_FLAT = ("reward", "done", "episode_step", "episode_return")
 _FLAT_BESIDE = ("truncated", "episode_end", "policy_version")
 
 
@@ -33,8 +33,7 @@ class Rollout:
     episode_step: Tensor  # int32 [T+1, B]
     episode_return: Tensor  # float32 [T+1, B], raw
     action: Nest[Tensor]  # leaves [T+1, B, ...]
-    policy_logits: Tensor  # float32 [T+1, B, num_params] the behaviour policy's
-    baseline: Tensor  # float32 [T+1, B] the value when acting
+    extras: dict[str, Tensor]  # [T+1, B, ...] what the algorithm needs of acting: Algorithm.needs
     initial_agent_state: Nest[Tensor]  # leaves [layers, B, hidden], for row 0; () when feed-forward
     truncated: Tensor  # bool [T+1, B] cut by a time limit
     episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
@@ -100,7 +99,7 @@ class Rollout:
             raise ValueError(_mismatch("reward", self.reward, ["T+1 > 1", "B"]))
         for name in _FLAT + _FLAT_BESIDE:
             self._check_leading(name, exact=True)
-        for name in ("observation", "action", "policy_logits"):
+        for name in ("observation", "action", "extras"):
             self._check_leading(name, exact=False)
         self._check_agent_state()
         self._check_final_observation()

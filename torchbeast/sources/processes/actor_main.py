@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import dtype_for
@@ -45,14 +46,15 @@ _GRACE_S = 3.0  # for the present step after stdin closed; an environment stuck 
 Grant = dict[str, Any]  # {"slot": int, "version": int | None}
 
 
-class Actor:
+class Player:
     """Plays in its environments without end, one rollout at a time."""
 
     def __init__(
-        self, loop: EnvLoop, model: Any, weights: SharedWeights, activity: Activity
+        self, loop: EnvLoop, actor: Actor, weights: SharedWeights, activity: Activity, mode: Mode
     ) -> None:
-        self._loop, self._model, self._weights = loop, model, weights
+        self._loop, self._actor, self._weights = loop, actor, weights
         self._activity = activity
+        self._mode: Mode = mode
         self._version: int | None = None
         self._acted_with: int | None = None
 
@@ -61,17 +63,17 @@ class Actor:
         loop, activity = self._loop, self._activity
         if self._acted_with is None:  # the very first row 0, which nothing acted for
             self._acted_with = self._weights.version if wanted is None else wanted
-        writer = SlotWriter(slot, loop.core_state)
-        writer.write(0, loop.row, loop.agent, self._acted_with)
+        writer = SlotWriter(slot, loop.acted.state)
+        writer.write(0, loop.row, loop.acted, self._acted_with)
         for t in range(1, unroll_length + 1):
             activity.enter("inference")
-            self._version = self._weights.refresh(self._model, self._version, wanted)
+            self._version = self._weights.refresh(self._actor, self._version, wanted)
             self._acted_with = self._version
-            loop.act(self._model)
+            loop.act(self._mode)
             activity.enter("environment")
             loop.step()
             activity.count(len(loop.row.reward))
-            writer.write(t, loop.row, loop.agent, self._acted_with)
+            writer.write(t, loop.row, loop.acted, self._acted_with)
         activity.enter("queueing")
 
 
@@ -103,27 +105,27 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
             arguments["use_lstm"],
             reads_values=arguments["reads_values"],
         )
-        agent.model.reward_input = arguments["reward_input"]
-        agent.model.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
-        weights = SharedWeights(
-            agent.model, size=arguments["ring_size"], descriptor=arguments["weights"]
-        )
+        actor = agent.model
+        actor.reward_input = arguments["reward_input"]
+        actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
+        weights = SharedWeights(actor, size=arguments["ring_size"], descriptor=arguments["weights"])
         rollouts = SharedRollouts(
-            agent,
+            actor,
             stacked_space(space, env.frame_stack),
+            arguments["extras"],
             unroll_length,
             num_envs,
             arguments["num_slots"],
             arguments["rollouts"],
         )
         seed = seed_of(arguments["seed"], "environments")
-        loop = EnvLoop(env, agent.distribution, agent.model.initial_state(num_envs), seed)
+        loop = EnvLoop(env, actor, seed)
         count, descriptor = arguments["num_activities"], arguments["activities"]
         activity = SharedActivities(count, descriptor).of(arguments["index"])
         activity.enter("queueing")
-        actor = Actor(loop, agent.model, weights, activity)
+        player = Player(loop, actor, weights, activity, arguments["mode"])
         for grant in grants:
-            actor.play(rollouts.slots[grant["slot"]], unroll_length, grant["version"])
+            player.play(rollouts.slots[grant["slot"]], unroll_length, grant["version"])
             report({"slot": grant["slot"]})
 
 

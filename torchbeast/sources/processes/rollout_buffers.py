@@ -10,13 +10,14 @@ truncated episodes; its pages take no memory until one is written.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchbeast.core.actors.agent import Agent
-from torchbeast.core.actors.env_loop import AgentRow, EnvRow
+from torchbeast.core.actors.contract import Acted, Actor, specs_of_extras
+from torchbeast.core.actors.env_loop import EnvRow
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.rollout import Rollout
@@ -30,16 +31,20 @@ class SharedRollouts:
 
     def __init__(
         self,
-        agent: Agent,
+        actor: Actor,
         observation_space: ObservationSpace,
+        extras: Sequence[str],
         unroll_length: int,
         num_envs: int,
         num_slots: int,
         descriptor: int | None = None,
     ) -> None:
-        """Makes the file; or opens the one behind `descriptor`, made with the same arguments."""
+        """Makes the file; or opens the one behind `descriptor`, made with the same arguments.
+
+        extras: names of what is kept of acting beside the actions.
+        """
         self.num_envs = num_envs
-        fields = rollout_fields(agent, observation_space, unroll_length, num_envs)
+        fields = rollout_fields(actor, observation_space, extras, unroll_length, num_envs)
         finals = map_leaves(
             lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
             observation_space,
@@ -58,7 +63,11 @@ class SharedRollouts:
 
 
 def rollout_fields(
-    agent: Agent, observation_space: ObservationSpace, unroll_length: int, columns: int
+    actor: Actor,
+    observation_space: ObservationSpace,
+    extras: Sequence[str],
+    unroll_length: int,
+    columns: int,
 ) -> dict[str, Any]:
     """A nest of ArraySpec for every field of Rollout but final_observation.
 
@@ -68,7 +77,8 @@ def rollout_fields(
     def spec(shape: tuple[int, ...], dtype: str) -> ArraySpec:
         return ArraySpec((unroll_length + 1, columns, *shape), dtype)
 
-    action = agent.distribution.zero_action((1, columns))
+    action = actor.distribution.zero_action((1, columns))
+    given = specs_of_extras(actor, extras)
     return {
         "observation": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), observation_space),
         "reward": spec((), "float32"),
@@ -78,12 +88,11 @@ def rollout_fields(
         "episode_step": spec((), "int32"),
         "episode_return": spec((), "float32"),
         "action": map_leaves(lambda leaf: spec(leaf.shape[2:], _dtype(leaf)), action),
-        "policy_logits": spec((agent.distribution.num_params,), "float32"),
-        "baseline": spec((), "float32"),
+        "extras": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), given),
         "policy_version": spec((), "int64"),
         "initial_agent_state": map_leaves(
             lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
-            agent.model.initial_state(columns),
+            actor.initial_state(columns),
         ),
     }
 
@@ -91,21 +100,21 @@ def rollout_fields(
 class SlotWriter:
     """Writes one rollout into a slot, row by row."""
 
-    def __init__(self, slot: RolloutArrays, core_state: Nest[torch.Tensor]) -> None:
-        """`core_state`: with which row 0's observation is to be processed."""
+    def __init__(self, slot: RolloutArrays, state: Nest[torch.Tensor]) -> None:
+        """`state`: with which row 0's observation is to be processed."""
         self._slot = slot
         self._finals = 0
-        _write(slot["initial_agent_state"], ..., _arrays(core_state))
+        _write(slot["initial_agent_state"], ..., _arrays(state))
 
-    def write(self, t: int, row: EnvRow, agent: AgentRow, version: int) -> None:
-        """Row t. Row 0 repeats the last one of the rollout before."""
+    def write(self, t: int, row: EnvRow, acted: Acted, version: int) -> None:
+        """Row t, with the action that led to it. Row 0 repeats the last of the rollout before."""
         slot = self._slot
         for name in _ENV_FIELDS:
             slot[name][t] = getattr(row, name)
         _write(slot["observation"], t, row.observation)
-        _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), agent.action))
-        slot["policy_logits"][t] = agent.policy_logits[0].numpy()
-        slot["baseline"][t] = agent.baseline[0].numpy()
+        _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), acted.action))
+        for name, array in slot["extras"].items():
+            array[t] = acted.extras[name][0].numpy()
         slot["policy_version"][t] = version
         if t > 0 and row.final_observation is not None:  # row 0's were written at its first place
             self._write_finals(row.final_observation, int(row.truncated.sum()))
@@ -125,14 +134,15 @@ class Batch:
 
     def __init__(
         self,
-        agent: Agent,
+        actor: Actor,
         observation_space: ObservationSpace,
+        extras: Sequence[str],
         unroll_length: int,
         batch_size: int,
         pin: bool,
     ) -> None:
         """`pin`: memory from which a GPU copies without waiting."""
-        specs = rollout_fields(agent, observation_space, unroll_length, batch_size)
+        specs = rollout_fields(actor, observation_space, extras, unroll_length, batch_size)
         self._tensors = map_leaves(lambda spec: _empty(spec, pin), specs)
         self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
         self._size = batch_size

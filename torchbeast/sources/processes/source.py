@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Mode
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.losses import RewardClipping
 from torchbeast.core.precision import Precision
@@ -71,6 +72,8 @@ class MonoSourceConfig:
     num_buffers: int  # rollouts of one environment, written or waiting: one for each, and more
     batch_size: int
     unroll_length: int
+    extras: tuple[str, ...]  # of acting, that travel in the rollouts: what the algorithm needs
+    mode: Mode = "sample"  # of acting
     fixed_lag: int | None = None  # None: free-running; else whole rollouts must fill a batch
     num_batches: int = 2  # beside the buffers: one in preparation, the others with learner threads
     seed: int = 0
@@ -127,7 +130,7 @@ class MonoSource:
         self._replaced = 0
         self._any_has_worked = False
         self._closed = threading.Event()
-        shape = agent, observation_space, config.unroll_length
+        shape = agent.model, observation_space, config.extras, config.unroll_length
         pin = device.type == "cuda"
         for _ in range(config.num_batches + config.batches_ahead):
             self._free.put(Batch(*shape, config.batch_size, pin))
@@ -281,6 +284,8 @@ class MonoSource:
             "reads_values": config.reads_values,
             "precision": config.precision,
             "unroll_length": config.unroll_length,
+            "extras": config.extras,
+            "mode": config.mode,
             "num_envs": actor.num_envs,
             "num_slots": len(actor.rollouts.slots),
             "rollouts": actor.rollouts.descriptor,

@@ -3,27 +3,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from torchbeast.core.actors.actor_critic import ActorCritic, ModelInputs
-from torchbeast.core.actors.policy import act
+from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
 from torchbeast.core.cuda_stream import CudaStream
-from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves
 
 
 def answer(
-    replica: ActorCritic, distribution: ActionDistribution, cuda_stream: CudaStream, inputs: Any
+    replica: Actor,
+    cuda_stream: CudaStream,
+    inputs: Any,
+    extras: Sequence[str],
+    mode: Mode = "sample",
 ) -> Any:
-    """`((action, policy_logits, baseline), (core_state, action))` for one batch, on the CPU.
+    """`((action, extras), (state, action))` for one batch, on the CPU.
 
-    inputs: `((observation, reward, done, episode_step, episode_return), (core_state, last_action))`
-    as the core asks, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the stream's device.
+    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` as
+    the core asks, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the stream's device.
+    extras: names of the actor's extras that are answered; they come as a dict.
     """
-    (observation, reward, done, _, _), (core_state, last_action) = inputs
-    seen = (observation, reward, done, last_action), core_state
+    (observation, reward, done, _, _), (state, last_action) = inputs
+    seen = (observation, reward, done, last_action), state
     model_inputs, state = map_leaves(cuda_stream.to_device, seen)
-    agent, new_state = act(replica, distribution, ModelInputs(*model_inputs), state)
-    action, *others, new_state = map_leaves(cuda_stream.to_host, (*agent, new_state))
+    acted = replica.act(ModelInputs(*model_inputs), state, mode)
+    wanted = {name: acted.extras[name] for name in extras}
+    on_host = map_leaves(cuda_stream.to_host, (acted.action, wanted, acted.state))
     cuda_stream.synchronize()
-    return (action, *others), (new_state, action)
+    action, wanted, state = on_host
+    return (action, wanted), (state, action)

@@ -7,7 +7,7 @@
                                       +--- rollouts --> BatchingQueue --> batches() --> the learner
 
 The pool's threads are the core's own. The last action is not among the environment's outputs, so
-it travels with the agent state: `agent_state = (core_state, last_action)`.
+it travels with the agent state: `agent_state = (state, last_action)`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 import libtorchbeast
-from torchbeast.core.actors.actor_critic import ActorCritic
+from torchbeast.core.actors.contract import Actor, Mode, specs_of_extras
 from torchbeast.core.cuda_stream import CudaStream
-from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.weights import PublishedWeights
@@ -42,6 +41,8 @@ class PolySourceConfig:
 
     batch_size: int
     unroll_length: int
+    extras: tuple[str, ...]  # of acting, that travel in the rollouts: what the algorithm needs
+    mode: Mode = "sample"  # of acting
     num_inference_threads: int = 1
     max_queue_size: int | None = None  # rollouts; None: two batches
     seed: int = 0
@@ -57,15 +58,15 @@ class PolySource:
     def __init__(
         self,
         fleet: Fleet,
-        model: ActorCritic,
-        distribution: ActionDistribution,
+        actor: Actor,
         weights: PublishedWeights,
         device: torch.device,
         config: PolySourceConfig,
     ) -> None:
-        """`model`: on `device`; only copied here. What acts are the published weights."""
-        self._model = model
-        self._distribution = distribution
+        """`actor`: on `device`; only copied here. What acts are the published weights."""
+        specs_of_extras(actor, config.extras)
+        self._actor = actor
+        self._extras, self._mode = config.extras, config.mode
         self._weights = weights
         self._device = device
         self._num_inference_threads = config.num_inference_threads
@@ -131,17 +132,17 @@ class PolySource:
         return [Away(*stream) for stream in self._pool.away_streams()]
 
     def _initial_agent_state(self) -> Any:
-        state = self._model.initial_state(1), self._distribution.zero_action((1, 1))
+        state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
         return map_leaves(lambda leaf: leaf.cpu(), state)
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
-        replica, version = copy.deepcopy(self._model), None
+        replica, version = copy.deepcopy(self._actor), None
         cuda_stream = CudaStream(self._device)
         for batch in self._batcher:
             with cuda_stream:
                 version = self._weights.refresh(replica, version)
-                outputs = answer(replica, self._distribution, cuda_stream, batch.get_inputs())
+                outputs = answer(replica, cuda_stream, batch.get_inputs(), self._extras, self._mode)
             try:
                 batch.set_outputs(outputs, version)
             except _CLOSED:
@@ -161,9 +162,8 @@ def learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.Batch
 
 
 def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
-    (env, agent), (core_state, last_action) = nest
+    (env, (action, extras)), (state, last_action) = nest
     observation, reward, done, episode_step, episode_return = env
-    action, policy_logits, baseline = agent
     _write_first(action, last_action)
     return Rollout(
         observation=observation,
@@ -172,9 +172,8 @@ def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
         episode_step=episode_step,
         episode_return=episode_return,
         action=action,
-        policy_logits=policy_logits,
-        baseline=baseline,
-        initial_agent_state=core_state,
+        extras=extras,
+        initial_agent_state=state,
         truncated=info["truncated"],
         episode_end=info["episode_end"],
         policy_version=info["policy_version"],

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contract of actors: what they are given, what they return, and in which modes they act.
+
+T is time, B is batch. Row t of the inputs is what the environments gave *after* `last_action[t]`;
+row t of an actor-critic's outputs is the policy over the next action and the value of that moment.
+Acting is the same forward with T = 1.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.distributions import ActionDistribution
+from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.losses import RewardClipping
+from torchbeast.core.nest_py import Nest
+
+Mode = Literal["sample", "greedy", "explore"]
+"""How an actor chooses.
+
+sample: from the policy that is learnt, at random where that policy is.
+greedy: the action that this policy takes for the best, never at random.
+explore: as the algorithm collects experience; the same as sample unless the actor says otherwise.
+"""
+
+
+class ModelInputs(NamedTuple):
+    """What a model sees, [T, B, ...]."""
+
+    observation: Nest[Tensor]  # leaves [T, B, *shape] in the environment's dtype
+    reward: Tensor  # float32 [T, B], as the environment gave it
+    done: Tensor  # bool or uint8 [T, B]: the observation is the first of an episode
+    last_action: Nest[Tensor]  # leaves [T, B, ...]
+
+
+class ModelOutput(NamedTuple):
+    """What an actor-critic returns, [T, B, ...]."""
+
+    policy_logits: Tensor  # float32 [T, B, num_params] of the actor's distribution
+    baseline: Tensor  # float32 [T, B] the value
+    core_state: Nest[Tensor]  # leaves [layers, B, hidden], to be given with the next row
+
+
+class Acted(NamedTuple):
+    """What acting on one row gives."""
+
+    action: Nest[Tensor]  # leaves [1, B, ...]
+    extras: dict[str, Tensor]  # [1, B, ...], those of Actor.extra_specs
+    state: Nest[Tensor]  # leaves [layers, B, hidden], to be given with the next row
+
+
+class Actor(nn.Module, ABC):
+    """A network that chooses actions over one observation space and one action space.
+
+    A row whose done is true starts an episode: the state from before is forgotten first, per
+    column. Nothing is kept between calls: given the same weights, inputs and random numbers an
+    actor returns the same, also while another thread is in it.
+
+    distribution: over the action space. make_model sets the space's own unless the actor has set
+        one; every actor needs it for the action that stands for "none yet", its zero_action.
+    compute_dtype: what features may be computed in, set by the program before the actor learns or
+        acts. Outputs and state are float32 in any case.
+    reward_input: the form in which `seen_reward` gives rewards to the network, set likewise.
+    separable: each column's outputs depend on that column's inputs alone, so a batch may be learnt
+        in slices of its columns, by several threads. An actor that normalises over the batch, or
+        keeps something in `self` while it computes, is not; only its author knows.
+    """
+
+    distribution: ActionDistribution
+    compute_dtype: torch.dtype = torch.float32
+    reward_input: RewardClipping = "abs_one"
+    separable: bool = False
+
+    @torch.inference_mode()
+    def act(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode = "sample") -> Acted:
+        """Chooses an action for one row, [1, B, ...].
+
+        No graph is recorded. The results are inference tensors: copy them before learning from
+        them. Random numbers come from torch's global generator.
+        """
+        return self.choose(inputs, state, mode)
+
+    @abstractmethod
+    def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
+        """What `act` returns; defined by each kind of actor."""
+
+    @property
+    @abstractmethod
+    def extra_specs(self) -> dict[str, ArraySpec]:
+        """Shape and dtype of every extra of Acted, of one step of one environment."""
+
+    def initial_state(self, batch_size: int) -> Nest[Tensor]:
+        """The state at the start, leaves [layers, batch_size, hidden]; () when feed-forward."""
+        return ()
+
+    def seen_reward(self, reward: Tensor) -> Tensor:
+        """A reward as an input, of the same shape: in [-1, 1] for "abs_one", as in the original's
+        networks; for "none" sign(r) log(1 + |r|), which keeps their order and is no larger than 20
+        for rewards of hundreds of millions.
+        """
+        if self.reward_input == "abs_one":
+            return reward.clamp(-1.0, 1.0)
+        return reward.sign() * reward.abs().log1p()
+
+    def observe(self, observation: Nest[Tensor]) -> None:
+        """Counts a batch in the running statistics of observations, where the model has any.
+
+        The learner calls it once for each batch, before it learns from it, and nobody else does.
+        Statistics belong in buffers: they are published and saved with the weights, and are as
+        before when an update fails. Leaves [T, B, *shape].
+        """
+
+
+class ActorCritic(Actor):
+    """A policy and a value function. Gives the extras policy_logits and baseline.
+
+    forward neither samples nor keeps anything between calls.
+    """
+
+    def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
+        """Policies, values and the state after the last row."""
+        raise NotImplementedError(
+            f"{type(self).__name__} does not define forward(inputs, core_state)"
+        )
+
+    def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
+        """A sample of the policy, or its mode."""
+        logits, baseline, state = self(inputs, state)
+        actions = self.distribution
+        action = actions.mode(logits) if mode == "greedy" else actions.sample(logits)
+        return Acted(action, {"policy_logits": logits, "baseline": baseline}, state)
+
+    @property
+    def extra_specs(self) -> dict[str, ArraySpec]:
+        """policy_logits [num_params] and baseline []."""
+        num_params = self.distribution.num_params
+        return {
+            "policy_logits": ArraySpec((num_params,), "float32"),
+            "baseline": ArraySpec((), "float32"),
+        }
+
+
+def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:
+    """The specs of the extras with these names; ValueError when the actor does not give one."""
+    specs = actor.extra_specs
+    if missing := [name for name in names if name not in specs]:
+        raise ValueError(
+            f"{type(actor).__name__} gives {', '.join(specs) or 'nothing'} beside its actions, "
+            f"but the algorithm needs {', '.join(missing)}: use another --model"
+        )
+    return {name: specs[name] for name in names}
