@@ -68,12 +68,14 @@ LostStream never_up_error(const LostStream& last, std::uint64_t connections,
                     std::to_string(timeout.count()) + " ms: look into that server's log");
 }
 
-// Names the stream in a complaint about the agent's answer or what was made of it. Complaints about
-// what the server sent name it already.
-std::string with_stream(const std::string& message, std::size_t index, const std::string& address) {
-  if (message.find(address) != std::string::npos) return message;
-  return message + " (stream " + std::to_string(index) + ", of the environment server at " +
-         address + ")";
+// Adds the stream and its server to the message, for errors of inference or of what was made of its
+// answer. Errors of the server name it already.
+template <typename Error>
+Error with_stream(const Error& error, std::size_t index, const std::string& address) {
+  const std::string message = error.what();
+  if (message.find(address) != std::string::npos) return error;
+  return Error(message + " (stream " + std::to_string(index) + ", of the environment server at " +
+               address + ")");
 }
 
 // Counts a stream as live for a scope.
@@ -108,8 +110,8 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
       initial_agent_state_(std::move(initial_agent_state)),
-      clocks_(options_.addresses.size()),
-      away_since_(options_.addresses.size()) {
+      clocks_(options_.endpoints.size()),
+      away_since_(options_.endpoints.size()) {
   if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
   if (inference_batcher_ == nullptr) {
     throw std::invalid_argument("inference_batcher must not be None");
@@ -118,7 +120,7 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
     throw std::invalid_argument("unroll_length must be >= 1, got " +
                                 std::to_string(options_.unroll_length));
   }
-  if (options_.addresses.empty()) {
+  if (options_.endpoints.empty()) {
     throw std::invalid_argument("env_server_addresses must name at least one server");
   }
   nest::for_each(
@@ -135,18 +137,18 @@ void ActorPool::run(const std::function<void()>& poll) {
   if (ran_.exchange(true)) throw std::runtime_error("ActorPool.run() may be called once only");
   {
     MutexLock lock(mutex_);
-    running_ = options_.addresses.size();
+    running_ = options_.endpoints.size();
   }
   std::vector<std::thread> threads;
   try {
-    for (std::size_t i = 0; i < options_.addresses.size(); ++i) {
+    for (std::size_t i = 0; i < options_.endpoints.size(); ++i) {
       threads.emplace_back([this, i] { run_stream(i); });
     }
     watch(poll);
   } catch (...) {  // the threads must be joined whatever poll(), or starting one of them, threw
     fail(std::current_exception());
     MutexLock lock(mutex_);
-    running_ -= options_.addresses.size() - threads.size();
+    running_ -= options_.endpoints.size() - threads.size();
   }
   cancel_until_ended();
   for (std::thread& thread : threads) thread.join();
@@ -218,7 +220,7 @@ void ActorPool::judge(const LostStream& lost, const Connection& connection, Hist
 }
 
 bool ActorPool::enough_streams_live() const {
-  return 2 * live_ >= static_cast<std::int64_t>(options_.addresses.size());
+  return 2 * live_ >= static_cast<std::int64_t>(options_.endpoints.size());
 }
 
 // Waits before the next connection. Throws ClosedBatchingQueue when the pool stops meanwhile.
@@ -231,8 +233,9 @@ void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
 
 // One connection, from the first step until it ends.
 void ActorPool::play(std::size_t index, Connection* connection) {
+  const std::string& address = options_.endpoints[index].address;
   clocks_[index].enter(Stage::kEnvironment);
-  EnvStream stream(options_.addresses[index], options_.step_timeout);
+  EnvStream stream(options_.endpoints[index], options_.step_timeout);
   const Registration registration(this, &stream);
   StreamStep first =
       stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
@@ -245,8 +248,12 @@ void ActorPool::play(std::size_t index, Connection* connection) {
   } catch (const ClosedBatchingQueue&) {
     stream.close();
     throw;
+  } catch (const AsyncError& error) {
+    throw with_stream(error, index, address);
+  } catch (const TimeoutError& error) {
+    throw with_stream(error, index, address);
   } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(with_stream(error.what(), index, options_.addresses[index]));
+    throw with_stream(error, index, address);
   }
 }
 
@@ -300,7 +307,7 @@ std::vector<AwayStream> ActorPool::away_streams() const {
   std::vector<AwayStream> away;
   for (std::size_t i = 0; i < away_since_.size(); ++i) {
     const Clock::duration since(away_since_[i]);
-    if (since.count() != 0) away.push_back({options_.addresses[i], now - since});
+    if (since.count() != 0) away.push_back({options_.endpoints[i].address, now - since});
   }
   return away;
 }

@@ -20,10 +20,10 @@
 namespace torchbeast {
 
 struct ActorPoolOptions {
-  std::int64_t unroll_length = 80;     // T, agent steps
-  std::vector<std::string> addresses;  // one stream for each entry
-  std::int64_t rollout_columns = 0;    // environments in one item; 0: all of a stream's
-  std::uint64_t seed = 0;              // of the pool; every stream derives its own
+  std::int64_t unroll_length = 80;   // T, agent steps
+  std::vector<Endpoint> endpoints;   // one stream for each entry
+  std::int64_t rollout_columns = 0;  // environments in one item; 0: all of a stream's
+  std::uint64_t seed = 0;            // of the pool; every stream derives its own
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(1);    // see below
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);      // of one step
   std::chrono::milliseconds reconnect_timeout = std::chrono::minutes(1);  // see below

@@ -56,9 +56,9 @@ ArrayNest policy(const ArrayNest& inputs, std::int64_t version) {
 
 using Policy = std::function<ArrayNest(const ArrayNest& inputs, std::int64_t version)>;
 
-ActorPoolOptions options_for(std::vector<std::string> addresses, std::int64_t unroll_length = 3) {
+ActorPoolOptions options_for(std::vector<Endpoint> endpoints, std::int64_t unroll_length = 3) {
   return {.unroll_length = unroll_length,
-          .addresses = std::move(addresses),
+          .endpoints = std::move(endpoints),
           .connect_timeout = kPatience,
           .step_timeout = kPatience,
           .reconnect_timeout = kPatience};
@@ -315,7 +315,7 @@ TEST(ActorPoolTest, BatchesAreHeldBackForHalfOfTheStreams) {
   std::atomic<bool> all_live = false;
   std::atomic<int> batches = 0, small = 0;
   int since_all_live = 0;  // the first may have begun before
-  Play play(options_for(std::vector<std::string>(4, folder.address()), 1),
+  Play play(options_for(std::vector<Endpoint>(4, folder.address()), 1),
             [&](const ArrayNest& inputs, std::int64_t version) {
               if (all_live && since_all_live++ > 0) {
                 ++batches;
@@ -346,7 +346,7 @@ std::set<std::uint64_t> seeds_of(std::uint64_t pool_seed, int streams) {
                                      }}),
                        folder.address(), {.description = description});
   ActorPoolOptions options =
-      options_for(std::vector<std::string>(static_cast<std::size_t>(streams), folder.address()));
+      options_for(std::vector<Endpoint>(static_cast<std::size_t>(streams), folder.address()));
   options.seed = pool_seed;
   Play play(options);
   until([&] { return play.pool().live_streams() == streams; }, "every stream being live");
@@ -658,7 +658,7 @@ TEST(ActorPoolTest, ClosingEndsRunThoughInferenceHoldsABatch) {
   play.end();
 }
 
-TEST(ActorPoolTest, ABatchThatIsDroppedEndsRun) {
+TEST(ActorPoolTest, ABatchThatIsDroppedEndsRunAndNamesTheStream) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address());
   const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
@@ -666,8 +666,20 @@ TEST(ActorPoolTest, ABatchThatIsDroppedEndsRun) {
   ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
   Background<void> run([&] { pool.run(); });
   batcher->next().reset();
-  EXPECT_THROW(run.get(), AsyncError);
+  const std::string error = message_of<AsyncError>([&] { run.get(); });
+  EXPECT_TRUE(error.ends_with(of_stream(0, folder.address()))) << error;
   EXPECT_TRUE(queue->is_closed());
+}
+
+TEST(ActorPoolTest, AnAnswerThatDoesNotComeInTimeEndsRunAndNamesTheStream) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(
+      DynamicBatcherOptions{.compute_timeout = std::chrono::milliseconds(20)});
+  ActorPool pool(options_for({folder.address()}), queue, batcher, ArrayNest());
+  EXPECT_EQ(message_of<TimeoutError>([&] { pool.run(); }),
+            "Compute timeout reached." + of_stream(0, folder.address()));
 }
 
 TEST(ActorPoolTest, WhatPollThrowsEndsRun) {
@@ -688,10 +700,10 @@ TEST(ActorPoolTest, ImpossibleOptionsAreRefused) {
   const auto error = [&](ActorPoolOptions options, auto q, auto b, ArrayNest state) {
     return message_of<std::invalid_argument>([&] { ActorPool(options, q, b, state); });
   };
-  const ActorPoolOptions good = options_for({"unix:x"});
+  const ActorPoolOptions good = options_for({Endpoint("unix:x")});
   EXPECT_EQ(error(good, nullptr, batcher, {}), "learner_queue must not be None");
   EXPECT_EQ(error(good, queue, nullptr, {}), "inference_batcher must not be None");
-  EXPECT_EQ(error(options_for({"unix:x"}, 0), queue, batcher, {}),
+  EXPECT_EQ(error(options_for({Endpoint("unix:x")}, 0), queue, batcher, {}),
             "unroll_length must be >= 1, got 0");
   EXPECT_EQ(error(options_for({}), queue, batcher, {}),
             "env_server_addresses must name at least one server");

@@ -10,6 +10,7 @@
 #include "libtorchbeast/bindings/bindings.h"
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
+#include "libtorchbeast/stream/describe.h"
 #include "nest/nest_pybind.h"
 
 namespace torchbeast::bindings {
@@ -17,12 +18,13 @@ namespace {
 
 std::shared_ptr<ActorPool> make_pool(
     std::int64_t unroll_length, std::shared_ptr<RolloutQueue> learner_queue,
-    std::shared_ptr<DynamicBatcher> inference_batcher, std::vector<std::string> addresses,
+    std::shared_ptr<DynamicBatcher> inference_batcher, const std::vector<std::string>& addresses,
     const py::object& initial_agent_state, std::int64_t rollout_columns, std::uint64_t seed,
     double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s) {
+  choose_polling();  // with the GIL, so that no Python thread uses the environment meanwhile
   ActorPoolOptions options{
       .unroll_length = unroll_length,
-      .addresses = std::move(addresses),
+      .endpoints = {addresses.begin(), addresses.end()},
       .rollout_columns = rollout_columns,
       .seed = seed,
       .connect_timeout = from_seconds("connect_timeout_s", connect_timeout_s),
@@ -53,6 +55,7 @@ py::object from_json(const std::string& address, const std::string& text) {
 
 py::dict describe(const std::string& address, double timeout_s) {
   const auto timeout = from_seconds("timeout_s", timeout_s);
+  choose_polling();  // with the GIL, as above
   const EnvDescription description = without_gil([&] { return describe_server(address, timeout); });
   py::dict result;
   result["protocol_version"] = description.protocol_version;

@@ -42,15 +42,6 @@ grpc::Status as_status(const Body& body) {
   }
 }
 
-// Whether gRPC bound the port that the address names: of one above 65535 it takes the lower bits.
-bool is_port_of(int port, const std::string& address) {
-  const std::size_t colon = address.rfind(':');
-  if (address.starts_with("unix:") || colon == std::string::npos) return true;
-  const std::string asked = address.substr(colon + 1);
-  const bool number = !asked.empty() && asked.find_first_not_of("0123456789") == std::string::npos;
-  return !number || asked == "0" || asked == std::to_string(port);
-}
-
 // Steps and return of the running episode of each environment.
 class EpisodeCounters {
  public:
@@ -279,8 +270,8 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
 };
 
-EnvServer::EnvServer(EnvFactory factory, std::string address, EnvServerOptions options)
-    : address_(std::move(address)), options_(std::move(options)), factory_(std::move(factory)) {}
+EnvServer::EnvServer(EnvFactory factory, Endpoint endpoint, EnvServerOptions options)
+    : endpoint_(std::move(endpoint)), options_(std::move(options)), factory_(std::move(factory)) {}
 
 EnvServer::~EnvServer() = default;
 
@@ -303,20 +294,9 @@ void EnvServer::begin() {
 }
 
 void EnvServer::serve(const std::function<void()>& poll) {
-  const UnixAddressClaim claim(address_);
+  const UnixAddressClaim claim(endpoint_);
   auto service = std::make_shared<Service>(factory_, options_);
-  int port = 0;
-  grpc::ServerBuilder builder;
-  builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddListeningPort(address_, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(service.get());
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
-  if (server == nullptr || port == 0 || !is_port_of(port, address_)) {
-    throw ConnectionError("cannot serve at " + address_ +
-                          ": the address is in use or cannot be bound");
-  }
+  std::unique_ptr<grpc::Server> server = start_server(endpoint_, service.get());
   set_state(State::kServing);
   std::exception_ptr failure;
   try {
@@ -367,7 +347,7 @@ void EnvServer::stop() {
   state_changed_.notify_all();
   while (state_ != State::kIdle) state_changed_.wait(mutex_);
   if (left_behind_) {
-    throw TimeoutError("environment server at " + address_ +
+    throw TimeoutError("environment server at " + endpoint_.address +
                        ": an environment was still in a step " +
                        std::to_string(options_.step_grace.count()) +
                        " ms after stop(); its thread is left behind until the step returns");

@@ -10,11 +10,8 @@
 #include <string>
 
 #include "libtorchbeast/server/env.h"
+#include "libtorchbeast/stream/endpoint.h"
 #include "libtorchbeast/support/sync.h"
-
-namespace grpc {
-class Server;
-}  // namespace grpc
 
 namespace torchbeast {
 
@@ -41,7 +38,7 @@ struct EnvServerOptions {
 // longest as the process; this object may go before.
 class EnvServer {
  public:
-  EnvServer(EnvFactory factory, std::string address, EnvServerOptions options);
+  EnvServer(EnvFactory factory, Endpoint endpoint, EnvServerOptions options);
   ~EnvServer();
   EnvServer(const EnvServer&) = delete;
   EnvServer& operator=(const EnvServer&) = delete;
@@ -72,7 +69,7 @@ class EnvServer {
       EXCLUDES(mutex_);
   void set_state(State state) EXCLUDES(mutex_);
 
-  const std::string address_;
+  const Endpoint endpoint_;
   const EnvServerOptions options_;
   const EnvFactory factory_;
   Mutex mutex_;

@@ -31,11 +31,7 @@ using testing::values_of;
 using Stub = rpcenv::RPCEnvServer::Stub;
 
 std::unique_ptr<Stub> stub_for(const std::string& address) {
-  grpc::ChannelArguments arguments;
-  arguments.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return rpcenv::RPCEnvServer::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+  return rpcenv::RPCEnvServer::NewStub(open_channel(address));
 }
 
 // A learner that knows the original protocol only.
@@ -324,10 +320,7 @@ TEST(EnvServerTest, OfALongTracebackTheEndArrivesInWholeCharacters) {
   RunningServer server(
       fake_env({.on_reset = [&](std::uint64_t) { throw EnvironmentFailure(text + "the end!"); }}),
       folder.address());
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, 64 << 10);
-  const auto stub = rpcenv::RPCEnvServer::NewStub(
-      grpc::CreateCustomChannel(folder.address(), grpc::InsecureChannelCredentials(), arguments));
+  const auto stub = stub_for(folder.address());
   grpc::ClientContext context;
   rpcenv::Description description;
   const std::string message = stub->Describe(&context, {}, &description).error_message();

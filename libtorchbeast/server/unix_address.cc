@@ -12,7 +12,6 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
-#include <optional>
 
 #include "libtorchbeast/support/errors.h"
 
@@ -23,12 +22,6 @@ namespace fs = std::filesystem;
 
 constexpr char kServedByAnother[] =
     "another process serves it; stop that one or choose another address";
-
-std::optional<std::string> path_of(const std::string& address) {
-  if (!address.starts_with("unix:")) return std::nullopt;
-  const std::string path = address.substr(5);
-  return path.starts_with("//") ? path.substr(2) : path;
-}
 
 [[noreturn]] void refuse(const std::string& address, const std::string& why) {
   throw ConnectionError("cannot serve at " + address + ": " + why);
@@ -89,8 +82,9 @@ void remove_stale(const std::string& address, const std::string& path, const soc
 
 }  // namespace
 
-UnixAddressClaim::UnixAddressClaim(const std::string& address) {
-  const auto path = path_of(address);
+UnixAddressClaim::UnixAddressClaim(const Endpoint& endpoint) {
+  const std::string& address = endpoint.address;
+  const auto path = endpoint.unix_path();
   if (!path) return;
   if (path->empty()) refuse(address, "it names no path; write unix:PATH");
   const sockaddr_un name = socket_address(address, *path);

@@ -5,6 +5,8 @@
 
 #include <string>
 
+#include "libtorchbeast/stream/endpoint.h"
+
 namespace torchbeast {
 
 // The right to serve at an address ("unix:PATH"; other schemes need no claim), until destroyed.
@@ -17,7 +19,7 @@ class UnixAddressClaim {
   // Throws ConnectionError naming the address when somebody serves or claims it, when another kind
   // of file is there, when its folder is missing, or when the path is empty or longer than the
   // operating system allows.
-  explicit UnixAddressClaim(const std::string& address);
+  explicit UnixAddressClaim(const Endpoint& endpoint);
   ~UnixAddressClaim();
   UnixAddressClaim(const UnixAddressClaim&) = delete;
   UnixAddressClaim& operator=(const UnixAddressClaim&) = delete;

@@ -3,9 +3,6 @@
 
 #pragma once
 
-#include <grpcpp/channel.h>
-#include <grpcpp/client_context.h>
-
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -13,20 +10,12 @@
 #include <string>
 
 #include "libtorchbeast/proto/description.h"
-#include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/stream/endpoint.h"
+#include "libtorchbeast/stream/stream_errors.h"
+#include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/sync.h"
 
 namespace torchbeast {
-
-// The stream ended through no fault of the environment: worth another connection.
-struct LostStream : ConnectionError {
-  using ConnectionError::ConnectionError;
-};
-
-// cancel() was called.
-struct StreamCancelled : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
 
 // One step of a stream's E environments, as policy and learner see it: leaves [1, E, ...], frames
 // stacked.
@@ -42,11 +31,6 @@ struct StreamStep {
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], in the order of e
 };
 
-// Asks the server at `address` what it serves. A server that knows only the original protocol is
-// described from the first step it sends, with protocol_version 0. Throws TimeoutError when none
-// answers in time, std::invalid_argument when the answer makes no sense.
-EnvDescription describe_server(const std::string& address, std::chrono::milliseconds timeout);
-
 // A stream's life:
 //
 //   connect(seed) -> first step -> step(action) -> step -> step(action) -> step ...   close()
@@ -58,7 +42,7 @@ EnvDescription describe_server(const std::string& address, std::chrono::millisec
 // as long as somebody calls cancel_if_overdue() now and then.
 class EnvStream {
  public:
-  EnvStream(std::string address, std::chrono::milliseconds step_timeout);
+  EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout);
   ~EnvStream();
   EnvStream(const EnvStream&) = delete;
   EnvStream& operator=(const EnvStream&) = delete;
@@ -84,9 +68,6 @@ class EnvStream {
   void cancel_if_overdue();
 
  private:
-  class Wire;
-  class VectorWire;
-  class OriginalWire;
   class Translation;
 
   template <typename Call>
@@ -97,7 +78,7 @@ class EnvStream {
   void wait_at_most(std::chrono::milliseconds limit);
   void check_cancelled() const;
 
-  const std::string address_;
+  const Endpoint endpoint_;
   const std::chrono::milliseconds step_timeout_;
   EnvDescription description_;
   std::unique_ptr<Translation> translation_;

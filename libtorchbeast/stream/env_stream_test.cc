@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/stream/describe.h"
 #include "libtorchbeast/testing/fake_env.h"
 #include "libtorchbeast/testing/servers.h"
 #include "libtorchbeast/testing/threads.h"

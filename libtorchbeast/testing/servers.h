@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "libtorchbeast/server/env_server.h"
+#include "libtorchbeast/stream/endpoint.h"
 #include "libtorchbeast/testing/threads.h"
 #include "rpcenv.grpc.pb.h"
 
@@ -81,12 +82,8 @@ struct Script {
 // A server that says whatever a test wants it to say.
 class ScriptedServer {
  public:
-  ScriptedServer(Script script, const std::string& address) : service_(std::move(script)) {
-    grpc::ServerBuilder builder;
-    builder.AddListeningPort(address, grpc::InsecureServerCredentials());
-    builder.RegisterService(&service_);
-    server_ = builder.BuildAndStart();
-  }
+  ScriptedServer(Script script, const std::string& address)
+      : service_(std::move(script)), server_(start_server(address, &service_)) {}
   ~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
   ScriptedServer(const ScriptedServer&) = delete;
   ScriptedServer& operator=(const ScriptedServer&) = delete;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/stream/describe.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/stream/stream_errors.h"
+#include "rpcenv.grpc.pb.h"
+
+namespace torchbeast {
+namespace {
+
+// Reads the observation of a server that cannot describe itself off its first step.
+EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientContext& context,
+                                 const std::string& address) {
+  const auto stream = stub.StreamingEnv(&context);
+  rpcenv::Step step;
+  const bool got_step = stream->Read(&step);
+  stream->WritesDone();
+  const grpc::Status status = stream->Finish();
+  if (!got_step && status.ok()) throw std::invalid_argument(kNotAMessage);
+  if (!got_step) std::rethrow_exception(as_exception(status, address));
+  return {.observation = codec::decode(step.observation()), .protocol_version = 0};
+}
+
+}  // namespace
+
+EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
+                               const std::string& address, const NewContext& new_context) {
+  const auto stub = rpcenv::RPCEnvServer::NewStub(channel);
+  rpcenv::Description message;
+  const grpc::Status status = stub->Describe(new_context().get(), {}, &message);
+  try {
+    if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+      return describe_original(*stub, *new_context(), address);
+    }
+    if (!status.ok()) std::rethrow_exception(as_exception(status, address));
+    return codec::decode(message);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(with_origin(address, error.what()));
+  }
+}
+
+EnvDescription describe_server(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
+  const auto channel = open_channel(endpoint);
+  if (!wait_for_connection(*channel, timeout)) {
+    throw TimeoutError(nobody_answers(endpoint.address, timeout));
+  }
+  const auto deadline = std::chrono::system_clock::now() + timeout;
+  return describe_server(channel, endpoint.address, [deadline] {
+    auto context = std::make_shared<grpc::ClientContext>();
+    context->set_deadline(deadline);
+    return context;
+  });
+}
+
+}  // namespace torchbeast

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/stream/endpoint.h"
+
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include "libtorchbeast/support/errors.h"
+#include "libtorchbeast/testing/servers.h"
+#include "libtorchbeast/testing/values.h"
+
+namespace torchbeast {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::kPatience;
+using testing::message_of;
+using testing::TestFolder;
+
+TEST(EndpointTest, AUnixAddressNamesAPathWithOrWithoutTwoSlashes) {
+  EXPECT_EQ(Endpoint("unix:/tmp/socket").unix_path(), "/tmp/socket");
+  EXPECT_EQ(Endpoint("unix:///tmp/socket").unix_path(), "/tmp/socket");
+  EXPECT_EQ(Endpoint("unix:relative").unix_path(), "relative");
+  EXPECT_EQ(Endpoint("unix:").unix_path(), "");
+  EXPECT_EQ(Endpoint("localhost:80").unix_path(), std::nullopt);
+}
+
+TEST(EndpointTest, ATcpAddressNamesAPort) {
+  EXPECT_EQ(Endpoint("localhost:8000").tcp_port(), "8000");
+  EXPECT_EQ(Endpoint("[::1]:8000").tcp_port(), "8000");
+  EXPECT_EQ(Endpoint("localhost").tcp_port(), std::nullopt);
+  EXPECT_EQ(Endpoint("localhost:http").tcp_port(), std::nullopt);
+  EXPECT_EQ(Endpoint("unix:/tmp/socket:8000").tcp_port(), std::nullopt);
+}
+
+// A service of no calls: whether somebody listens is all that is asked of it.
+class EmptyService final : public rpcenv::RPCEnvServer::Service {};
+
+TEST(EndpointTest, AChannelConnectsToAServerThatListensAtItsEndpoint) {
+  TestFolder folder;
+  EmptyService service;
+  const auto channel = open_channel(folder.address());
+  EXPECT_FALSE(wait_for_connection(*channel, 10ms));
+  const auto server = start_server(folder.address(), &service);
+  EXPECT_TRUE(wait_for_connection(*channel, kPatience));
+}
+
+TEST(EndpointTest, AWaitForAConnectionEndsWhenNobodyNeedsItAnyMore) {
+  TestFolder folder;
+  const auto channel = open_channel(folder.address());
+  EXPECT_FALSE(wait_for_connection(*channel, kPatience, [] { return false; }));
+}
+
+TEST(EndpointTest, APortThatNoSocketCanHaveIsRefusedByItsAddress) {
+  EmptyService service;
+  EXPECT_EQ(message_of<ConnectionError>([&] { start_server({"localhost:65537"}, &service); }),
+            "cannot serve at localhost:65537: the address is in use or cannot be bound");
+}
+
+}  // namespace
+}  // namespace torchbeast

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/stream/step_check.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+
+#include "libtorchbeast/batching/input_check.h"
+
+namespace torchbeast {
+namespace {
+
+// The leaves of `rows` environments, given those of one.
+ArrayNest with_rows(std::int64_t rows, const ArrayNest& one) {
+  return nest::map(
+      [rows](const Array& leaf) {
+        Shape shape{rows};
+        shape.insert(shape.end(), leaf.shape().begin(), leaf.shape().end());
+        return Array::spec(leaf.dtype(), shape);
+      },
+      one);
+}
+
+// The leaves of another number of environments.
+ArrayNest resized(std::int64_t rows, const ArrayNest& nest) {
+  return nest::map(
+      [rows](const Array& leaf) {
+        Shape shape = leaf.shape();
+        shape[0] = rows;
+        return Array::spec(leaf.dtype(), shape);
+      },
+      nest);
+}
+
+void check_like(const ArrayNest& expected, const ArrayNest& got, const char* what) {
+  try {
+    nest::for_each2_with_path(
+        [](const nest::Path& path, const Array& wanted, const Array& came) {
+          if (wanted.dtype() == came.dtype() && wanted.shape() == came.shape()) return;
+          throw std::invalid_argument("expected " + summary(wanted) + " at " + path.str() +
+                                      " as before, got " + summary(came));
+        },
+        expected, got);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string(what) + " of a step: " + error.what());
+  }
+}
+
+}  // namespace
+
+StepCheck::StepCheck(const EnvDescription& description)
+    : num_envs_(description.num_envs),
+      observation_(with_rows(description.num_envs, description.observation)) {}
+
+void StepCheck::operator()(const RawStep& raw) const {
+  check_like(observation_, raw.observation, "observation");
+  check_array(raw.reward, DType::kFloat32, "reward");
+  check_array(raw.terminated, DType::kBool, "terminated");
+  check_array(raw.truncated, DType::kBool, "truncated");
+  check_array(raw.episode_end, DType::kBool, "episode_end");
+  check_array(raw.episode_step, DType::kInt32, "episode_step");
+  check_array(raw.episode_return, DType::kFloat32, "episode_return");
+  check_rewards(raw.reward);
+  check_ends(raw);
+  check_finals(raw);
+}
+
+void StepCheck::check_array(const Array& array, DType dtype, const char* what) const {
+  if (array.dtype() == dtype && array.shape() == Shape{num_envs_}) return;
+  throw std::invalid_argument(std::string(what) + " of a step: expected " +
+                              summary(Array::spec(dtype, {num_envs_})) + ", got " + summary(array));
+}
+
+void StepCheck::check_rewards(const Array& reward) const {
+  for (std::int64_t e = 0; e < num_envs_; ++e) {
+    if (std::isfinite(reward.as<float>()[e])) continue;
+    throw std::invalid_argument("reward of environment " + std::to_string(e) +
+                                " must be a finite number, got " +
+                                std::to_string(reward.as<float>()[e]));
+  }
+}
+
+void StepCheck::check_ends(const RawStep& raw) const {
+  for (std::int64_t e = 0; e < num_envs_; ++e) {
+    if (!raw.terminated.as<bool>()[e] || !raw.truncated.as<bool>()[e]) continue;
+    throw std::invalid_argument("environment " + std::to_string(e) +
+                                " is both terminated and truncated; expected at most one of them");
+  }
+}
+
+void StepCheck::check_finals(const RawStep& raw) const {
+  const bool* truncated = raw.truncated.as<bool>();
+  const std::int64_t count = std::count(truncated, truncated + num_envs_, true);
+  if (raw.final_observation) {
+    check_like(resized(count, observation_), *raw.final_observation, "final observation");
+  } else if (count > 0) {
+    throw std::invalid_argument(std::to_string(count) +
+                                " environments were truncated, but the step carries no final "
+                                "observation");
+  }
+}
+
+}  // namespace torchbeast

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/stream/stream_errors.h"
+
+namespace torchbeast {
+
+std::string to_string(std::chrono::milliseconds duration) {
+  const auto count = duration.count();
+  return count % 1000 == 0 ? std::to_string(count / 1000) + " s" : std::to_string(count) + " ms";
+}
+
+std::string with_origin(const std::string& address, const std::string& message) {
+  const std::string origin = "environment server at " + address + ": ";
+  return message.starts_with(origin) ? message : origin + message;
+}
+
+std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout) {
+  return "no environment server answers at " + address + " within " + to_string(timeout) +
+         "; start one there, or name the address of one that runs";
+}
+
+std::exception_ptr as_exception(const grpc::Status& status, const std::string& address) {
+  const std::string message = with_origin(address, status.error_message());
+  switch (status.error_code()) {
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:  // what grpcio answers when a Python server raises
+      return std::make_exception_ptr(EnvironmentFailure(message));
+    case grpc::StatusCode::INVALID_ARGUMENT:
+    case grpc::StatusCode::FAILED_PRECONDITION:
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+    case grpc::StatusCode::UNIMPLEMENTED:
+      return std::make_exception_ptr(std::invalid_argument(message));
+    case grpc::StatusCode::DEADLINE_EXCEEDED:
+      return std::make_exception_ptr(
+          TimeoutError(with_origin(address, "it accepts connections but does not answer")));
+    case grpc::StatusCode::OK:
+      return std::make_exception_ptr(LostStream(with_origin(address, "it ended the stream")));
+    default:
+      return std::make_exception_ptr(
+          LostStream(with_origin(address, "connection lost (" + status.error_message() + ")")));
+  }
+}
+
+}  // namespace torchbeast
