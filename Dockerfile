@@ -5,8 +5,8 @@
 #   docker build --target test .                                     runs all tests
 #   docker build --build-arg PIP_EXTRA_INDEX_URL= -t torchbeast .    with the CUDA build of torch
 #
-# `build` compiles a wheel that carries gRPC, `test` runs the tests, and the image that runs holds
-# Python, torch and the wheel, but no compiler.
+# `build` compiles a wheel with gRPC inside, `test` runs the tests, and the final image holds Python,
+# torch and the wheel, but no compiler.
 FROM debian:bookworm-slim AS build
 RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends make ca-certificates
 WORKDIR /torchbeast
@@ -30,6 +30,6 @@ RUN /opt/torchbeast/bin/pip install -q --no-cache-dir -c /tmp/constraints.txt \
   "$(echo /tmp/torchbeast-*.whl)[plot,tensorboard,video]" && rm /tmp/*.whl
 USER torchbeast
 WORKDIR /home/torchbeast
-# --init is not needed: the program ends its own children and heeds SIGTERM.
+# --init is not needed: the program ends its own children and handles SIGTERM.
 ENTRYPOINT ["/opt/torchbeast/bin/python", "-m", "torchbeast.polybeast"]
 CMD ["--preset", "pong"]

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The two commands:   make train   make test
-# Both set up everything they need on a fresh Debian or Ubuntu machine, in either order, and again.
+# Each installs everything it needs on a fresh Debian or Ubuntu machine; both can be repeated.
 
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
-# The versions that were tested. An empty value installs the newest ones.
+# The tested versions. An empty value installs the newest ones.
 CONSTRAINTS ?= constraints.txt
-# What `make train` passes on, e.g. make train ARGS="--env BreakoutNoFrameskip-v4 --num_actors 64"
+# Flags for the program in `make train`, e.g. make train ARGS="--env BreakoutNoFrameskip-v4 --num_actors 64"
 ARGS ?=
 
 BIN := $(VENV)/bin
@@ -28,7 +28,7 @@ install: $(VENV)/installed
 train: $(VENV)/installed
 	$(BIN)/python -m torchbeast.polybeast --preset pong $(ARGS)
 
-# Downloads and type checks keep one core busy, compilers the other. pytest comes last: it measures time.
+# Downloads and type checks use one core, compilers the other. pytest comes last, because it measures time.
 test:
 	$(MAKE) -j 2 lint test-cpp check-locks sanitize-quick
 	$(MAKE) test-python
@@ -43,7 +43,7 @@ test-python: $(VENV)/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not families"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
 
-# Both programs on every family of environments, which takes minutes.
+# Runs both programs on every family of environments, which takes minutes.
 test-families: $(VENV)/installed-for-families
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sources/test_families.py tests/integration/test_family_runs.py
 
@@ -54,7 +54,7 @@ lint: $(VENV)/installed-for-tests
 	$(BIN)/mypy
 	$(BIN)/mypy --config-file tests/mypy.ini
 
-# A wheel that carries gRPC inside, in dist/. It installs where no gRPC is.
+# Builds a wheel with gRPC inside, in dist/. It installs on machines without gRPC.
 wheel: $(VENV)/system-packages
 	PYTHON=$(PYTHON) scripts/make_wheel.sh
 
@@ -75,7 +75,7 @@ sanitize-quick: $(VENV)/test-packages
 clean:
 	rm -rf $(VENV) build dist *.egg-info *.so libtorchbeast/*.so
 
-# ---- Setting up: each step leaves a file behind and is skipped while that is newer -------------
+# ---- Setup: each step writes a file and is skipped while that file is newer ---------------------
 
 $(VENV)/system-packages:
 	scripts/install_system_packages.sh $(SYSTEM_PACKAGES)
@@ -94,8 +94,8 @@ $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 	$(BIN)/python -m pip install $(PIP_ARGS) -r tests/requirements.txt
 	touch $@
 
-# The packages of the extras, without building the core again. nle asks for one release of Gymnasium
-# and no other; it works with the one that is here.
+# Installs the packages of the extras without rebuilding the core. nle requires one exact release of
+# Gymnasium but works with the installed one.
 $(VENV)/installed-for-families: $(VENV)/installed-for-tests
 	$(BIN)/python -m pip install $(PIP_ARGS) minigrid 'gymnasium[mujoco]'
 	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps nle

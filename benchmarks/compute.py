@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The networks alone: microseconds a row to learn from and to act on Atari observations.
+"""Measures the networks alone: microseconds per row to learn from and to act on Atari frames.
 
-Every combination of what is asked for, in turn; beside it the share of the machine's own rate of
-matrix products (float32, measured here) that it reaches. "first" is the layout of memory that
-torchbeast does not use.
+All requested combinations are measured, interleaved, and compared with the machine's rate of
+float32 matrix products. The layout "first" is the memory layout that torchbeast does not use.
 
 python benchmarks/compute.py learn --models shallow deep --layouts last first --megabytes 2.7 0
 python benchmarks/compute.py infer --models shallow deep --rows 8 16 32 64 --threads 1 2
@@ -42,13 +41,13 @@ LAYOUTS = {
 
 
 class Case(NamedTuple):
-    """What is run."""
+    """One combination of settings."""
 
     model: str
     precision: Precision
     layout: str
     threads: int
-    size: float  # of one piece: rows to act on, megabytes to learn from
+    size: float  # of one slice: rows to act on, megabytes to learn from
 
     def name(self, unit: str) -> str:
         model, precision, layout, threads, size = self
@@ -70,11 +69,11 @@ def main() -> None:
         name = case.name(unit)
         runs[name] = functools.partial(_timed, make(case, arguments), case, clock, is_learning)
         flops[name] = _flops(case, arguments, is_learning)
-        runs[name]()  # the first is slower
+        runs[name]()  # warm-up: the first is slower
     products = {threads: _products(threads) for threads in arguments.threads}
     figures = interleaved(runs, arguments.repeats)
-    print_table(figures, "us a row")
-    print("\nGFLOP/s, and the share of matrix products' rate:")
+    print_table(figures, "us per row")
+    print("\nGFLOP/s, and their share of the rate of matrix products:")
     for name, values in figures.items():
         rate = flops[name] / statistics.median(values) / 1e3
         of = products[int(name.split(", ")[3].split()[0])]
@@ -90,21 +89,29 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--precision", nargs="+", default=["auto"])
     parser.add_argument("--layouts", nargs="+", default=["last"], choices=list(LAYOUTS))
     parser.add_argument("--threads", type=int, nargs="+", default=[available_cores()])
-    parser.add_argument("--rows", type=int, nargs="+", default=[32], help="of an inference batch")
-    parser.add_argument("--megabytes", type=float, nargs="+", default=[2.7], help="0: all")
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[32], help="rows of an inference batch"
+    )
+    parser.add_argument(
+        "--megabytes", type=float, nargs="+", default=[2.7], help="of a slice; 0: the whole batch"
+    )
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--cpu_time", action="store_true", help="for one thread on a busy machine")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument(
+        "--cpu_time", action="store_true", help="measure CPU time; for one thread on a busy machine"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
 def _timed(
     run: Callable[[], int], case: Case, clock: Callable[[], float], is_learning: bool
 ) -> float:
-    """Microseconds a row."""
-    torch.set_num_threads(1 if is_learning and case.size else case.threads)  # over pieces
+    """Returns the microseconds per row of one run."""
+    torch.set_num_threads(
+        1 if is_learning and case.size else case.threads
+    )  # the others share slices
     torsos.as_images = LAYOUTS[case.layout]
     before = clock()
     rows = run()
@@ -118,7 +125,7 @@ def _agent(case: Case, use_lstm: bool) -> Agent:
 
 
 def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
-    """An update; a row is a step learnt."""
+    """Returns a run of one update; a row is a learnt step."""
     config = ImpalaConfig(
         total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None, num_threads=case.threads
     )
@@ -134,7 +141,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 
 
 def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
-    """Ten batches."""
+    """Returns a run of ten inference batches."""
     agent, rows, batches = _agent(case, arguments.use_lstm), int(case.size), 10
     inputs, state = synthetic.model_inputs(agent, FRAMES, rows), agent.model.initial_state(rows)
 
@@ -147,7 +154,7 @@ def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 
 
 def _flops(case: Case, arguments: argparse.Namespace, is_learning: bool) -> float:
-    """Floating-point operations a row, counted with one."""
+    """Returns the floating-point operations per row, counted with one row."""
     agent = _agent(case, arguments.use_lstm)
     with FlopCounterMode(display=False) as counter:
         inputs = synthetic.model_inputs(agent, FRAMES, 1)
@@ -158,7 +165,7 @@ def _flops(case: Case, arguments: argparse.Namespace, is_learning: bool) -> floa
 
 
 def _products(threads: int) -> float:
-    """GFLOP/s of the best of ten products of large float32 matrices."""
+    """Returns the GFLOP/s of the fastest of ten products of large float32 matrices."""
     torch.set_num_threads(threads)
     a, b = torch.randn(2, 2048, 2048)
     seconds = []

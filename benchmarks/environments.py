@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ceiling: agent steps/s of Atari alone, with random actions and nothing that learns.
+"""Measures Atari environments alone, with random actions: an upper bound of every program.
 
-ALE's vector environment bare, TorchBeast's over it and, with --envpool_python, EnvPool; each with
-one thread and with all cores, in turn. EnvPool has a Python of its own, so that it need not agree
-with TorchBeast on versions: python -m venv /tmp/envpool && /tmp/envpool/bin/pip install envpool
+It compares ALE's vector environment, TorchBeast's on top of it and, with --envpool_python, EnvPool,
+each with one thread and with all cores, interleaved. EnvPool has a virtual environment of its own,
+because its dependencies differ: python -m venv /tmp/envpool && /tmp/envpool/bin/pip install envpool
 
 python benchmarks/environments.py [--envpool_python /tmp/envpool/bin/python] [--repeats 3]
 """
@@ -48,18 +48,20 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="PongNoFrameskip-v4")
     parser.add_argument("--num_envs", type=int, default=32)
-    parser.add_argument("--threads", type=int, default=available_cores(), help="beside one")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one run")
+    parser.add_argument(
+        "--threads", type=int, default=available_cores(), help="compared with one thread"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one run")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--envpool_python", help="a Python that has EnvPool")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--envpool_python", help="path of a Python with EnvPool")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
 def _runs(
     arguments: argparse.Namespace, threads: int, servers: ExitStack
 ) -> dict[str, Callable[[], float]]:
-    """Environments that exist already: what making them costs is not timed."""
+    """Makes the environments, which is not timed, and returns their runs."""
     ours = envs.make(arguments.env, arguments.num_envs, num_threads=threads)
     ours.reset(0)
     steps: dict[str, Step] = {"ALE": _bare_ale(arguments, threads), "TorchBeast": ours.step}
@@ -75,7 +77,10 @@ def _runs(
 
 
 def _bare_ale(arguments: argparse.Namespace, threads: int) -> Step:
-    """Stacks of four, which TorchBeast leaves to the learner; all else as TorchBeast has it."""
+    """Returns the step of ALE's environment with TorchBeast's settings, but stacks of four frames.
+
+    TorchBeast leaves stacking to the learner.
+    """
     from ale_py.vector_env import AtariVectorEnv
 
     env = AtariVectorEnv(
@@ -102,7 +107,7 @@ def _envpool_server(arguments: argparse.Namespace, threads: int) -> Iterator[sub
             sys.exit(f"EnvPool did not start, see above: {' '.join(command)}")
         yield server
         assert server.stdin is not None
-        server.stdin.close()  # it ends at the end of its input
+        server.stdin.close()  # the server ends at the end of its input
 
 
 def _ask(server: subprocess.Popen[str], seconds: float) -> float:
@@ -115,7 +120,7 @@ def _ask(server: subprocess.Popen[str], seconds: float) -> float:
 
 
 def _line(server: subprocess.Popen[str]) -> str:
-    """ "" where the server has ended."""
+    """Reads a line; returns "" when the server has ended."""
     assert server.stdout is not None
     return server.stdout.readline().strip()
 

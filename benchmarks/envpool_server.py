@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps EnvPool's Atari for environments.py, under a Python that has EnvPool.
 
-Prints `ready`, then reads seconds from standard input, line by line, and prints the agent steps/s
-over that time.
+Prints `ready`, then reads a number of seconds per line of stdin and prints the steps/s over that
+time.
 
 python benchmarks/envpool_server.py Pong-v5 NUM_ENVS NUM_THREADS
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benchmarks share: the figures of runs that are compared, as a table and as JSON."""
+"""Output shared by the benchmarks: figures of compared runs as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 from torchbeast.bench import record
 
-Figures = dict[str, list[float]]  # what was run -> a figure of each run
+Figures = dict[str, list[float]]  # name -> one figure per run
 
 
 def print_table(figures: Figures, unit: str) -> None:
-    """Medians, their ratio to the first, and every run."""
+    """Prints medians, their ratio to the first median, and every figure."""
     first = statistics.median(next(iter(figures.values())))
     print(f"| run | {unit}, median | to the first | all |")
     print("| --- | --- | --- | --- |")
@@ -24,6 +24,6 @@ def print_table(figures: Figures, unit: str) -> None:
 
 
 def write_json(path: Path | None, arguments: argparse.Namespace, **figures: object) -> None:
-    """Machine, versions, settings and figures."""
+    """Writes machine, versions, settings and figures; a no-op without a path."""
     if path is not None:
         record.write_json(path, vars(arguments), **figures)

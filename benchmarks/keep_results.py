@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps what benchmarks/presets.sh made: curves, thinned logs, and a line of figures a program.
+"""Keeps the results of benchmarks/presets.sh: curves, thinned logs, and a table line per program.
 
 usage: PYTHONPATH=. python benchmarks/keep_results.py RUNS_FOLDER PRESET
 
 Writes docs/results/PRESET/PROGRAM-SEED.csv for each run: commit, date and command, then at most 150
-rows, each over a stretch of updates. Draws curve.png there from all that is kept (both programs,
-earlier seeds too), and prints the lines of the table in docs/results/README.md.
+rows, each over a range of updates. Plots all kept curves (both programs, earlier seeds too) as
+curve.png in that folder, and prints the lines of the table in docs/results/README.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from torchbeast.reporting.log_files import read_logs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PROGRAMS = ("monobeast", "polybeast")
-# Of the games that ended in the stretch, each counted once; the others of updates.
+# The first are means over the episodes that ended in a range, each counted once; the second means
+# over its updates.
 OF_EPISODES = ("mean_episode_return", "mean_episode_length")
 OF_UPDATES = ("total_loss", "entropy", "grad_norm", "mean_lag", "learning_rate")
 COLUMNS = ("step", "seconds", "episodes", *OF_EPISODES, *OF_UPDATES)
@@ -53,13 +54,13 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("runs", type=Path, help="the folder that presets.sh filled")
+    parser.add_argument("runs", type=Path, help="the folder of runs that presets.sh wrote")
     parser.add_argument("preset")
     return parser.parse_args()
 
 
 def write_thinned(folder: Path, target: Path) -> None:
-    """The run's logs with equal stretches as rows, below what made them."""
+    """Writes the run's logs with a row per range of updates, below its provenance."""
     meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     rows = list(_with_entropy(with_counts(read_logs(folder)), meta["args"]))
     began = rows[0]["_time"] - rows[0].get("update_seconds", 0.0)
@@ -73,7 +74,7 @@ def write_thinned(folder: Path, target: Path) -> None:
 
 
 def provenance(meta: dict[str, Any]) -> Iterator[str]:
-    """Commit, dates and command of a run, a line each."""
+    """Yields commit, dates and command of a run, a line each."""
     git = meta.get("git") or {"commit": "unknown", "is_dirty": False}
     yield f"commit {git['commit']}" + " with changes that were not committed" * git["is_dirty"]
     yield f"date {meta['date_start']} to {meta['date_end']}"
@@ -82,7 +83,7 @@ def provenance(meta: dict[str, Any]) -> Iterator[str]:
 
 
 def _without_places(words: list[str]) -> Iterator[str]:
-    """The command line without the names of this machine's folders."""
+    """Yields the command line without flags that name folders."""
     following = iter(words)
     for word in following:
         if word in ("--savedir", "--xpid"):
@@ -92,7 +93,7 @@ def _without_places(words: list[str]) -> Iterator[str]:
 
 
 def with_counts(rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows with the number of games that ended in each in the place of those until then."""
+    """Yields the rows with `episodes` as the number that ended in each row instead of the total."""
     before = 0.0
     for row in rows:
         ended = row.get("episodes", before)
@@ -101,7 +102,7 @@ def with_counts(rows: Iterator[Row]) -> Iterator[Row]:
 
 
 def _with_entropy(rows: Iterator[Row], args: dict[str, Any]) -> Iterator[Row]:
-    """Logs of earlier versions have it only in the loss, weighted and summed over the batch."""
+    """Adds the entropy to logs of earlier versions, which hold only the weighted loss."""
     scale = args["entropy_cost"] * args["unroll_length"] * args["batch_size"]
     for row in rows:
         if "entropy" not in row and "entropy_loss" in row and scale:
@@ -110,7 +111,7 @@ def _with_entropy(rows: Iterator[Row], args: dict[str, Any]) -> Iterator[Row]:
 
 
 def thinned(rows: list[Row], began: float) -> list[float | str]:
-    """One row of COLUMNS."""
+    """Returns one row of COLUMNS for a range of rows."""
     games = sum(row["episodes"] for row in rows)
     return [
         int(rows[-1]["step"]),
@@ -128,7 +129,7 @@ def _mean_of_games(rows: list[Row], name: str) -> float | str:
 
 
 def _mean(rows: list[Row], name: str) -> float | str:
-    """Of the rows that have it; an empty cell where none has."""
+    """Returns the mean over the rows that have this figure; an empty cell if none has."""
     values = [row[name] for row in rows if name in row]
     return _rounded(statistics.fmean(values)) if values else ""
 
@@ -138,7 +139,10 @@ def _rounded(value: float) -> float:
 
 
 def table_line(preset: str, program: str, folders: list[Path]) -> str:
-    """Preset, program, seeds, steps, minutes (median), means of greedy and of sampled play."""
+    """Returns the table line: preset, program, seeds, steps, median minutes, evaluation means.
+
+    Evaluations are greedy first, then sampled.
+    """
     seeds = ", ".join(folder.name.rpartition("-")[2] for folder in folders)
     steps = max(steps_trained(folder) for folder in folders)
     minutes = statistics.median(_seconds(folder) / 60 for folder in folders)
@@ -153,14 +157,18 @@ def table_line(preset: str, program: str, folders: list[Path]) -> str:
 
 
 def steps_trained(folder: Path) -> int:
-    """Where the logs end: the last update goes a little beyond --total_steps, and a run that was
-    stopped has fewer.
+    """Returns the steps at the end of the logs.
+
+    The last update exceeds --total_steps a little, and a stopped run has fewer.
     """
     return max(int(row["step"]) for row in read_logs(folder))
 
 
 def evaluated_mean(said: Path) -> float:
-    """What `--mode test` said."""
+    """Returns the mean return in the output of `--mode test`.
+
+    Raises ValueError when the output has no mean.
+    """
     match = re.search(r"^Mean (-?[\d.]+)", said.read_text(encoding="utf-8"), re.MULTILINE)
     if match is None:
         raise ValueError(f"{said} has no line that begins with Mean")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NormedAtariNet without a thought for speed, to compare learning curves: images lie channels
-first, and convolutions are nn.Conv2d.
+"""A plain NormedAtariNet without its optimisations, to compare learning curves.
 
---model plain_net:PlainAtariNet. With --megabytes_at_once 0, --torch_threads 1 and --precision
-float32 one thread learns whole batches at once.
+Images are stored channels first, and convolutions are nn.Conv2d. Use it by
+`--model plain_net:PlainAtariNet`; with --megabytes_at_once 0, --torch_threads 1 and --precision
+float32 one thread learns from whole batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchbeast.core.envs.spaces import ActionSpace, ArraySpec
 
 
 class PlainTorso(Torso):
-    """Three convolutions of images that are standardised: mean 0, variance 1."""
+    """Three convolutions over images that are standardised to mean 0 and variance 1."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -38,8 +38,9 @@ class PlainTorso(Torso):
 
 
 class PlainAtariNet(TorsoActorCritic):
-    """Feed-forward, for frames [channels, 84, 84]. Starts as NormedAtariNet does: from a seed the
-    same weights.
+    """A feed-forward network for frames [channels, 84, 84].
+
+    With the same seed it has the initial weights of NormedAtariNet.
     """
 
     def __init__(

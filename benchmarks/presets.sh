@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Trains a preset with several seeds, one after the other, and evaluates each twice: 100 whole episodes
-# with the most likely actions, into evaluation.txt in the run's folder, and with sampled ones, into
-# evaluation-sampled.txt. What is complete is left out, so that the same command goes on after an
-# interruption. Give seeds that the settings were not tuned on.
+# Trains a preset with several seeds, one after the other, and evaluates each run twice over 100 whole
+# episodes: greedily, into evaluation.txt in the run's folder, and with sampled actions, into
+# evaluation-sampled.txt. Complete runs are skipped, so that the same command continues after an
+# interruption. Use seeds that the settings were not tuned on.
 # usage: benchmarks/presets.sh PROGRAM PRESET [SEEDS]      (default "11 12 13")
 #        RUNS=FOLDER (default ~/logs/torchbeast/presets), FLAGS="more flags", EPISODES=100
 set -euo pipefail
@@ -20,7 +20,7 @@ for seed in $seeds; do
   run=(--savedir "$runs" --xpid "$preset-$program-$seed")
   # shellcheck disable=SC2086
   "$python" -m "torchbeast.$program" "${run[@]}" --preset "$preset" --seed "$seed" ${FLAGS:-} |
-    { grep -a "^Learnt" || true; } # a training that fails ends this script: nothing of it is evaluated
+    { grep -a "^Learnt" || true; } # a failed training ends this script before any evaluation
   evaluate evaluation.txt
   evaluate evaluation-sampled.txt --sampled
 done

@@ -53,11 +53,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--num_actors", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=32)
-    parser.add_argument("--warm_up", type=float, default=5.0, help="seconds, not timed")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of one run")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds until it learns")
+    parser.add_argument("--warm_up", type=float, default=5.0, help="seconds before the measurement")
+    parser.add_argument("--seconds", type=float, default=30.0, help="length of one run")
+    parser.add_argument(
+        "--patience", type=float, default=120.0, help="seconds to wait for the first update"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
@@ -68,7 +70,7 @@ def _flags(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def _reference(arguments: argparse.Namespace, model: str) -> Callable[[], float]:
-    """One process, the first update of which is over."""
+    """Returns the run of the reference loop, after its first update."""
     num_envs, unroll_length = arguments.num_actors, arguments.unroll_length
     settings = reference_loop.parse(
         [f"--model={model}", f"--num_envs={num_envs}", f"--unroll_length={unroll_length}"]

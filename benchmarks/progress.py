@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program for some time and tells how fast it learnt."""
+"""Runs a program for some time and measures its learnt steps/s."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from pathlib import Path
 from torchbeast.reporting.log_files import read_logs
 
 HERE = Path(__file__).resolve().parent
-Reading = tuple[float, float]  # seconds since whenever, steps learnt until then
-GRACE = 20.0  # seconds that a program may take to end
+Reading = tuple[float, float]  # time in seconds, learnt steps until then
+GRACE = 20.0  # seconds for a program to end
 
 
 class ProgramFailed(Exception):
-    """A program ended, or did not get going; the message shows the end of its output."""
+    """A program ended early or did not learn; the message shows the end of its output."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """How one of both is run and watched."""
+    """A program to measure: how to run it and how to read its progress."""
 
     name: str
     command: list[str]
     environment: dict[str, str]
-    output_flags: Callable[[Path], list[str]]  # that put its files into a folder
-    readings: Callable[[Path], list[Reading]]  # from the files in that folder
+    output_flags: Callable[[Path], list[str]]  # flags that put its files into a folder
+    readings: Callable[[Path], list[Reading]]  # read from the files in that folder
 
 
 def measured(program: Program, arguments: argparse.Namespace) -> float:
-    """Agent steps/s of one run, whose files are gone afterwards."""
+    """Runs the program in a temporary folder and returns its learnt steps/s."""
     with tempfile.TemporaryDirectory(prefix="torchbeast-compared-") as name:
         folder = Path(name)
         try:
@@ -58,7 +58,7 @@ def measured(program: Program, arguments: argparse.Namespace) -> float:
 
 
 def torchbeast(program: str, model: str, flags: Mapping[str, object]) -> Program:
-    """PolyBeast or MonoBeast on Pong."""
+    """Returns PolyBeast or MonoBeast on Pong with these flags."""
     every = {"env": "PongNoFrameskip-v4", "model": model, **flags, "total_steps": 10**9}
     return Program(
         name=program,
@@ -86,9 +86,10 @@ def learnt_per_second(
     seconds: float,
     patience: float,
 ) -> float:
-    """Steps/s over `seconds`, which begin `warm_up` seconds after the program first learnt.
+    """Runs a command and returns its steps/s over `seconds`.
 
-    patience: seconds that it may take until it first learns.
+    The measurement begins `warm_up` seconds after the first update, for which the program has
+    `patience` seconds. Raises ProgramFailed when it ends or learns too little.
     """
     with _running(command, environment, log) as program:
         began = time.monotonic()
@@ -102,13 +103,13 @@ def learnt_per_second(
 
 
 def rate(timed: Sequence[Reading]) -> float:
-    """Steps/s from the first to the last."""
+    """Returns the steps/s from the first to the last reading."""
     (first, steps_then), (last, steps) = timed[0], timed[-1]
     return (steps - steps_then) / (last - first)
 
 
 def after_warm_up(readings: Sequence[Reading], warm_up: float) -> list[Reading]:
-    """Those from `warm_up` seconds after something was learnt."""
+    """Returns the readings from `warm_up` seconds after the first update on."""
     learnt = [reading for reading in readings if reading[1] > 0]
     return [reading for reading in learnt if reading[0] >= learnt[0][0] + warm_up]
 
@@ -125,7 +126,7 @@ def _covers(timed: Sequence[Reading], seconds: float) -> bool:
 def _running(
     command: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """In a process group of its own, which ends with the block."""
+    """Runs the command in a process group of its own, which is ended with the block."""
     with log.open("wb") as output:
         program = subprocess.Popen(
             command,
@@ -144,6 +145,8 @@ def _end(program: subprocess.Popen[bytes]) -> None:
     program.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         program.wait(GRACE)
-    with contextlib.suppress(ProcessLookupError):  # children that it left behind, or all of it
+    with contextlib.suppress(
+        ProcessLookupError
+    ):  # the children that it left behind, or the whole group
         os.killpg(program.pid, signal.SIGKILL)
     program.wait()

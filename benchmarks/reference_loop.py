@@ -39,7 +39,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     loops = {_name(arguments, size): loop_of(arguments, size) for size in _sizes(arguments)}
     for loop in loops.values():
-        next(loop)  # the first update is slower
+        next(loop)  # warm-up: the first update is slower
     runs = {name: functools.partial(_updates, loop, arguments) for name, loop in loops.items()}
     figures = interleaved(runs, arguments.repeats)
     print_table(figures, "steps/s")
@@ -47,24 +47,24 @@ def main() -> None:
     for name, seconds in shares.items():
         steps = arguments.num_envs * arguments.unroll_length
         stages = ", ".join(f"{stage} {seconds[stage] / steps * 1e6:,.0f}" for stage in STAGES)
-        print(f"{name}, us a step: {stages}")
+        print(f"{name}, us per step: {stages}")
     write_json(arguments.json, arguments, steps_per_second=figures, seconds_of_an_update=shares)
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The settings of a loop, from a command line."""
+    """Parses the settings of a loop from a command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="PongNoFrameskip-v4")
     parser.add_argument("--model", default="deep")
     parser.add_argument("--use_lstm", action="store_true")
-    parser.add_argument("--num_envs", type=int, default=32, help="also the rollouts of an update")
+    parser.add_argument("--num_envs", type=int, default=32, help="also the rollouts per update")
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--precision", nargs="+", default=["auto"])
     parser.add_argument("--megabytes_at_once", type=float, nargs="+", default=[2.7])
     parser.add_argument("--threads", type=int, default=available_cores())
-    parser.add_argument("--updates", type=int, default=2, help="in one run")
+    parser.add_argument("--updates", type=int, default=2, help="updates in one run")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args(argv)
 
 
@@ -77,7 +77,7 @@ def _name(arguments: argparse.Namespace, size: tuple[Precision, float]) -> str:
 
 
 def _updates(loop: Iterator[dict[str, float]], arguments: argparse.Namespace) -> float:
-    """Steps a second of some updates."""
+    """Returns the steps/s of some updates."""
     began = time.perf_counter()
     for _ in range(arguments.updates):
         next(loop)
@@ -88,7 +88,7 @@ def _updates(loop: Iterator[dict[str, float]], arguments: argparse.Namespace) ->
 def loop_of(
     arguments: argparse.Namespace, size: tuple[Precision, float]
 ) -> Iterator[dict[str, float]]:
-    """The loop itself; yields the seconds of each update's stages."""
+    """Runs the loop; yields the seconds of each update by stage."""
     precision, megabytes = size
     keep_freed_memory()
     env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)
@@ -115,7 +115,9 @@ def loop_of(
         before = time.perf_counter()
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)
-        torch.set_num_threads(1 if megabytes else arguments.threads)  # the threads share the slices
+        torch.set_num_threads(
+            1 if megabytes else arguments.threads
+        )  # the other threads share the slices
         algo.update(batch.rollout())
         torch.set_num_threads(arguments.threads)
         yield seconds | {"learning": time.perf_counter() - before}
@@ -124,7 +126,7 @@ def loop_of(
 def _act(
     loop: EnvLoop, agent: Agent, writer: SlotWriter, arguments: argparse.Namespace
 ) -> dict[str, float]:
-    """Writes one rollout of every environment."""
+    """Collects one rollout of every environment; returns the seconds by stage."""
     inference = environment = 0.0
     writer.write(0, loop.row, loop.acted, 0)
     for t in range(1, arguments.unroll_length + 1):

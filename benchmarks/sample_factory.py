@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast beside Sample Factory's APPO on Pong: same network, same settings of the game, in turn.
+"""Compares PolyBeast with Sample Factory's APPO on Pong: same network, same settings of the game.
 
 Sample Factory 2.1.1 needs older NumPy and Gymnasium than TorchBeast, so it gets a virtual
-environment of its own, made at the first call and used again afterwards. Both learn each sample
-once, from as many games at once and as many steps in an update. What is compared is the agent
-steps learnt from in a second: four frames each.
+environment of its own, made at the first call and reused afterwards. Both programs learn from each
+sample once, with the same number of games and of steps per update. The figure compared is agent
+steps learnt from per second, four frames each. The runs are interleaved.
 
-Sample Factory's counter moves by whole batches (1,280 steps with the defaults: three seconds' worth
-on two cores). A window of 25 s holds six to eight of them and is off by up to one, an eighth to a
-sixth; one of 70 s by about a twentieth. Do not compare with shorter ones.
+Sample Factory's counter moves by whole batches (1,280 steps with the defaults, three seconds on two
+cores). A window of 25 s holds six to eight of them and is wrong by up to one batch, an eighth to a
+sixth; a window of 70 s by about a twentieth. Do not compare shorter ones.
 
 python benchmarks/sample_factory.py [--nets small three] [--seconds 70] [--repeats 3] [--json FILE]
 """
@@ -34,7 +34,7 @@ from torchbeast.bench.interleave import interleaved
 from torchbeast.cli.flags import available_cores
 
 HERE = Path(__file__).resolve().parent
-# NumPy 2 would be asked for by newer versions of OpenCV.
+# Newer versions of OpenCV require NumPy 2.
 REQUIREMENTS = (
     "sample-factory==2.1.1",
     "numpy<2",
@@ -52,11 +52,11 @@ REPORT = re.compile(r"\[(\d{4}-\S+ [\d:]+,\d+)\].*Total num frames: (\d+)\.")
 
 @dataclass(frozen=True, kw_only=True)
 class Net:
-    """One network, as each program calls it."""
+    """One network, by its name in each program."""
 
     torchbeast: str  # --model
     architecture: str  # --encoder_conv_architecture
-    linear: int  # units of the layer behind the convolutions
+    linear: int  # units of the layer after the convolutions
 
 
 NETS = {
@@ -66,7 +66,7 @@ NETS = {
 
 
 def main() -> None:
-    # Without it a killed benchmark leaves the program that it measures behind.
+    # Without this, a killed benchmark would leave the measured program running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     arguments = _arguments()
     python = _sample_factory_python(arguments.venv, arguments.torch)
@@ -88,15 +88,23 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", choices=list(NETS), default=list(NETS))
-    parser.add_argument("--num_envs", type=int, default=64, help="also the rollouts of an update")
+    parser.add_argument("--num_envs", type=int, default=64, help="also the rollouts per update")
     parser.add_argument("--cores", type=int, default=available_cores())
-    parser.add_argument("--warm_up", type=float, default=20.0, help="seconds, not timed")
-    parser.add_argument("--seconds", type=float, default=70.0, help="of one run; at least 70")
-    parser.add_argument("--patience", type=float, default=300.0, help="seconds until it learns")
+    parser.add_argument(
+        "--warm_up", type=float, default=20.0, help="seconds before the measurement"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=70.0, help="length of one run; at least 70"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=300.0, help="seconds to wait for the first update"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--venv", type=Path, default=CACHE / "torchbeast" / "sample_factory")
-    parser.add_argument("--torch", default="torch==2.13.0", help="what pip is to install there")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument(
+        "--torch", default="torch==2.13.0", help="pip requirement of torch in that environment"
+    )
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
@@ -106,7 +114,9 @@ def _polybeast(arguments: argparse.Namespace, net: Net) -> Program:
 
 
 def _sample_factory(python: Path, arguments: argparse.Namespace, net: Net) -> Program:
-    """Its fastest settings that were found: double-buffered workers, one per core."""
+    """Returns Sample Factory with the fastest settings found: double-buffered workers, one per
+    core.
+    """
     flags = {
         "algo": "APPO",
         "env": "atari_pong",
@@ -130,7 +140,7 @@ def _sample_factory(python: Path, arguments: argparse.Namespace, net: Net) -> Pr
     }
     return Program(
         name="Sample Factory",
-        # -I: this file's folder is not searched, since this file is called like their package.
+        # -I keeps this file's folder off the search path: this file has the name of their package.
         command=[str(python), "-I", str(HERE / "sample_factory_atari.py")]
         + [f"--{key}={value}" for key, value in flags.items()],
         environment={},
@@ -140,7 +150,7 @@ def _sample_factory(python: Path, arguments: argparse.Namespace, net: Net) -> Pr
 
 
 def _sample_factory_readings(folder: Path) -> list[Reading]:
-    """Its frames are those of the samples learnt from, times the frame skip."""
+    """Reads the log; its frames are the samples learnt from, times the frame skip."""
     output = (folder / "output.txt").read_text(errors="replace")
     return [
         (_seconds(when), int(frames) / FRAMES_PER_STEP) for when, frames in REPORT.findall(output)
@@ -152,7 +162,10 @@ def _seconds(when: str) -> float:
 
 
 def _sample_factory_python(folder: Path, torch: str) -> Path:
-    """The Python of its virtual environment, which is complete once `installed` says so."""
+    """Returns the Python of Sample Factory's virtual environment, making it if necessary.
+
+    The file `installed` records that the environment is complete.
+    """
     folder = folder.expanduser().absolute()
     python, installed = folder / "bin" / "python", folder / "installed"
     wanted = "\n".join((torch, *REQUIREMENTS)) + "\n"

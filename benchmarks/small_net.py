@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Networks for 84x84 images as Sample Factory has them: --model small_net:SmallConvNet, or
-small_net:ThreeConvNet.
+"""Sample Factory's networks for 84x84 images.
+
+Use them by --model small_net:SmallConvNet or --model small_net:ThreeConvNet.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torchbeast.core.nest_py import flatten
 
 
 class TwoConvolutions(Torso):
-    """16 of 8x8 by 4, 32 of 4x4 by 2."""
+    """Two convolutions: 16 of 8x8 by 4 and 32 of 4x4 by 2, ReLU after each."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class TwoConvolutions(Torso):
 
 
 class SmallConvNet(TorsoActorCritic):
-    """Two convolutions and a layer of 256; optional LSTM of 256, one layer."""
+    """Two convolutions and a layer of 256, with an optional LSTM of 256 units, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -43,7 +44,7 @@ class SmallConvNet(TorsoActorCritic):
 
 
 class ThreeConvNet(TorsoActorCritic):
-    """Three convolutions and a layer of 512; optional LSTM of 512, one layer."""
+    """Three convolutions and a layer of 512, with an optional LSTM of 512 units, one layer."""
 
     def __init__(
         self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
@@ -54,5 +55,5 @@ class ThreeConvNet(TorsoActorCritic):
 
 
 def _size_after(size: int) -> int:
-    """Of an image's side, after both strides."""
+    """Returns the size of an image's side after both convolutions."""
     return ((size - 8) // 4 + 1 - 4) // 2 + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a vector environment steps; imports NumPy alone, so that any Python can run it."""
+"""Measures the speed of a vector environment; imports only NumPy, so that any Python can run it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Step = Callable[[np.ndarray], object]
 
 
 def steps_per_second(step: Step, num_envs: int, num_actions: int, seconds: float) -> float:
-    """Agent steps/s with random actions; the first step is not timed."""
+    """Returns the steps/s with random actions; the first step is not timed."""
     actions = np.random.default_rng(0).integers(0, num_actions, (64, num_envs)).astype(np.int32)
     step(actions[0])
     calls, began = 0, time.perf_counter()

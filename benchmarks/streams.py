@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams of one environment each, by plain library calls: Server, DynamicBatcher, ActorPool.
+"""Measures streams of one environment each by plain calls of Server, DynamicBatcher and ActorPool.
 
-Nothing but what a user of `libtorchbeast` writes, and what the original library has too: an
-environment that returns one frame for ever, a policy that answers zeros, a learner that drops what
-it gets. Several checkouts are measured in turn, and beside them gRPC alone with messages of the
-same size (bare_grpc.cc), whose servers send one frame for ever as well.
+It uses only what a user of `libtorchbeast` writes, and what the original library has too: a fixed
+environment that always returns the same frame, a policy that returns zeros, a learner that drops
+its batches. Several checkouts are compared, interleaved, with each other and with gRPC alone
+(bare_grpc.cc), whose servers send messages of the same size.
 
 python benchmarks/streams.py [--library . ../other] [--bare build/bare/bare_grpc]
 
-A library is a folder that `import libtorchbeast` finds its module in.
+A library is a folder in which `import libtorchbeast` finds its module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARM_UP_S = 1.0
 
 
 class FixedEnv:
-    """Old Gym's interface, which both libraries know. Nothing ever changes."""
+    """A fixed environment with old Gym's interface, which both libraries support."""
 
     observation = np.zeros((4, 84, 84), np.uint8)  # 28 KB
     result: tuple[Any, ...] = (observation, 0.0, False, {})
@@ -46,11 +46,11 @@ class FixedEnv:
         return self.result
 
 
-# ---- In the processes that are measured ---------------------------------------------------------
+# ---- In the measured processes ------------------------------------------------------------------
 
 
 def serve(address: str) -> None:
-    """Until it is killed; says when it is about to be there, and what it has cost when asked."""
+    """Serves until killed; prints `serving`, then its CPU time for each line of stdin."""
     from libtorchbeast import Server
 
     server = Server(FixedEnv, server_address=address)
@@ -61,7 +61,7 @@ def serve(address: str) -> None:
 
 
 def play(addresses: list[str], seconds: float, inference_threads: int) -> None:
-    """Plays a stream for each address; says when the measuring begins, then steps/s and costs."""
+    """Plays a stream per address; prints `playing` when measuring begins, then rate and costs."""
     import torch
 
     from libtorchbeast import ActorPool, BatchingQueue, DynamicBatcher
@@ -95,7 +95,7 @@ def play(addresses: list[str], seconds: float, inference_threads: int) -> None:
     time.sleep(seconds)
     took, cpu, steps = time.perf_counter() - began, _processor_time() - cpu, pool.count() - steps
     print(steps / took, cpu / steps * 1e6, rows[0] / batches[0], steps, flush=True)
-    os._exit(0)  # servers are not at fault for streams that end in no order
+    os._exit(0)  # without closing the streams, which no measurement needs
 
 
 def _processor_time() -> float:
@@ -103,7 +103,7 @@ def _processor_time() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-# ---- In the process that compares ---------------------------------------------------------------
+# ---- In the comparing process -------------------------------------------------------------------
 
 
 def main() -> None:
@@ -112,7 +112,7 @@ def main() -> None:
         return serve(arguments.serve)
     if arguments.play:
         return play(arguments.play, arguments.seconds, arguments.inference_threads)
-    # Only here: the other modes must not need anything but the library.
+    # Imported here, because the other modes must need nothing but the library.
     from figures import print_table, write_json
 
     from torchbeast.bench.interleave import interleaved
@@ -139,19 +139,25 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", nargs="+", type=Path, default=[Path(__file__).parents[1]])
-    parser.add_argument("--bare", type=Path, help="the program bare_grpc; without: not measured")
-    parser.add_argument("--num_streams", type=int, default=8, help="over all servers")
+    parser.add_argument(
+        "--bare", type=Path, help="the program bare_grpc; without it gRPC alone is not measured"
+    )
+    parser.add_argument("--num_streams", type=int, default=8, help="of all servers together")
     parser.add_argument("--num_servers", type=int, default=2)
     parser.add_argument("--inference_threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured, after a warm-up")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="length of one run, after a warm-up"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--play", nargs="+", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-Measured = tuple[float, float, float, float]  # steps/s, us of learner and server, rows of a batch
+Measured = tuple[
+    float, float, float, float
+]  # steps/s, us of learner and server per step, rows per batch
 
 
 def _note(
@@ -165,7 +171,7 @@ def _note(
 
 @contextmanager
 def _library(library: Path, arguments: argparse.Namespace) -> Iterator[Callable[[], Measured]]:
-    """Measures the streams of a library, whose servers live as long as the context."""
+    """Yields the measurement of a library's streams; its servers live as long as the context."""
     with _addresses(arguments.num_servers) as addresses, ExitStack() as opened:
         servers = [opened.enter_context(_child(library, "--serve", a)) for a in addresses]
         for server in servers:
@@ -187,7 +193,7 @@ def _library(library: Path, arguments: argparse.Namespace) -> Iterator[Callable[
 
 @contextmanager
 def _child(library: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """This program in another mode, with that library, killed at the end."""
+    """Runs this program in another mode with that library, and kills it at the end."""
     child = subprocess.Popen(
         [sys.executable, __file__, *arguments],
         env=os.environ | {"PYTHONPATH": str(library.resolve())},
@@ -208,7 +214,7 @@ def _said(child: subprocess.Popen[str]) -> str:
 
 
 def _spent(server: subprocess.Popen[str]) -> float:
-    """Processor time of a server so far, in seconds."""
+    """Returns the CPU time of a server so far, in seconds."""
     assert server.stdin is not None
     print("?", file=server.stdin, flush=True)
     return float(_said(server))
@@ -216,7 +222,7 @@ def _spent(server: subprocess.Popen[str]) -> float:
 
 @contextmanager
 def _bare(program: Path, arguments: argparse.Namespace) -> Iterator[Callable[[], float]]:
-    """Messages/s of gRPC alone."""
+    """Yields the measurement of messages/s of gRPC alone."""
     with _addresses(arguments.num_servers) as addresses, ExitStack() as opened:
         for address in addresses:
             command = [str(program), "serve", address, str(FixedEnv.observation.nbytes)]

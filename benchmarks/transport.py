@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transport alone: steps/s from environment servers to a learner that does nothing with them.
+"""Measures transport alone: steps/s from environment servers to a learner that drops every batch.
 
-Environments that cost next to nothing, in processes of their own; the real sockets, pool, batcher
-and queue; a policy that answers zeros. What is left is the cost of moving steps. Beside it, in
-turn, gRPC alone with messages of the same size (bare_grpc.cc), which no transport over gRPC can be
-faster than. It is built by
+Fixed environments, which cost almost nothing, run in processes of their own; sockets, pool, batcher
+and queue are the real ones; the policy returns zeros. Interleaved with it is gRPC alone with
+messages of the same size (bare_grpc.cc), an upper bound for every transport over gRPC. Build it by
 
     cmake -S . -B build/bare -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_BENCHMARKS=ON
     cmake --build build/bare --target bare_grpc
@@ -42,18 +41,18 @@ FRAME_BYTES = 84 * 84
 
 @dataclass(frozen=True)
 class Flow:
-    """Streams that all carry the same."""
+    """A set of streams with the same load."""
 
     name: str
     envs_per_stream: int
     num_streams: int  # of all servers together
     newest_only: (
-        bool  # frames travel once, and stacks are rebuilt; else whole stacks of four travel
+        bool  # each frame is sent once and stacks are rebuilt; else stacks of four are sent
     )
 
     @property
     def message_bytes(self) -> int:
-        """Of the observations."""
+        """Bytes of the observations in a message."""
         return self.envs_per_stream * FRAME_BYTES * (1 if self.newest_only else 4)
 
 
@@ -80,18 +79,22 @@ def main() -> None:
         figures = interleaved(runs, arguments.repeats)
     raise_failure(supervisor.failure)
     print_table(figures, "steps/s")
-    print_table(costs, "CPU us a step")
+    print_table(costs, "CPU us per step")
     write_json(arguments.json, arguments, steps_per_second=figures, cpu_us_a_step=costs)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--flows", nargs="+", choices=list(FLOWS), default=list(FLOWS))
-    parser.add_argument("--bare", type=Path, help="the program bare_grpc; without: not measured")
+    parser.add_argument(
+        "--bare", type=Path, help="the program bare_grpc; without it gRPC alone is not measured"
+    )
     parser.add_argument("--num_servers", type=int, choices=(1, 2, 4), default=2)
-    parser.add_argument("--seconds", type=float, default=5.0, help="measured, after a warm-up")
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="length of one run, after a warm-up"
+    )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     return parser.parse_args()
 
 
@@ -103,12 +106,12 @@ def _rate(measure: Measure, arguments: argparse.Namespace, costs: list[float]) -
 
 @contextmanager
 def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator[Measure]:
-    """Each rollout of a stream is a batch."""
+    """Yields the measurement of a flow, in which each rollout of a stream is a batch."""
     plans = [ServerPlan(flow.num_streams // num_servers, flow.envs_per_stream)] * num_servers
     config = PolySourceConfig(
         batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH, extras=()
     )
-    # Environments that send the same arrays for ever, as the bare program does.
+    # Fixed environments: the bare program also sends the same message again and again.
     with fixed_env.like("PongNoFrameskip-v4" if flow.newest_only else "Mock") as env_id:
         with closing(envs.make(env_id, 1)) as env:
             zero_action = distribution_for(env.action_space).zero_action
@@ -118,7 +121,7 @@ def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator
 
 @contextmanager
 def _bare(flow: Flow, program: Path, num_servers: int) -> Iterator[Callable[[float], float]]:
-    """Steps/s of gRPC alone; its servers live as long as the context."""
+    """Yields the measurement of gRPC alone; its servers live as long as the context."""
     with tempfile.TemporaryDirectory(prefix="torchbeast-") as folder:
         addresses = [f"unix:{folder}/{i}" for i in range(num_servers)]
         servers = [

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment server in pure Python: what a learner expects of one, and nothing else.
+"""A minimal environment server in pure Python.
 
-A learner neither knows nor cares what serves its environments, as long as it speaks the protocol of
-libtorchbeast/proto/rpcenv.proto. This file does so with grpcio and numpy, without any compiled part
-of TorchBeast. Read it as a tutorial, and start from it where TorchBeast cannot be installed: on the
-robot, in the game's own Python, or as a model for a server in another language.
+A learner accepts any server that speaks the protocol of libtorchbeast/proto/rpcenv.proto. This one
+does so with grpcio and numpy, without any compiled module of TorchBeast. Read it as a tutorial, and
+start from it where TorchBeast cannot be installed: on a robot, in a game's own Python, or as a
+model for a server in another language.
 
     pip install grpcio grpcio-tools numpy
     python examples/python_env_server.py --address unix:/tmp/catch.0 --num_envs 8
@@ -40,18 +40,19 @@ PROTO = Path(__file__).resolve().parents[1] / "libtorchbeast" / "proto" / "rpcen
 
 
 class Outcome(NamedTuple):
-    """What one step of all E games gave."""
+    """The results of one step of all E games."""
 
-    observation: np.ndarray  # float32 [E, 10, 5]; of the next game where one ended
+    observation: np.ndarray  # float32 [E, 10, 5]; the next game's first where one ended
     reward: np.ndarray  # float32 [E]
     ended: np.ndarray  # bool [E]
 
 
 class Catch:
-    """E games at once: a ball falls, the paddle in the last row has to be under it.
+    """E games of catching a falling ball with a paddle in the last row.
 
-    An observation is 1 where ball and paddle are. The actions are left, stay, right. The reward is
-    1 or -1 in the last of a game's nine steps. A game that ended starts anew in the same step.
+    An observation is 1 where ball and paddle are, else 0. The actions are left, stay, right. The
+    reward is 1 or -1 in the last of a game's nine steps. A game that ended restarts in the same
+    step.
     """
 
     rows, columns, num_actions = 10, 5, 3
@@ -60,7 +61,7 @@ class Catch:
         self.num_envs = num_envs
 
     def reset(self, seed: int | None) -> np.ndarray:
-        """The first observation. None: another game every time."""
+        """Returns the first observation; without a seed, of a different game every time."""
         self.random = np.random.default_rng(seed)
         self.row = np.zeros(self.num_envs, np.int64)
         self.ball = self.random.integers(self.columns, size=self.num_envs)
@@ -68,7 +69,7 @@ class Catch:
         return self.draw()
 
     def step(self, action: np.ndarray) -> Outcome:
-        """action: int64 [E], each 0, 1 or 2."""
+        """Steps all games; action: int64 [E], each 0, 1 or 2."""
         self.paddle = np.clip(self.paddle + action - 1, 0, self.columns - 1)
         self.row += 1
         ended = self.row == self.rows - 1
@@ -94,10 +95,10 @@ class Catch:
 
 
 def generated_modules(proto: Path) -> tuple[ModuleType, ModuleType]:
-    """The messages of rpcenv.proto, and its service, as Python modules.
+    """Returns the messages of rpcenv.proto and its service as Python modules.
 
-    protoc writes them into a folder that is gone when they are imported. A server that is installed
-    somewhere would generate them once and ship them.
+    protoc writes them into a temporary folder. An installed server would generate them once and
+    ship them.
     """
     from grpc_tools import protoc
 
@@ -114,7 +115,7 @@ def generated_modules(proto: Path) -> tuple[ModuleType, ModuleType]:
 
 
 class Codec:
-    """Between numpy arrays and messages.
+    """Converts between numpy arrays and messages.
 
     On the wire an array is numpy's type number, its shape, and its bytes in C order.
     """
@@ -123,21 +124,22 @@ class Codec:
         self.messages = messages
 
     def array(self, array: np.ndarray) -> Any:
-        """NDArray."""
+        """Returns the array as an NDArray message."""
         return self.messages.NDArray(dtype=array.dtype.num, shape=array.shape, data=array.tobytes())
 
     def nest(self, array: np.ndarray) -> Any:
-        """ArrayNest with one leaf. A tuple of arrays would go into `vector`, a dict into `map`."""
+        """Returns an ArrayNest with one leaf; a tuple would go into `vector`, a dict into `map`."""
         return self.messages.ArrayNest(array=self.array(array))
 
     def spec(self, dtype: type, shape: tuple[int, ...]) -> Any:
-        """ArrayNest that tells dtype and shape, without data."""
+        """Returns an ArrayNest with dtype and shape but without data."""
         array = self.messages.NDArray(dtype=np.dtype(dtype).num, shape=shape)
         return self.messages.ArrayNest(array=array)
 
     def action(self, nest: Any, *shapes: tuple[int, ...]) -> np.ndarray:
-        """The discrete actions in an ArrayNest, int64 [E]. ValueError for anything else: peers can
-        err. The array must have one of the shapes.
+        """Returns the discrete actions in an ArrayNest, int64, in one of the given shapes.
+
+        Raises ValueError for anything else: a peer may send wrong messages.
         """
         array = nest.array
         if not nest.HasField("array") or array.dtype != np.dtype(np.int64).num:
@@ -154,7 +156,7 @@ class Codec:
 
 
 class Counters:
-    """Steps and return of each running episode. A step includes itself, also the last one."""
+    """Counts steps and return of each running episode, including its current step."""
 
     def __init__(self, num_envs: int) -> None:
         self.steps = np.zeros(num_envs, np.int32)
@@ -168,7 +170,7 @@ class Counters:
 
 
 class EnvServer:
-    """The three methods of the service. gRPC calls each in a thread of its own."""
+    """Implements the three methods of the service; gRPC calls each in a thread of its own."""
 
     def __init__(self, messages: ModuleType, num_envs: int, num_streams: int) -> None:
         self.messages = messages
@@ -177,7 +179,7 @@ class EnvServer:
         self.num_streams = num_streams
 
     def Describe(self, request: Any, context: grpc.ServicerContext) -> Any:
-        """What a learner asks first, to build its model: nobody has to type any shapes."""
+        """Describes the environment; a learner calls this first, to build its model."""
         return self.messages.Description(
             protocol_version=1,
             env_id="Catch",
@@ -191,19 +193,19 @@ class EnvServer:
     def StreamingVectorEnv(
         self, requests: Iterator[Any], context: grpc.ServicerContext
     ) -> Iterator[Any]:
-        """What TorchBeast's learner plays: num_envs games, one message a step for all of them.
+        """Plays num_envs games with TorchBeast's learner, one message per step for all of them.
 
-        The learner's first message brings the seed. It is answered with the first observation, each
-        later one with what its action led to. When the learner has enough it half-closes, and
-        `requests` ends.
+        The learner's first message holds the seed and is answered with the first observations,
+        every later one holds actions and is answered with their results. When the learner is done
+        it half-closes the stream, and `requests` ends.
         """
         if (first := next(requests, None)) is None:
-            return  # it left without a word
+            return  # the learner left without sending anything
         env, counters = Catch(self.num_envs), Counters(self.num_envs)
         observation = env.reset(first.seed)
-        nothing = np.zeros(self.num_envs, np.float32)
-        started = Outcome(observation, nothing, np.zeros(self.num_envs, bool))
-        # An episode begins here, which is what "terminated" tells, though none has ended.
+        no_reward = np.zeros(self.num_envs, np.float32)
+        started = Outcome(observation, no_reward, np.zeros(self.num_envs, bool))
+        # "terminated" marks the start of an episode here, although none has ended.
         yield self.vector_step(started, counters, terminated=np.ones(self.num_envs, bool))
         for request in requests:
             action = self.checked(context, request.nest_action, (self.num_envs,))
@@ -212,12 +214,12 @@ class EnvServer:
             yield self.vector_step(outcome, counters, terminated=outcome.ended)
 
     def StreamingEnv(self, requests: Iterator[Any], context: grpc.ServicerContext) -> Iterator[Any]:
-        """What learners of the original TorchBeast play: one game, and the server speaks first."""
+        """Plays one game with a learner of the original TorchBeast; the server sends first."""
         env, counters = Catch(1), Counters(1)
         observation = env.reset(seed=None)
         yield self.messages.Step(observation=self.codec.nest(observation[0]), done=True)
         for request in requests:
-            # A number; some learners put dimensions of time and batch before it.
+            # A scalar; some learners put time and batch dimensions before it.
             outcome = env.step(self.checked(context, request.nest_action, (), (1, 1)))
             counters.add(outcome)
             yield self.messages.Step(
@@ -229,10 +231,10 @@ class EnvServer:
             )
 
     def vector_step(self, outcome: Outcome, counters: Counters, terminated: np.ndarray) -> Any:
-        """One message for all games.
+        """Returns one message with the results of all games.
 
-        Catch has no time limit. An environment that has one says `truncated` instead of
-        `terminated`, and adds `final_observation`: the last observations of the truncated games.
+        Catch has no time limit. An environment with one sets `truncated` instead of `terminated`
+        there, and adds `final_observation`: the last observations of the truncated games.
         """
         array = self.codec.array
         return self.messages.VectorStep(
@@ -248,7 +250,7 @@ class EnvServer:
     def checked(
         self, context: grpc.ServicerContext, nest: Any, *shapes: tuple[int, ...]
     ) -> np.ndarray:
-        """The action, or the end of the stream with the reason."""
+        """Returns the action, or aborts the stream with the reason."""
         try:
             return self.codec.action(nest, *shapes)
         except ValueError as error:
@@ -260,7 +262,7 @@ class EnvServer:
 
 
 def serve(address: str, num_envs: int, num_streams: int, proto: Path) -> grpc.Server:
-    """A running server. A stream keeps a thread for as long as it lasts; four are spare."""
+    """Starts a server. A stream occupies a thread as long as it lasts; four threads are spare."""
     messages, services = generated_modules(proto)
     server = grpc.server(
         futures.ThreadPoolExecutor(num_streams + 4),
@@ -277,8 +279,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Serves games of Catch to TorchBeast's learners.")
     parser.add_argument("--address", required=True, help="unix:/path/of/socket.0 or host:port")
     parser.add_argument("--num_envs", type=int, default=8, help="games in one stream")
-    parser.add_argument("--num_streams", type=int, default=1, help="streams to be opened at once")
-    parser.add_argument("--proto", type=Path, default=PROTO, help="where rpcenv.proto lies")
+    parser.add_argument(
+        "--num_streams", type=int, default=1, help="streams that a learner opens at once"
+    )
+    parser.add_argument("--proto", type=Path, default=PROTO, help="path of rpcenv.proto")
     return parser.parse_args()
 
 

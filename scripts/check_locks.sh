@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Has clang check at compile time that every member is used under the lock that GUARDED_BY names
-# (libtorchbeast/support/sync.h). Without clang++ on the path it uses the one in the Python package
-# ziglang: PYTHON's, or else one installed into a temporary virtual environment.
+# Checks at compile time, with clang, that every member is used under the lock that GUARDED_BY names
+# (libtorchbeast/support/sync.h). Without clang++ on the path it uses that of the Python package
+# ziglang: PYTHON's, or one installed into a temporary virtual environment.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 
 if command -v clang++ >/dev/null; then
   clang=(clang++)
-else  # Zig carries a whole clang; its own headers of the compiler lie in lib
+else  # Zig contains a whole clang, with the compiler's own headers in lib
   python=${PYTHON:-python3}
   if ! "$python" -c 'import ziglang' 2>/dev/null; then
     "$python" -m venv "$work/venv"
@@ -44,7 +44,7 @@ for source in "$work/templates.cc" libtorchbeast/*/*.cc; do
   check "$source"
 done
 
-# A check that finds nothing must be able to find something.
+# Proves that the check finds a mistake.
 cat >"$work/mistake.cc" <<'END'
 #include "libtorchbeast/support/sync.h"
 struct Mistake {

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Installs Debian or Ubuntu packages, those that are missing: as root, else with sudo.
+# Installs the missing ones of these Debian or Ubuntu packages, as root or with sudo.
 # usage: scripts/install_system_packages.sh PACKAGE...
 set -euo pipefail
 
 installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
 
 if ! command -v apt-get >/dev/null; then
-  echo "This is not Debian or Ubuntu, so the system's packages are left to you (the README names" >&2
-  echo "them for macOS). Going on as if they were installed." >&2
+  echo "This is not Debian or Ubuntu: install the system packages yourself (the README names them" >&2
+  echo "for macOS). Continuing as if they were installed." >&2
   exit 0
 fi
 
@@ -22,7 +22,7 @@ done
 sudo=()
 if [ "$(id -u)" -ne 0 ]; then
   if ! command -v sudo >/dev/null; then
-    echo "These packages are needed, and neither root nor sudo is at hand to install them:" >&2
+    echo "These packages are needed, but this user is not root and there is no sudo. As root, run:" >&2
     echo "  apt-get install ${missing[*]}" >&2
     exit 1
   fi

@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# Builds dist/torchbeast-*.whl with gRPC, protobuf and what they need inside (auditwheel), so that
-# it installs on machines that have none of them. The glibc of this machine is the oldest that the
-# wheel runs on.
+# Builds dist/torchbeast-*.whl with gRPC, protobuf and their dependencies inside (auditwheel), so that
+# it installs on machines without them. The wheel needs at least the glibc of this machine.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools=$(mktemp -d)

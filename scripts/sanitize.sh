@@ -9,7 +9,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case "${1:-quick}" in
-  # Without optimisation it compiles four times faster, and frames are too large for a small stack.
+  # Without optimisation the tests compile four times faster, but stack frames are too large for the
+  # tests of small stacks.
   quick) tests=torchbeast_quick_tests optimise=-O0 filter=-*SmallStack:*DeeperNest* ;;
   full) tests=torchbeast_tests optimise=-O1 filter=* ;;
   *) echo "usage: scripts/sanitize.sh [quick|full], got '$1'" >&2; exit 2 ;;
@@ -22,8 +23,8 @@ build() {
   cmake --build "build/$1" -j "${JOBS:-$(nproc)}" --target "$tests"
 }
 
-# ThreadSanitizer of older compilers cannot work with today's random addresses, and some containers
-# cannot do without them.
+# ThreadSanitizer of older compilers fails with today's address-space randomisation, which some
+# containers cannot turn off.
 fixed_addresses=(setarch -R)
 "${fixed_addresses[@]}" true 2>/dev/null || fixed_addresses=()
 
@@ -37,8 +38,8 @@ build asan address,undefined
 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 ASAN_OPTIONS=detect_stack_use_after_return=1 run asan 1
 build tsan thread
 if "${fixed_addresses[@]}" "build/tsan/$tests" --gtest_list_tests 2>&1 | grep "unexpected memory mapping"; then
-  echo "ThreadSanitizer cannot work with this machine's random addresses: left out" >&2
+  echo "ThreadSanitizer is skipped: it fails with this machine's address-space randomisation" >&2
   exit 0
 fi
 TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:history_size=4" run tsan 3
-echo "No sanitizer had anything to say."
+echo "No sanitizer reported an error."

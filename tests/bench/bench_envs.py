@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An environment of a user that fails."""
+"""A user's environment that fails."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Raises:
-    """Its third step fails."""
+    """An environment whose third step raises."""
 
     def __init__(self) -> None:
         from gymnasium.spaces import Discrete

@@ -32,7 +32,7 @@ PYTHON_ONLY = ("environment", "inference", "learner")
 
 @pytest.fixture(autouse=True)
 def nothing_left(runtime_folder: Path) -> Iterator[None]:
-    """Neither processes nor sockets nor another number of threads."""
+    """Checks that a test leaves no processes and sockets, and restores the number of threads."""
     threads, before = torch.get_num_threads(), psutil.Process().children(recursive=True)
     yield
     torch.set_num_threads(threads)
@@ -67,19 +67,21 @@ def test_every_stage_is_in_the_table_and_in_the_files(
 
 
 @pytest.mark.usefixtures("without_compiled")
-def test_without_the_compiled_part_its_stages_are_left_out_with_a_sentence(
+def test_without_the_compiled_module_its_stages_are_left_out_with_a_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*SMALL, "--json", str(tmp_path / "b.json")]) == 0
     said = capsys.readouterr().out
-    assert "Left out, because the compiled part (libtorchbeast) is not installed" in said
+    assert "left out, because the compiled module libtorchbeast is not installed" in said.replace(
+        "\n", " "
+    )
     record = json.loads((tmp_path / "b.json").read_text())
     assert tuple(record["stages"]) == PYTHON_ONLY
     assert record["predicted_steps_per_second"] is None
 
 
 @pytest.mark.usefixtures("without_compiled")
-def test_an_environment_that_fails_is_told_with_exit_code_1(
+def test_an_environment_that_fails_is_reported_with_exit_code_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = [str(Path(__file__).parent), *sys.path]
@@ -113,7 +115,7 @@ def test_wrong_usage_is_one_sentence(
     assert sentence in said and said.count("\n") == 1
 
 
-def test_a_machine_that_others_use_is_told() -> None:
+def test_a_machine_that_others_use_is_reported() -> None:
     assert program.others(load=0.4, cores=2) == ""
     assert "load 3.0 on 2 cores" in program.others(load=3.0, cores=2)
 

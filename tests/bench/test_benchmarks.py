@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every program in benchmarks/ still finds what it imports, and answers --help."""
+"""Every program in benchmarks/ finds its imports and answers --help."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_benchmark_answers_help(
 def test_sample_factory_is_compared_over_windows_of_many_of_its_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its counter moves by a batch: of 25 s and eight batches one more is an eighth."""
+    """Its counter moves by whole batches: in 25 s, about eight of them, one more is an eighth."""
     monkeypatch.syspath_prepend(str(FOLDER))
     monkeypatch.setattr(sys, "argv", ["sample_factory.py"])
     arguments = runpy.run_path(str(FOLDER / "sample_factory.py"))["_arguments"]()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole is the program with the flags that were given."""
+"""The end-to-end measurement runs the program with the given flags and reads its log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_the_program_is_started_with_the_same_flags(words: list[str]) -> None:
     assert after == {name: before[name] for name in after}
 
 
-def test_a_row_counts_once_it_is_whole(tmp_path: Path) -> None:
+def test_a_row_counts_once_it_is_complete(tmp_path: Path) -> None:
     log = tmp_path / "logs.csv"
     assert end_to_end._newest(log).tick == -1
     for text, tick, step in (

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What limits: told from figures that are known beforehand. Costs are in microseconds a step."""
+"""The bottleneck is found from given figures. Costs are in microseconds per step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CORES = 2
 
 
 def on_all_cores(cpu_us: float) -> Figure:
-    """A stage that uses all cores when it is alone."""
+    """Returns the figure of a stage that uses all cores when it is alone."""
     return Figure(CORES * 1e6 / cpu_us, cpu_us)
 
 
@@ -38,7 +38,7 @@ def test_the_transport_of_another_setting_costs_nothing_in_the_prediction() -> N
     assert cpu_sum(found) == 1000
 
 
-def test_a_whole_near_its_prediction_is_limited_by_the_largest_cost() -> None:
+def test_a_rate_near_the_prediction_is_limited_by_the_largest_cost() -> None:
     for costs, expected in (((300, 90, 600), "learner"), ((500, 90, 400), "environment")):
         found = stages(*costs) | {END_TO_END: Figure(1900, 1050)}
         verdict = judge(found, CORES)
@@ -47,34 +47,34 @@ def test_a_whole_near_its_prediction_is_limited_by_the_largest_cost() -> None:
     assert "50 %" in verdict.sentence
 
 
-def test_a_stage_that_cannot_use_all_cores_limits_a_whole_that_is_as_fast() -> None:
-    """As a learner on a GPU: it costs the cores little."""
+def test_a_stage_that_cannot_use_all_cores_limits_an_equal_end_to_end_rate() -> None:
+    """An example is a learner on a GPU, which costs the cores little."""
     found = stages(300, 90, 1) | {"learner": Figure(1500, 100), END_TO_END: Figure(1450, 600)}
     assert predict(found, CORES) == 1500
     assert judge(found, CORES).limit == "learner"
 
 
-def test_a_stage_that_is_slower_alone_than_in_the_whole_does_not_limit_it() -> None:
-    """As inference on a GPU, which the whole asks with several streams at once."""
+def test_a_stage_that_is_slower_alone_than_end_to_end_does_not_limit() -> None:
+    """An example is inference on a GPU, which gets larger batches from several streams."""
     found = stages(300, 90, 600) | {"inference": Figure(500, 90), END_TO_END: Figure(1900, 1050)}
     assert judge(found, CORES).limit == "learner"
 
 
-def test_a_whole_far_below_its_prediction_with_idle_cores_waits() -> None:
+def test_a_rate_far_below_the_prediction_with_idle_cores_is_waiting() -> None:
     found = stages(300, 90, 600) | {END_TO_END: Figure(1000, 1000)}
     verdict = judge(found, CORES)
     assert verdict.limit == "waiting"
     assert "50 %" in verdict.sentence and "1.0 of 2 cores are busy" in verdict.sentence
 
 
-def test_a_whole_far_below_its_prediction_on_busy_cores_pays_for_sharing_them() -> None:
+def test_a_rate_far_below_the_prediction_on_busy_cores_is_sharing() -> None:
     found = stages(300, 90, 600) | {END_TO_END: Figure(1000, 2000)}
     verdict = judge(found, CORES)
     assert verdict.limit == "sharing"
     assert "2,000 us" in verdict.sentence and "1,000 us in the stages alone" in verdict.sentence
 
 
-def test_without_transport_and_whole_the_largest_known_cost_limits() -> None:
+def test_without_transport_and_end_to_end_the_largest_known_cost_limits() -> None:
     found = stages(300, 90, 600)
     del found["transport"]
     assert math.isnan(predict(found, CORES))
@@ -82,12 +82,12 @@ def test_without_transport_and_whole_the_largest_known_cost_limits() -> None:
     assert verdict.limit == "learner" and "61 %" in verdict.sentence
 
 
-def test_where_the_system_tells_no_processor_time_the_slowest_stage_limits() -> None:
+def test_without_cpu_times_the_slowest_stage_limits() -> None:
     found = stages(300, 90, 600) | {"transport": Figure(200.0, math.nan)}
     assert math.isnan(predict(found, CORES))
     assert judge(found | {END_TO_END: Figure(100, math.nan)}, CORES).limit == "transport"
 
 
-def test_the_median_of_the_measurements_counts() -> None:
+def test_figures_are_medians() -> None:
     samples = [Sample(100, 1, 0.01), Sample(300, 1, 0.06), Sample(9000, 1, 9)]
     assert figure(samples) == pytest.approx(Figure(300, 200))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plain network of the benchmarks is NormedAtariNet, only slower: what its curves stand for."""
+"""The plain network of the benchmarks computes what NormedAtariNet does, only slower."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processor time of other processes."""
+"""CPU times of other processes are right, and unknown ones are NaN."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ child.communicate(b"")
 
 
 @linux
-def test_it_is_what_the_process_itself_counts() -> None:
+def test_the_cpu_time_is_that_which_the_process_itself_counts() -> None:
     while time.process_time() < 0.2:
         continue
     before = time.process_time()
@@ -48,13 +48,13 @@ def test_grandchildren_belong_to_the_family() -> None:
     assert os.getpid() not in found
 
 
-def test_of_a_process_that_is_gone_nothing_is_known() -> None:
+def test_the_cpu_time_of_a_process_that_is_gone_is_unknown() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     assert math.isnan(cpu_seconds([process.pid]))
 
 
-def test_where_there_is_no_proc_nothing_is_known(
+def test_without_proc_cpu_times_are_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(processor_time, "_PROC", tmp_path)

@@ -186,7 +186,7 @@ def test_a_run_of_the_same_name_at_a_time_is_refused(workshop: Workshop) -> None
     first.wait_for(LEARNING)
     second = catch(workshop, "a", 10**8)
     assert second.end() == 2
-    assert "another process runs in" in second.said
+    assert "another process is running in" in second.said
     first.send(signal.SIGINT)
     assert first.end() == 0, first.said
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this machine can do with TorchBeast, and what limits it.
+"""Measures how fast TorchBeast runs on this machine, and what limits it.
 
 python -m torchbeast.bench --env PongNoFrameskip-v4 --num_actors 32 --png bench.png
 """
@@ -17,12 +17,12 @@ PROGRAM = "bench"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    """Runs the program; returns 0 when done or stopped, 1 on a failure, 2 on wrong usage."""
     return exit_code_of(PROGRAM, lambda: run(parse(BenchFlags, PROGRAM, argv)))
 
 
 def run(flags: BenchFlags) -> int:
-    """Measures; what that imports is not needed for --help."""
+    """Measures and reports; imports here, since --help needs none of it. Returns the exit code."""
     from torchbeast.bench import program
 
     return program.run(flags)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures as bars: steps/s of each stage, and what a step costs in it."""
+"""A bar chart of the figures: steps/s of each stage, and the CPU time of a step in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchbeast.errors import UsageError
 
 
 def check(output: Path) -> None:
-    """UsageError when no chart can be written there; before anything is measured."""
+    """Raises UsageError when no chart can be written to `output`; called before measuring."""
     _figure_class()
     if not output.suffix == ".png":
         raise UsageError(f"--png {output} must end in .png")
@@ -22,7 +22,7 @@ def check(output: Path) -> None:
 
 
 def draw(figures: Mapping[str, Figure], cores: int, title: str, output: Path) -> None:
-    """Writes the PNG."""
+    """Writes the chart as a PNG."""
     figure = _figure_class()(figsize=(11, 4), layout="constrained")
     figure.suptitle(title, fontsize="medium")
     rates, costs = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -57,12 +57,12 @@ def _draw_rates(axes: Any, figures: Mapping[str, Figure], predicted: float) -> N
 
 
 def _power_of_ten_below(value: float) -> float:
-    """Below by at least a half, so that the shortest bar is one."""
+    """Returns a power of ten of at most half the value, so that the shortest bar is visible."""
     return float(10 ** math.floor(math.log10(value / 2)))
 
 
 def _draw_costs(axes: Any, figures: Mapping[str, Figure]) -> None:
-    """The stages above each other, beside the whole."""
+    """Draws the costs of the stages as one stacked bar beside the end-to-end cost."""
     below = 0.0
     for name in STAGES:
         if name in figures and not math.isnan(figures[name].cpu_us):
@@ -71,5 +71,5 @@ def _draw_costs(axes: Any, figures: Mapping[str, Figure]) -> None:
     for name, figure in figures.items():
         if name not in STAGES and not name.startswith("transport"):
             axes.bar(name, figure.cpu_us, color="gray")
-    axes.set_ylabel("CPU us a step")
+    axes.set_ylabel("CPU us per step")
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole: PolyBeast in a process of its own, measured between two updates by its own log.
+"""Measures PolyBeast end to end: in a process of its own, between two updates, by its log.
 
-It is started anew for every measurement and ended after it; the first updates are left out.
+It is started for every measurement and ended afterwards; the first updates are a warm-up.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torchbeast.processes.supervisor import Supervisor
 
 _WARM_UP = 3  # updates
 _POLL_S = 0.02
-_TAIL = 16_384  # bytes that hold the newest row
-_FOREVER = 10**12  # steps
+_TAIL = 16_384  # bytes read from the end of the log: more than a row
+_FOREVER = 10**12  # --total_steps
 
 
 def end_to_end(flags: PolyBeastFlags, supervisor: Supervisor) -> Measure:
-    """Steps learnt; `flags.run` and --total_steps do not count."""
+    """Returns the measurement of learnt steps; `flags.run` and --total_steps are ignored."""
     return functools.partial(_measure, flags, supervisor)
 
 
@@ -52,7 +52,7 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
 
 
 def arguments(flags: PolyBeastFlags) -> list[str]:
-    """The command line that these flags are parsed from."""
+    """Returns a command line that parses to these flags."""
     known = {field.name: getattr(flags, field.name) for field in dataclasses.fields(PolyBeastFlags)}
     words = flatten(PolyBeastFlags(**known)).items()
     return [word for name, value in words for word in _words(name, value)]
@@ -67,7 +67,7 @@ def _words(name: str, value: Any) -> list[str]:
 
 
 class _Update(NamedTuple):
-    """The program after an update."""
+    """The state of the program after an update."""
 
     tick: int  # updates before it
     time: float
@@ -87,8 +87,9 @@ class _Watch:
         self._supervisor = supervisor
 
     def update(self, tick: int, earliest: float) -> _Update:
-        """The first update from `tick` on that ends after `earliest` (of time.monotonic); whatever
-        there is when the supervisor ended.
+        """Waits for an update, at least the `tick`-th, that ends after `earliest`; returns it.
+
+        earliest: by time.monotonic. Returns the newest update when the supervisor has ended.
         """
         seen = _newest(self._log).tick
         while True:
@@ -101,7 +102,7 @@ class _Watch:
 
 
 def _newest(log: Path) -> _Update:
-    """The last whole row; its first columns are `_tick,_time,step`."""
+    """Returns the last complete row; its first columns are `_tick,_time,step`."""
     try:
         with open(log, "rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL))

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main of a process that steps environments; started by environment.py, never by a user.
 
-Each line of stdin asks for a measurement, which is reported. It ends when stdin is closed.
+Each line of stdin requests a measurement, which is reported on stdout. The process ends when stdin
+is closed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from torchbeast.processes.child_main import failure, take_stdin, take_stdout
 from torchbeast.processes.supervisor import Supervisor
 
 _WARM_UP_S = 0.1
-_ACTIONS = 1000  # different ones
+_ACTIONS = 1000  # random actions, drawn in advance
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Steps `arguments["env_id"]`; the exit code."""
+    """Steps the environments of `arguments["env_id"]`; returns the exit code."""
     report, stdin = take_stdout(), take_stdin()
     supervisor = Supervisor()
     commands: queue.SimpleQueue[float | None] = queue.SimpleQueue()
@@ -48,7 +49,7 @@ def main(arguments: dict[str, Any]) -> int:
 def _read(
     stdin: BinaryIO, commands: queue.SimpleQueue[float | None], supervisor: Supervisor
 ) -> None:
-    """Seconds to measure; at the end None, which also cuts a measurement short."""
+    """Queues the seconds to measure; at the end of stdin stops a measurement and queues None."""
     for line in stdin:
         commands.put(json.loads(line)["seconds"])
     supervisor.stop("stdin is closed")
@@ -56,17 +57,17 @@ def _read(
 
 
 def _stream(arguments: dict[str, Any], index: int) -> Callable[[], int]:
-    """Steps one group of environments once."""
+    """Returns a function that steps one group of environments once."""
     options = EnvOptions.of(arguments["options"])
     env = make_environment(arguments["env_id"], arguments["envs_per_stream"], options)
     seed = arguments["seed"] * arguments["num_streams"] + index
     rng = np.random.default_rng(seed)
     env.reset(seed)
     actions = [random_action(env.action_space, env.num_envs, rng) for _ in range(_ACTIONS)]
-    coming = itertools.cycle(actions)
+    next_actions = itertools.cycle(actions)
 
     def step() -> int:
-        env.step(next(coming))
+        env.step(next(next_actions))
         return env.num_envs
 
     return step

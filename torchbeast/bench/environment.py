@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments alone: stepped with random actions in as many processes and streams as PolyBeast
-steps them in.
-"""
+"""Measures environments alone, with random actions, in PolyBeast's processes and streams."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _POLL_S = 0.02
 def environments(
     env_id: str, plans: Sequence[ServerPlan], supervisor: Supervisor, options: EnvOptions
 ) -> Iterator[Measure]:
-    """One process for each plan, as with environment servers."""
+    """Starts a process per plan, as for environment servers, and yields their measurement."""
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
     made = {"env_id": env_id, "options": options.as_json()}
     processes = [_process(i, made, plan, reports, supervisor) for i, plan in enumerate(plans)]
@@ -31,10 +29,10 @@ def environments(
     def measure(seconds: float) -> Sample:
         for process in processes:
             process.send({"seconds": seconds})
-        return _together(_collect(reports, len(processes), supervisor))
+        return _summed(_collect(reports, len(processes), supervisor))
 
     try:
-        _collect(reports, len(processes), supervisor)  # all are ready
+        _collect(reports, len(processes), supervisor)  # until all are ready
         check_goes_on(supervisor)
         yield measure
     finally:
@@ -67,7 +65,7 @@ def _process(
 def _collect(
     reports: queue.SimpleQueue[Report], count: int, supervisor: Supervisor
 ) -> list[Report]:
-    """A report of each process; fewer when the supervisor ended."""
+    """Waits for a report of each process; returns fewer if the supervisor ended."""
     found: list[Report] = []
     while len(found) < count and not supervisor.wait(0):
         try:
@@ -77,8 +75,8 @@ def _collect(
     return found
 
 
-def _together(reports: Sequence[Report]) -> Sample:
-    """Rates and costs of all processes, which ran at the same time."""
+def _summed(reports: Sequence[Report]) -> Sample:
+    """Sums rates and costs of processes that ran at the same time."""
     rate = sum(report["steps"] / report["seconds"] for report in reports)
     seconds = max((report["seconds"] for report in reports), default=1.0)
     cost = sum(report["cpu_seconds"] / report["seconds"] for report in reports)

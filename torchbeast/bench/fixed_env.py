@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments that look like others and cost nothing: what is left is the cost of moving them.
+"""Fixed environments with the spaces of real ones, to measure the cost of transport alone.
 
-A server makes them by the name FACTORY; what they look like is in a variable of its process.
+An environment server makes them by the name FACTORY; an environment variable of its process names
+the environment whose spaces they have.
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ _LIKE = "TORCHBEAST_BENCH_LIKE"
 
 @contextmanager
 def like(env_id: str, options: EnvOptions = DEFAULTS) -> Iterator[str]:
-    """What to serve to move the same as `env_id` does; for servers that are started meanwhile."""
+    """Yields the id of a fixed environment with the spaces of `env_id`.
+
+    It is valid for environment servers that are started within the context.
+    """
     before = os.environ.get(_LIKE)
     os.environ[_LIKE] = json.dumps([env_id, options.as_json()])
     try:
@@ -38,12 +42,12 @@ def like(env_id: str, options: EnvOptions = DEFAULTS) -> Iterator[str]:
 
 
 def make(num_envs: int) -> FixedEnv:
-    """The factory."""
+    """Makes `num_envs` fixed environments; the factory that FACTORY names."""
     return FixedEnv(num_envs, *_spaces(os.environ[_LIKE]))
 
 
 class FixedEnv:
-    """Nothing ever changes, and no episode ends."""
+    """A VecEnv that always returns the same step; no episode ends."""
 
     env_id = FACTORY
 
@@ -62,14 +66,14 @@ class FixedEnv:
             lambda spec: np.zeros((num_envs, *spec.shape), spec.dtype), observation_space
         )
         never = np.zeros(num_envs, bool)
-        nothing = np.zeros(num_envs, np.float32)
-        self._step = VecStep(self._observation, nothing, never, never, never, None)
+        reward = np.zeros(num_envs, np.float32)
+        self._step = VecStep(self._observation, reward, never, never, never, None)
 
     def reset(self, seed: int) -> ArrayNest:
         return self._observation
 
     def step(self, action: ArrayNest) -> VecStep:
-        return self._step  # the same arrays, which nobody writes
+        return self._step  # always the same arrays, which no caller writes to
 
     def close(self) -> None:
         pass

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the program: PolyBeast's, so that any run's settings can be measured, without those
-that say what is done and where its files go.
+"""The flags of the program: PolyBeast's, so that any run's settings can be measured.
+
+The flags of the mode and of the run's folder are left out.
 """
 
 from __future__ import annotations
@@ -15,30 +16,31 @@ from torchbeast.cli.flags import PolyBeastFlags, RunFlags
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringFlags:
-    """How it is measured."""
+    """How to measure."""
 
     seconds: float = 2.0
-    """Of one measurement. Updates are not cut: slow ones take longer."""
+    """Length of one measurement. A slow update is not interrupted and may exceed it."""
     repeats: int = 3
-    """Measurements of each stage, in turn; the median counts."""
+    """Number of measurements of each stage, interleaved; the median is reported."""
     json: Path | None = None
-    """Also write every figure here."""
+    """File to write every figure to, as JSON."""
     png: Path | None = None
-    """Also draw a bar chart here."""
+    """File to draw a bar chart to, as PNG."""
     preset: str | None = None
-    """Settings that belong together take the place of the defaults above; help lists them."""
+    """Settings that replace the defaults above; the help lists the presets."""
 
     def __post_init__(self) -> None:
         if self.seconds <= 0:
-            raise ValueError(f"--seconds must be greater than 0, but is {self.seconds}")
+            raise ValueError(f"--seconds must be greater than 0, got {self.seconds}")
         if self.repeats < 1:
-            raise ValueError(f"--repeats must be at least 1, but is {self.repeats}")
+            raise ValueError(f"--repeats must be at least 1, got {self.repeats}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BenchFlags(PolyBeastFlags):
-    """Measures each stage of PolyBeast alone and the whole, in turn, and says what limits it. Give
-    it the settings of your run; it takes a minute or two."""
+    """Measures each stage of PolyBeast alone and PolyBeast end to end, and names the bottleneck.
+
+    Give it the settings of your run; it takes a minute or two."""
 
     run: tyro.conf.Suppress[tyro.conf.Fixed[RunFlags]] = field(default_factory=RunFlags)
     measuring: MeasuringFlags = field(default_factory=MeasuringFlags)

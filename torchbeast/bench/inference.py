@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inference alone: the batches of one stream answered as PolyBeast answers them, by as many
-threads, which load new weights as often.
+"""Measures inference alone: as many threads as PolyBeast's answer batches of one stream.
+
+They load new weights as often as in the program.
 """
 
 from __future__ import annotations
@@ -28,26 +29,29 @@ def inference(
     device: torch.device,
     num_envs: int,
     num_threads: int,
-    steps_an_update: int,
+    steps_per_update: int,
     supervisor: Supervisor,
 ) -> Measure:
-    """Batches of `num_envs`. `steps_an_update`: after which there are new weights."""
+    """Returns the measurement of inference with batches of `num_envs` environments.
+
+    steps_per_update: steps after which new weights are loaded.
+    """
     weights = PublishedWeights(agent.model)
-    batches_an_update = max(1, steps_an_update // (num_envs * num_threads))
+    batches_per_update = max(1, steps_per_update // (num_envs * num_threads))
 
     def thread() -> Callable[[], int]:
         replica, count = copy.deepcopy(agent.model), itertools.count()
         cuda_stream = CudaStream(device)
-        asked = synthetic.inference_request(agent, space, num_envs)
+        request = synthetic.inference_request(agent, space, num_envs)
 
         def one_batch() -> int:
-            is_new = next(count) % batches_an_update == 0
+            is_new = next(count) % batches_per_update == 0
             with cuda_stream:
                 weights.refresh(replica, None if is_new else weights.version)
-                answer(replica, cuda_stream, asked, extras=("policy_logits",))
+                answer(replica, cuda_stream, request, extras=("policy_logits",))
             return num_envs
 
-        one_batch()  # the first is slower
+        one_batch()  # warm-up: the first is slower
         return one_batch
 
     threads = [thread() for _ in range(num_threads)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measuring in turn, A B A B: what disturbs the machine for a while disturbs all."""
+"""Interleaved measurements, A B A B, so that a temporary disturbance affects all runs alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 def interleaved(runs: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
-    """What every run gave, by name; a dot on stderr for each."""
+    """Runs each function `repeats` times, interleaved; returns the results by name.
+
+    Prints a dot on stderr for each run.
+    """
     figures: dict[str, list[T]] = {name: [] for name in runs}
     for _ in range(repeats):
         for name, run in runs.items():

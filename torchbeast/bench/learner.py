@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learner alone: a made-up batch is moved to the device, learnt from, and the weights are
-published, by as many threads as in the program.
+"""Measures the learner alone, with as many threads as in the program.
+
+Each thread moves a synthetic batch to the device, learns from it and publishes the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def learner(
     num_threads: int,
     supervisor: Supervisor,
 ) -> Measure:
-    """Steps learnt."""
+    """Returns the measurement of updates; its steps are learnt steps."""
     weights, lock = PublishedWeights(algo.model), threading.Lock()
 
     def thread() -> Callable[[], int]:
@@ -43,5 +44,5 @@ def learner(
         return update
 
     updates = [thread() for _ in range(num_threads)]
-    updates[0]()  # the first is slower
+    updates[0]()  # warm-up: the first is slower
     return functools.partial(in_threads, updates, supervisor=supervisor)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main of a PolyBeast that is measured; started by whole.py, never by a user.
+"""The main of a PolyBeast to be measured; started by end_to_end.py, never by a user.
 
-It is the program itself with one difference: it ends when stdin is closed, as by the death of
-whoever measures it.
+It is the program itself, except that it ends when stdin is closed, as by the death of the process
+that measures it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchbeast.processes.child_main import Report, failure, take_stdin, take_st
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Trains with the command line `arguments["argv"]`; the exit code."""
+    """Trains with the command line `arguments["argv"]`; returns the exit code."""
     report, stdin = take_stdout(), take_stdin()
     threading.Thread(target=_end_with, args=(stdin,), daemon=True).start()
     try:
@@ -32,7 +32,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _report(error: Exception, report: Report) -> None:
-    """The sentence alone: the run's folder is gone when it is read."""
+    """Reports the error without the run's folder, which is gone by the time it is read."""
     said = failure(error)
     report({**said, "error": said["error"].partition("\nMore is in ")[0]})
 

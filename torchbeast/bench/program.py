@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program: measures all stages in turn and reports them."""
+"""The program: measures all stages, interleaved, and reports them."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from torchbeast.processes.supervisor import Supervisor
 
 Samples = dict[str, list[Sample]]
 
-_BUSY = 0.5  # of the cores, before anything is measured
+_BUSY = 0.5  # load per core before the start, above which other programs disturb
 
 _LEFT_OUT = (
-    "Left out, because the compiled part (libtorchbeast) is not installed: transport and the "
-    "whole. MonoBeast works without it."
+    "Transport and PolyBeast end to end are left out, because the compiled module libtorchbeast is "
+    "not installed. MonoBeast works without it."
 )
 
 
 def run(flags: BenchFlags) -> int:
-    """Measures and reports; the exit code."""
+    """Measures and reports; returns the exit code."""
     check_outputs(flags)
     flags = resolved(flags, flags.environment.env_id)
     supervisor = Supervisor()
@@ -50,7 +50,7 @@ def run(flags: BenchFlags) -> int:
 
 
 def check_outputs(flags: BenchFlags) -> None:
-    """UsageError where the results could not be written in the end."""
+    """Raises UsageError when the results could not be written in the end."""
     if flags.measuring.json is not None:
         record.check(flags.measuring.json)
     if flags.measuring.png is not None:
@@ -58,7 +58,7 @@ def check_outputs(flags: BenchFlags) -> None:
 
 
 def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
-    """The samples of every stage, in turn."""
+    """Measures all stages, interleaved; returns their samples by name."""
     compute, is_compiled = choose(flags), _is_compiled()
     print(compute, flush=True)
     if not is_compiled:
@@ -74,12 +74,15 @@ def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
 
 
 def others(load: float, cores: int) -> str:
-    """A sentence where other programs use the machine, else nothing. `load`: before the start."""
+    """Returns a warning when other programs use the machine, else an empty string.
+
+    load: the load average before the start.
+    """
     if load < _BUSY * cores:
         return ""
     return (
-        f"Other programs use this machine (load {load:.1f} on {cores} cores): it can do more "
-        "steps/s than you will see, and the processor time of a step says more."
+        f"Other programs use this machine (load {load:.1f} on {cores} cores): it could reach more "
+        "steps/s than measured here; the CPU time per step is more reliable."
     )
 
 
@@ -106,7 +109,7 @@ def _is_compiled() -> bool:
 
 
 def report(flags: BenchFlags, samples: Samples) -> None:
-    """The table and the verdict; the files where they are asked for."""
+    """Prints the table and the verdict; writes the files that the flags name."""
     figures = {name: figure(of_stage) for name, of_stage in samples.items()}
     cores, title = available_cores(), _title(flags)
     verdict = judge(figures, cores)
@@ -125,7 +128,7 @@ def _title(flags: BenchFlags) -> str:
     return (
         f"{flags.environment.env_id}, --model {flags.model.model}{lstm}, "
         f"{flags.fleet.num_actors} environments, rollouts of {flags.learning.unroll_length} steps, "
-        f"{flags.learning.batch_size} in an update; {record.machine()}"
+        f"{flags.learning.batch_size} per update; {record.machine()}"
     )
 
 

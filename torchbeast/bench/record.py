@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements as JSON: machine, versions, settings, and every single figure."""
+"""Writes measurements as JSON: machine, versions, settings, and every figure."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torchbeast.errors import UsageError
 
 
 def check(path: Path) -> None:
-    """UsageError when there is no place for it; before anything is measured."""
+    """Raises UsageError when the file cannot be written; called before measuring."""
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"--json {path} cannot be written: give a file in a folder that exists")
 
 
 def write_json(path: Path, settings: Mapping[str, object], **figures: object) -> None:
-    """What is not a number is null."""
+    """Writes the record; NaN and infinity become null."""
     record = {
         "machine": machine(),
         "torch": torch.__version__,
@@ -37,13 +37,13 @@ def write_json(path: Path, settings: Mapping[str, object], **figures: object) ->
 
 
 def machine() -> str:
-    """The processor, as many cores as this process may use, and the GPU."""
+    """Describes the processor, the number of cores this process may use, and the GPU."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{_processor()}, {available_cores()} cores{gpu}"
 
 
 def _processor() -> str:
-    """The model's name where the kernel tells it."""
+    """Returns the processor's model name where the kernel reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

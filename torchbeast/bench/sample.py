@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a measurement gives, and the loop that makes one in this process."""
+"""The result of a measurement, and the loop that makes one in this process."""
 
 from __future__ import annotations
 
@@ -12,35 +12,35 @@ from torchbeast.processes.supervisor import Supervisor
 
 
 class Sample(NamedTuple):
-    """Steps of all environments, and what they took."""
+    """Steps of all environments, and the time they took."""
 
     steps: float
     seconds: float
-    cpu_seconds: float  # of every process involved; NaN where the system does not tell
+    cpu_seconds: float  # of every process involved; NaN where the system does not report it
 
     @property
     def steps_per_second(self) -> float:
-        """The rate."""
+        """Steps per second."""
         return self.steps / self.seconds
 
     @property
     def cpu_us(self) -> float:
-        """Microseconds of processor time a step."""
+        """CPU time per step, in microseconds."""
         return self.cpu_seconds / self.steps * 1e6
 
 
 Measure = Callable[[float], Sample]
-"""Measures for about so many seconds. What it gives after the supervisor ended means nothing."""
+"""Measures for about that many seconds. After the supervisor ended, results are meaningless."""
 
 _SIGNAL_POLL_S = 0.05
 
 
 class Ended(Exception):
-    """A signal or a failure ended the measuring; the supervisor knows which."""
+    """A signal or a failure, which the supervisor knows, ended the measurements."""
 
 
 def check_goes_on(supervisor: Supervisor) -> None:
-    """Ended, when it has."""
+    """Raises Ended if the supervisor has ended."""
     if supervisor.wait(0):
         raise Ended
 
@@ -48,7 +48,7 @@ def check_goes_on(supervisor: Supervisor) -> None:
 def in_threads(
     bodies: Sequence[Callable[[], int]], seconds: float, supervisor: Supervisor
 ) -> Sample:
-    """Each body again and again in a thread of its own. A body returns the steps it did."""
+    """Runs each body repeatedly in a thread of its own; a body returns the steps it made."""
     began, cpu = time.perf_counter(), time.process_time()
 
     def loop(body: Callable[[], int]) -> int:
@@ -60,6 +60,6 @@ def in_threads(
     with concurrent.futures.ThreadPoolExecutor(len(bodies)) as pool:
         futures = [pool.submit(loop, body) for body in bodies]
         while concurrent.futures.wait(futures, _SIGNAL_POLL_S).not_done:
-            supervisor.wait(0)  # notes a signal, which the threads then see
+            supervisor.wait(0)  # handles signals, so that the threads see the end
         spent = time.perf_counter() - began, time.process_time() - cpu
     return Sample(sum(future.result() for future in futures), *spent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All stages of one setting, made ready to be measured in turn."""
+"""Prepares all stages of one setting for measurement."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SINGLE = "transport, 1 environment a stream"
 
 
 class Stages:
-    """Makes the stages of these flags."""
+    """Makes the measurements of all stages for the given flags."""
 
     def __init__(self, flags: PolyBeastFlags, compute: Compute, supervisor: Supervisor) -> None:
         if compute.device.type == "cpu":
@@ -42,11 +42,15 @@ class Stages:
         self._env_id, self._options = flags.environment.env_id, flags.environment.options
         self._plans = beside_the_learner(flags)
         self._agent, self._space = _agent(flags, compute)
-        self._piece_threads = share_cores(compute, flags, self._agent)
+        self._slice_threads = share_cores(compute, flags, self._agent)
 
     @contextmanager
     def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
-        """Each stage by its name; without the compiled part, those that do not need it."""
+        """Yields the measurement of each stage by name.
+
+        is_compiled: whether libtorchbeast is installed; without it, transport and end to end are
+        left out.
+        """
         with ExitStack() as opened:
             found: dict[str, Measure] = {ENVIRONMENT: opened.enter_context(self._environments())}
             if is_compiled:
@@ -60,7 +64,7 @@ class Stages:
         return environments(self._env_id, self._plans, self._supervisor, self._options)
 
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
-        """As in the program; and with one environment a stream, where the program has more."""
+        """Measures the program's streams, and streams of one environment where those are larger."""
         from torchbeast.bench.transport import transport
         from torchbeast.sources.servers.source import PolySourceConfig
 
@@ -97,7 +101,7 @@ class Stages:
         config = dataclasses.replace(
             impala_config(self._flags),
             bytes_at_once=self._compute.bytes_at_once,
-            num_threads=self._piece_threads,
+            num_threads=self._slice_threads,
         )
         algo = Impala(self._agent.model, self._agent.model.distribution, config)
         rollout = synthetic.rollout(
@@ -113,7 +117,7 @@ class Stages:
 
 
 def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
-    """The run's agent, where it is used, and what it sees."""
+    """Returns the run's agent on its device, and the observation space it sees."""
     torch.set_num_threads(compute.threads)
     env_id, options = flags.environment.env_id, flags.environment.options
     with closing(make_environment(env_id, 1, options)) as env:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Synthetic data for an environment's spaces: inference inputs and training batches.
 
-E is the number of environments, T the unroll length, B the batch size. `space` is of one
-environment, as the policy sees it.
+E is the number of environments, T the unroll length, B the batch size. `space` describes one
+environment's observation as the policy sees it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
-_ENDS = 0.002  # an episode ends every 500 steps
+_ENDS = 0.002  # probability that an episode ends at a step
 
 
 def observations(space: ObservationSpace, *shape: int) -> Nest[Tensor]:
-    """Leaves [*shape, ...]."""
+    """Returns random observations, leaves [*shape, ...]."""
     made: Nest[Tensor] = map_leaves(lambda spec: _observation(spec, shape), space)
     return made
 
 
 def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelInputs:
-    """One row, [1, E, ...]."""
+    """Returns random inputs of the model for one row, [1, E, ...]."""
     shape = (1, num_envs)
     return ModelInputs(
         observations(space, *shape),
@@ -40,7 +40,7 @@ def model_inputs(agent: Agent, space: ObservationSpace, num_envs: int) -> ModelI
 
 
 def inference_request(agent: Agent, space: ObservationSpace, num_envs: int) -> Any:
-    """The inputs of one PolyBeast inference batch (sources/servers/inference.py), [1, E, ...]."""
+    """Returns the inputs of one inference batch (see sources/servers/inference.py), [1, E, ...]."""
     inputs, counters = model_inputs(agent, space, num_envs), torch.zeros(1, num_envs)
     env = inputs.observation, inputs.reward, inputs.done, counters.int(), counters
     return env, (agent.model.initial_state(num_envs), inputs.last_action)
@@ -53,7 +53,10 @@ def rollout(
     batch_size: int,
     extras: Sequence[str] = ("policy_logits",),
 ) -> Rollout:
-    """A batch [T+1, B, ...] without truncations. The actions are uniform, the extras zeros."""
+    """Returns a random batch [T+1, B, ...] without truncations.
+
+    The actions are uniform, the extras zeros.
+    """
     shape = (unroll_length + 1, batch_size)
     distribution = agent.model.distribution
     specs = specs_of_extras(agent.model, extras)
@@ -75,7 +78,7 @@ def rollout(
 
 
 def _observation(spec: ArraySpec, shape: tuple[int, ...]) -> Tensor:
-    """All values of bytes; of other types, which may stand for anything, small ones."""
+    """Returns random bytes; for other types, whose meaning is unknown, small numbers."""
     dtype = getattr(torch, spec.dtype)
     if dtype.is_floating_point:
         return torch.randn(*shape, *spec.shape).to(dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The figures as a table."""
+"""A table of the figures."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torchbeast.reporting.diagnosis import percent
 
 
 def table(figures: Mapping[str, Figure], cores: int, title: str) -> Table:
-    """A row for each figure, and what the stages together predict."""
+    """Returns a row per figure, and the prediction of all stages together."""
     made = Table(title=title, title_justify="left")
     made.add_column("stage")
-    for name in ("steps/s", "CPU us a step", "of all stages"):
+    for name in ("steps/s", "CPU us per step", "share of stages"):
         made.add_column(name, justify="right")
     for name, figure in figures.items():
         share = figure.cpu_us / cpu_sum(figures) if name in STAGES else math.nan

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transport alone: from environment servers to a learner that drops every batch.
+"""Measures transport alone: from environment servers to a learner that drops every batch.
 
-The real servers, sockets, pool, batcher and queue; a policy that answers zeros. With environments
-that cost nothing (fixed_env.py, Mock) what is left is the cost of moving steps.
+Servers, sockets, actor pool, batcher and queue are the real ones; the policy returns zeros. With
+environments that cost nothing (fixed_env.py, Mock) only the cost of transport remains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torchbeast.sources.servers.plan import ServerPlan, rollout_columns
 from torchbeast.sources.servers.source import PolySourceConfig, learner_queue
 
 ZeroAction = Callable[[tuple[int, int]], Any]
-"""Valid actions [1, B, ...] of that shape."""
+"""Returns valid actions for shape (1, B), leaves [1, B, ...]."""
 
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 _WARM_UP_S = 0.5
@@ -38,17 +38,17 @@ def transport(
     zero_action: ZeroAction,
     supervisor: Supervisor,
 ) -> Iterator[Measure]:
-    """The servers live as long as the context."""
+    """Starts servers that live as long as the context, and yields the measurement of transport."""
     folder = new_run_folder()
     addresses = server_addresses(folder_basename(folder), len(plans))
     servers = EnvServers(supervisor, env_id, plans, addresses, folder)
 
     def measure(seconds: float) -> Sample:
-        flow = _Flow(plans, addresses, config, zero_action, supervisor)
+        pipeline = _Pipeline(plans, addresses, config, zero_action, supervisor)
         try:
-            return flow.measure(seconds, servers.pids)
+            return pipeline.measure(seconds, servers.pids)
         finally:
-            flow.close()
+            pipeline.close()
 
     try:
         servers.wait_ready()
@@ -58,8 +58,8 @@ def transport(
         servers.close()
 
 
-class _Flow:
-    """Streams that move, from `__init__` to `close`."""
+class _Pipeline:
+    """A running pipeline of streams, from `__init__` to `close`."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class _Flow:
         ]
 
     def measure(self, seconds: float, server_pids: Sequence[int]) -> Sample:
-        """Between two moments, after a warm-up."""
+        """Measures for some seconds, after a warm-up."""
         while self._pool.count() == 0 and not self._supervisor.wait(_POLL_S):
             continue
         self._supervisor.wait(min(_WARM_UP_S, seconds))
@@ -98,7 +98,7 @@ class _Flow:
         return Sample(*(now - then for now, then in zip(after, before, strict=True)))
 
     def close(self) -> None:
-        """Ends the streams."""
+        """Closes the streams and joins the threads."""
         for closed in (self._batcher, self._queue):
             if not closed.is_closed():
                 closed.close()
