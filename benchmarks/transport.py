@@ -112,11 +112,11 @@ def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator
         batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH, extras=()
     )
     # Fixed environments: the bare program also sends the same message again and again.
-    with fixed_env.like("PongNoFrameskip-v4" if flow.newest_only else "Mock") as env_id:
-        with closing(envs.make(env_id, 1)) as env:
-            zero_action = distribution_for(env.action_space).zero_action
-        with transport(env_id, plans, config, zero_action, supervisor) as measure:
-            yield measure
+    served = fixed_env.like(envs.EnvSpec("PongNoFrameskip-v4" if flow.newest_only else "Mock"))
+    with closing(envs.make(served, 1)) as env:
+        zero_action = distribution_for(env.action_space).zero_action
+    with transport(served, plans, config, zero_action, supervisor) as measure:
+        yield measure
 
 
 @contextmanager

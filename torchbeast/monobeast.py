@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: MonoBeastFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        return test(flags.run, flags.environment.env, flags.environment.options)
+        return test(flags.run, flags.environment.asked)
     with session(flags) as parts, ExitStack() as ending:
         train(flags, parts, ending)
     return EXIT_DONE
@@ -47,9 +47,9 @@ def run(flags: MonoBeastFlags) -> int:
 
 def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the actors."""
-    env_id, options = flags.environment.env_id, flags.environment.options
-    flags = resolved(flags, env_id)
-    with closing(make_environment(env_id, 1, options)) as env:
+    spec = flags.environment.spec
+    flags = resolved(flags, spec.name)
+    with closing(make_environment(spec, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
     def agent(model: str, reads_values: bool) -> Agent:
@@ -65,15 +65,14 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
         ending.callback(made.end)
         return made
 
-    run = LearnerRun(PROGRAM, flags, env_id, parts, names(spaces[0]), options)
+    run = LearnerRun(PROGRAM, flags, spec, parts, names(spaces[0]))
     run.train(agent, weights, source)
 
 
 def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
     num_threads = learner_threads(flags.machine.num_learner_threads, learner.device)
     return MonoSourceConfig(
-        env_id=flags.environment.env_id,
-        options=flags.environment.options,
+        env=flags.environment.spec,
         model=learner.agent.model_name,
         use_lstm=flags.model.use_lstm,
         reward_input=learner.agent.model.reward_input,

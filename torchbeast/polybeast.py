@@ -32,7 +32,7 @@ def run(flags: PolyBeastFlags) -> int:
     if flags.run.mode != "train":
         from torchbeast.evaluation.testing import test
 
-        return test(flags.run, flags.environment.env, flags.environment.options)
+        return test(flags.run, flags.environment.asked)
     import libtorchbeast  # noqa: F401 - raises at once where it was not built
 
     with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
@@ -56,8 +56,7 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
         folder = new_run_folder()
         basename = folder_basename(folder)
     addresses = server_addresses(basename, len(plans))
-    env_id, options = flags.environment.env_id, flags.environment.options
-    servers = EnvServers(supervisor, env_id, plans, addresses, folder, options)
+    servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder)
     try:
         yield servers
     finally:

@@ -38,8 +38,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
     addresses = server_addresses(flags.servers.pipes_basename or user_basename(), count)
     supervisor = Supervisor()
     with supervisor.signals():
-        env_id, options = flags.environment.env_id, flags.environment.options
-        servers = EnvServers(supervisor, env_id, plans, addresses, options=options)
+        servers = EnvServers(supervisor, flags.environment.spec, plans, addresses)
         try:
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)

@@ -17,6 +17,7 @@ from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerGroups
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.evaluation.testing import test
 from torchbeast.learning.learner_run import Learner, LearnerRun, inference_threads
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.run.mode != "train":
-        return test(flags.run, flags.environment.env)
+        return test(flags.run, EnvSpec(flags.environment.env or ""))
     from torchbeast.sources.servers.discovery import find
 
     with session(flags) as parts:
@@ -65,8 +66,8 @@ def train(
     """Learns from the fleet until the run ends."""
     from torchbeast.sources.servers.source import PolySource
 
-    env_id = fleet.env_id or UNKNOWN
-    flags = resolved(flags, env_id)
+    env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
+    flags = resolved(flags, env.name)
     action_space = _action_space(fleet, num_actions)
 
     def agent(model: str, reads_values: bool) -> Agent:
@@ -83,8 +84,7 @@ def train(
         config = _source_config(flags, learner)
         return PolySource(fleet, learner.agent.model, learner.weights, learner.device, config)
 
-    keys = names(fleet.observation_space)
-    run = LearnerRun(program, flags, env_id, parts, keys, fleet.options)
+    run = LearnerRun(program, flags, env, parts, names(fleet.observation_space))
     run.train(agent, PublishedWeights, source)
 
 
@@ -119,13 +119,14 @@ def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
 
 def _found(fleet: Fleet) -> str:
     servers = len(set(fleet.stream_addresses))
-    of = f" of {fleet.env_id}" if fleet.env_id else ""
+    of = f" of {fleet.env.name}" if fleet.env.name else ""
     return f"Found {fleet.num_envs} environments{of}, on {servers} servers."
 
 
 def _check_environment(env: str | None, fleet: Fleet) -> None:
-    if env is not None and fleet.env_id and env != fleet.env_id:
-        raise UsageError(f"the servers serve {fleet.env_id}, but --env is {env}: leave out --env")
+    served = fleet.env.name
+    if env is not None and served and env != served:
+        raise UsageError(f"the servers serve {served}, but --env is {env}: leave out --env")
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def test_what_is_chosen_wins_over_what_the_id_promises() -> None:
     chosen: dict[str, Any] = {"sticky_actions": 0.5, "frame_skip": 3, "full_action_space": True}
     actions, frames = random_actions(18), []
     for env in (
-        envs.make("ALE/Pong-v5", 1, options=envs.EnvOptions(**chosen)),
+        envs.make(envs.EnvSpec("ALE/Pong-v5", options=envs.EnvOptions(**chosen)), 1),
         AtariEnv("pong", 1, **chosen),
     ):
         env.reset(SEED)

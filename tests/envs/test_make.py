@@ -75,7 +75,7 @@ def test_the_package_of_a_known_family_is_imported_without_being_named(
 ) -> None:
     pytest.importorskip("minigrid")
     options = envs.EnvOptions(observation_keys=("image",))
-    assert envs.make("MiniGrid-Empty-5x5-v0", 1, options=options).num_envs == 1
+    assert envs.make(envs.EnvSpec("MiniGrid-Empty-5x5-v0", options=options), 1).num_envs == 1
     for env_id, package in (("MiniHack-River-v0", "minihack"), ("NetHackLore-v9", "nle")):
         monkeypatch.setattr(gym, "find_spec", lambda name: None)
         with pytest.raises(envs.EnvError, match=f"{env_id} needs a package .*: {package}$"):
@@ -94,7 +94,7 @@ def test_options_of_atari_games_are_refused_for_others(env_id: str, option: str)
     with pytest.raises(
         envs.EnvError, match=rf"{env_id} is no game of Atari.*: leave out --{option}"
     ):
-        envs.make(env_id, 1, options=options)
+        envs.make(envs.EnvSpec(env_id, options=options), 1)
 
 
 def test_no_environment_at_all_is_refused() -> None:

@@ -41,5 +41,5 @@ def test_what_the_environment_raises_is_shown_without_our_own_frames() -> None:
 def test_a_server_names_the_environment_that_cannot_be_made() -> None:
     pytest.importorskip("libtorchbeast")
     with pytest.raises(RunError, match="^source_envs:CannotBeMade cannot be made: "):
-        arguments = {"env_id": "source_envs:CannotBeMade", "envs_per_stream": 1, "options": {}}
+        arguments = {"env": {"name": "source_envs:CannotBeMade"}, "envs_per_stream": 1}
         env_process._make_server(arguments)

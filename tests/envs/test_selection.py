@@ -13,7 +13,7 @@ from torchbeast import envs
 from torchbeast.core.envs.selection import SelectedVecEnv, names, select
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.envs.options import EnvOptions
+from torchbeast.envs import EnvOptions, EnvSpec
 
 NESTED: Any = {
     "glyphs": 1,
@@ -90,10 +90,13 @@ def test_only_what_is_selected_is_looked_at() -> None:
     assert step.final_observation["b"]["grid"].tolist() == np.full((2, 2, 3), 4).tolist()
 
 
+def selecting(env_id: str, *keys: str) -> EnvSpec:
+    return EnvSpec(env_id, options=EnvOptions(observation_keys=keys))
+
+
 @pytest.mark.parametrize("factory", ["rich", "rich_vector"])
 def test_environments_of_both_kinds_of_factory_are_selected_from(factory: str) -> None:
-    options = EnvOptions(observation_keys=("b/grid",))
-    env = envs.make(f"{__name__}:{factory}", 3, options=options)
+    env = envs.make(selecting(f"{__name__}:{factory}", "b/grid"), 3)
     assert list(env.observation_space) == ["b"] and list(env.observation_space["b"]) == ["grid"]
     for observation in (env.reset(1), env.step(np.zeros(3, np.int64)).observation):
         assert names(observation) == ["b/grid"]
@@ -105,8 +108,7 @@ def test_environments_of_both_kinds_of_factory_are_selected_from(factory: str) -
 
 def test_a_gymnasium_environment_is_selected_from() -> None:
     pytest.importorskip("minigrid")
-    options = EnvOptions(observation_keys=("image",))
-    env = envs.make("minigrid:MiniGrid-Empty-5x5-v0", 1, options=options)
+    env = envs.make(selecting("minigrid:MiniGrid-Empty-5x5-v0", "image"), 1)
     assert names(env.observation_space) == ["image"]
 
 
@@ -128,7 +130,7 @@ def test_a_wrong_key_is_answered_with_those_there_are(
 ) -> None:
     factory = "rich_vector" if vector else "rich"
     with pytest.raises(ValueError, match=sentence):
-        envs.make(f"{__name__}:{factory}", 1, options=EnvOptions(observation_keys=keys))
+        envs.make(selecting(f"{__name__}:{factory}", *keys), 1)
 
 
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
@@ -136,7 +138,7 @@ def test_of_observations_that_are_no_dict_nothing_can_be_selected(env_id: str) -
     with pytest.raises(
         ValueError, match=rf"{env_id}: .* not a dict.* leave out --observation_keys"
     ):
-        envs.make(env_id, 1, options=EnvOptions(observation_keys=("image",)))
+        envs.make(selecting(env_id, "image"), 1)
 
 
 def test_a_word_is_answered_with_the_flag_that_leaves_it_out() -> None:

@@ -27,7 +27,6 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
-from torchbeast.envs.options import DEFAULTS
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
 from torchbeast.evaluation import testing
@@ -242,7 +241,7 @@ def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
 
 def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
     """A run's folder with a checkpoint of an untrained model."""
-    env = envs.make(env_id, 1, options=envs.EnvOptions.of(flags))
+    env = envs.make(envs.EnvSpec(env_id, options=envs.EnvOptions.of(flags)), 1)
     name = flags.get("model", "auto")
     lstm = flags.get("use_lstm", False)
     agent = make_agent(name, env.observation_space, env.action_space, env.frame_stack, lstm)
@@ -301,7 +300,7 @@ def test_test_mode_plays_another_environment_where_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, other = save_run(tmp_path, "Catch"), f"{__name__}:wide_catch"
-    assert run_test(dataclasses.replace(run, num_episodes=8), other) == 0
+    assert run_test(dataclasses.replace(run, num_episodes=8), envs.EnvSpec(other)) == 0
     said = capsys.readouterr().out
     assert "(trained on Catch), " in said and "Mean 1.00" in said
 
@@ -312,7 +311,7 @@ def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
 ) -> None:
     run = save_run(tmp_path, "Catch")
     with pytest.raises(UsageError, match=f"trained on Catch cannot play {other}") as error:
-        run_test(run, other)
+        run_test(run, envs.EnvSpec(other))
     assert str(error.value).endswith(": leave out --env") and "\n" not in str(error.value)
 
 
@@ -330,27 +329,29 @@ def test_every_program_tests_the_environment_that_is_named(program: str, parsed:
         patch.setattr(where, "test", lambda run, *played: seen.append(played) or 0)
         module.run(named)
         module.run(parsed(run=RunFlags(mode="test")))
-    assert seen == [("Catch", envs.EnvOptions(observation_keys=("image",))), (None, DEFAULTS)]
+    options = envs.EnvOptions(observation_keys=("image",))
+    assert seen == [(envs.EnvSpec("Catch", options=options),), (envs.EnvSpec(""),)]
 
 
 def test_test_mode_plays_a_game_as_it_was_trained_unless_told_otherwise(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     recorded = {"full_action_space": True, "frame_skip": 50, "sticky_actions": None}
     run = save_run(tmp_path, "ALE/Pong-v5", model="mlp", **recorded)
-    made: list[tuple[str, envs.EnvOptions]] = []
+    made: list[envs.EnvSpec] = []
 
-    def make(env_id: str, num_envs: int, options: envs.EnvOptions, render: bool) -> VecEnv:
-        made.append((env_id, options))
-        return envs.make(env_id, num_envs, options=options)
+    def make(spec: envs.EnvSpec, num_envs: int, render: bool) -> VecEnv:
+        made.append(spec)
+        return envs.make(spec, num_envs)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(testing, "make_environment", make)
         patch.setattr(testing, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
         run_test(run)
-        run_test(run, options=envs.EnvOptions(frame_skip=4, sticky_actions=0.0))
+        asked = envs.EnvOptions(frame_skip=4, sticky_actions=0.0)
+        run_test(run, envs.EnvSpec("", options=asked))
     as_trained = envs.EnvOptions(full_action_space=True, frame_skip=50)
     told = envs.EnvOptions(full_action_space=True, frame_skip=4, sticky_actions=0.0)
-    assert made == [("ALE/Pong-v5", as_trained), ("ALE/Pong-v5", told)]
+    assert made == [envs.EnvSpec("ALE/Pong-v5", options=it) for it in (as_trained, told)]
 
 
 class Undecided(ActorCritic):

@@ -29,6 +29,7 @@ from torchbeast.cli.resuming import changes
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.learner_run import Learner, LearnerRun
@@ -82,7 +83,9 @@ def train(
         return EndingSource([rollout(reward) for reward in rewards])
 
     with session(every) as parts:
-        LearnerRun("monobeast", every, "Catch", parts).train(make, PublishedWeights, source)
+        LearnerRun("monobeast", every, EnvSpec("Catch"), parts).train(
+            make, PublishedWeights, source
+        )
 
 
 def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:

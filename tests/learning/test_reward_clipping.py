@@ -21,6 +21,7 @@ from torchbeast.cli.flags import (
     RunFlags,
 )
 from torchbeast.cli.presets import PRESETS
+from torchbeast.envs import EnvSpec
 from torchbeast.learning.learner_run import LearnerRun, impala_config
 from torchbeast.learning.reward_clipping import UNKNOWN, resolved, sentence
 from torchbeast.learning.session import session
@@ -77,7 +78,9 @@ def test_what_was_decided_is_said_and_recorded(
         return EndingSource([rollout(1.0)])
 
     with session(flags) as parts:
-        LearnerRun("monobeast", flags, env_id, parts).train(agent, PublishedWeights, source)
+        LearnerRun("monobeast", flags, EnvSpec(env_id), parts).train(
+            agent, PublishedWeights, source
+        )
     assert sentence(how) in capsys.readouterr().out
     meta = json.loads((tmp_path / "run" / "meta.json").read_text())
     saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)

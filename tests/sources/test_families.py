@@ -30,7 +30,7 @@ def test_an_installed_family_is_acted_in_and_learnt_from(
     monkeypatch.chdir(tmp_path)  # where MuJoCo leaves a file
     options = envs.EnvOptions(observation_keys=family.observation_keys)
     torch.manual_seed(0)
-    with closing(envs.make(family.env_id(), E, options=options)) as env:
+    with closing(envs.make(envs.EnvSpec(family.env_id(), options=options), E)) as env:
         player = Player(env, model="auto", use_lstm=use_lstm, num_slots=1)
         player.play(0)
     rollout = columns_of(player, E, [(0, 0, E)])

@@ -20,7 +20,7 @@ import numpy as np
 from torchbeast.bench.sample import in_threads
 from torchbeast.core.envs.random_actions import random_action
 from torchbeast.envs.opening import make_environment
-from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_main import failure, take_stdin, take_stdout
 from torchbeast.processes.supervisor import Supervisor
 
@@ -29,7 +29,7 @@ _ACTIONS = 1000  # random actions, drawn in advance
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Steps the environments of `arguments["env_id"]`; returns the exit code."""
+    """Steps the environments of `arguments["env"]`; returns the exit code."""
     report, stdin = take_stdout(), take_stdin()
     supervisor = Supervisor()
     commands: queue.SimpleQueue[float | None] = queue.SimpleQueue()
@@ -58,8 +58,8 @@ def _read(
 
 def _stream(arguments: dict[str, Any], index: int) -> Callable[[], int]:
     """Returns a function that steps one group of environments once."""
-    options = EnvOptions.of(arguments["options"])
-    env = make_environment(arguments["env_id"], arguments["envs_per_stream"], options)
+    spec = EnvSpec.from_parent(arguments["env"])
+    env = make_environment(spec, arguments["envs_per_stream"])
     seed = arguments["seed"] * arguments["num_streams"] + index
     rng = np.random.default_rng(seed)
     env.reset(seed)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchbeast.bench.sample import Measure, Sample, check_goes_on
-from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.plan import ServerPlan
@@ -19,12 +19,11 @@ _POLL_S = 0.02
 
 @contextmanager
 def environments(
-    env_id: str, plans: Sequence[ServerPlan], supervisor: Supervisor, options: EnvOptions
+    env: EnvSpec, plans: Sequence[ServerPlan], supervisor: Supervisor
 ) -> Iterator[Measure]:
     """Starts a process per plan, as for environment servers, and yields their measurement."""
     reports: queue.SimpleQueue[Report] = queue.SimpleQueue()
-    made = {"env_id": env_id, "options": options.as_json()}
-    processes = [_process(i, made, plan, reports, supervisor) for i, plan in enumerate(plans)]
+    processes = [_process(i, env, plan, reports, supervisor) for i, plan in enumerate(plans)]
 
     def measure(seconds: float) -> Sample:
         for process in processes:
@@ -41,14 +40,14 @@ def environments(
 
 def _process(
     index: int,
-    made: dict[str, Any],
+    env: EnvSpec,
     plan: ServerPlan,
     reports: queue.SimpleQueue[Report],
     supervisor: Supervisor,
 ) -> ChildProcess:
     name = f"environment process {index}"
     arguments: dict[str, Any] = {
-        **made,
+        "env": env.as_json(),
         "num_streams": plan.num_streams,
         "envs_per_stream": plan.envs_per_stream,
         "seed": index,

@@ -1,17 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixed environments with the spaces of real ones, to measure the cost of transport alone.
-
-An environment server makes them by the name FACTORY; an environment variable of its process names
-the environment whose spaces they have.
-"""
+"""Fixed environments with the spaces of real ones, to measure the cost of transport alone."""
 
 from __future__ import annotations
 
 import functools
 import json
-import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +15,19 @@ from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.envs.opening import make_environment
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 
 FACTORY = "torchbeast.bench.fixed_env:make"
-_LIKE = "TORCHBEAST_BENCH_LIKE"
 
 
-@contextmanager
-def like(env_id: str, options: EnvOptions = DEFAULTS) -> Iterator[str]:
-    """Yields the id of a fixed environment with the spaces of `env_id`.
-
-    It is valid for environment servers that are started within the context.
-    """
-    before = os.environ.get(_LIKE)
-    os.environ[_LIKE] = json.dumps([env_id, options.as_json()])
-    try:
-        yield FACTORY
-    finally:
-        os.environ.pop(_LIKE)
-        if before is not None:
-            os.environ[_LIKE] = before
+def like(env: EnvSpec) -> EnvSpec:
+    """Returns the spec of fixed environments with the spaces of `env`."""
+    return EnvSpec(FACTORY, {"like": env.as_json()})
 
 
-def make(num_envs: int) -> FixedEnv:
-    """Makes `num_envs` fixed environments; the factory that FACTORY names."""
-    return FixedEnv(num_envs, *_spaces(os.environ[_LIKE]))
+def make(num_envs: int, like: Mapping[str, Any]) -> FixedEnv:
+    """Makes `num_envs` fixed environments; the factory that FACTORY names. like: JSON of a spec."""
+    return FixedEnv(num_envs, *_spaces(json.dumps(like)))
 
 
 class FixedEnv:
@@ -81,6 +65,5 @@ class FixedEnv:
 
 @functools.cache
 def _spaces(like: str) -> tuple[ObservationSpace, ActionSpace, int]:
-    env_id, options = json.loads(like)
-    with closing(make_environment(env_id, 1, EnvOptions.of(options))) as env:
+    with closing(make_environment(EnvSpec.from_json(json.loads(like)), 1)) as env:
         return env.observation_space, env.action_space, env.frame_stack

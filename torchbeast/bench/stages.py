@@ -39,7 +39,7 @@ class Stages:
         self._flags = flags
         self._compute = compute
         self._supervisor = supervisor
-        self._env_id, self._options = flags.environment.env_id, flags.environment.options
+        self._env = flags.environment.spec
         self._plans = beside_the_learner(flags)
         self._agent, self._space = _agent(flags, compute)
         self._slice_threads = share_cores(compute, flags, self._agent)
@@ -61,7 +61,7 @@ class Stages:
             yield found
 
     def _environments(self) -> AbstractContextManager[Measure]:
-        return environments(self._env_id, self._plans, self._supervisor, self._options)
+        return environments(self._env, self._plans, self._supervisor)
 
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
         """Measures the program's streams, and streams of one environment where those are larger."""
@@ -78,11 +78,11 @@ class Stages:
         if plans[SINGLE] == self._plans:
             del plans[SINGLE]
         zero = self._agent.model.distribution.zero_action
-        with fixed_env.like(self._env_id, self._options) as served:
-            return {
-                name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
-                for name, plan in plans.items()
-            }
+        served = fixed_env.like(self._env)
+        return {
+            name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
+            for name, plan in plans.items()
+        }
 
     def _inference(self) -> Measure:
         learning, device = self._flags.learning, self._compute.device
@@ -119,8 +119,7 @@ class Stages:
 def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
     """Returns the run's agent on its device, and the observation space it sees."""
     torch.set_num_threads(compute.threads)
-    env_id, options = flags.environment.env_id, flags.environment.options
-    with closing(make_environment(env_id, 1, options)) as env:
+    with closing(make_environment(flags.environment.spec, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
     agent = make_agent(flags.model.model, *spaces, flags.model.use_lstm)
     agent.model.to(compute.device)

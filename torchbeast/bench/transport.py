@@ -16,6 +16,7 @@ from typing import Any
 import libtorchbeast
 from torchbeast.bench.processor_time import cpu_seconds
 from torchbeast.bench.sample import Measure, Sample, check_goes_on
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
@@ -32,7 +33,7 @@ _POLL_S = 0.01
 
 @contextmanager
 def transport(
-    env_id: str,
+    env: EnvSpec,
     plans: Sequence[ServerPlan],
     config: PolySourceConfig,
     zero_action: ZeroAction,
@@ -41,7 +42,7 @@ def transport(
     """Starts servers that live as long as the context, and yields the measurement of transport."""
     folder = new_run_folder()
     addresses = server_addresses(folder_basename(folder), len(plans))
-    servers = EnvServers(supervisor, env_id, plans, addresses, folder)
+    servers = EnvServers(supervisor, env, plans, addresses, folder)
 
     def measure(seconds: float) -> Sample:
         pipeline = _Pipeline(plans, addresses, config, zero_action, supervisor)

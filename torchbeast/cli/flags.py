@@ -17,6 +17,7 @@ from typing import Annotated, Literal
 import tyro
 
 from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spec import EnvSpec
 
 # Of torchbeast.core.precision, which imports torch; `--help` does not.
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -85,8 +86,17 @@ class EnvironmentFlags:
         return DEFAULT_ENV if self.env is None else self.env
 
     @property
-    def options(self) -> EnvOptions:
-        """How it is made."""
+    def spec(self) -> EnvSpec:
+        """What is trained on, and how it is made."""
+        return EnvSpec(self.env_id, options=self._options)
+
+    @property
+    def asked(self) -> EnvSpec:
+        """What --mode test is told; the name is empty where that of the run is meant."""
+        return EnvSpec(self.env or "", options=self._options)
+
+    @property
+    def _options(self) -> EnvOptions:
         return EnvOptions.of(dataclasses.asdict(self))
 
 

@@ -10,76 +10,85 @@
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
 | | when it has a parameter num_envs, once with it, and returns a VecEnv (`factory.py`) |
 | anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
+
+An `EnvSpec` adds keyword arguments of the constructor to a name.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from torchbeast.core.envs.selection import SelectedVecEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.specs import SpecError, check_takes
 from torchbeast.envs.errors import EnvError
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spec import EnvSpec
 
-__all__ = ["EnvError", "EnvOptions", "make"]
+__all__ = ["EnvError", "EnvOptions", "EnvSpec", "make"]
 
 BUILT_IN = ("Catch", "Dials", "Memory", "Mock")
 
 
 def make(
-    env_id: str,
-    num_envs: int,
-    *,
-    num_threads: int = 1,
-    render: bool = False,
-    options: EnvOptions = DEFAULTS,
+    env: EnvSpec | str, num_envs: int, *, num_threads: int = 1, render: bool = False
 ) -> VecEnv:
-    """num_envs environments of that name, stepped together.
+    """Makes num_envs environments, stepped together.
 
+    env: a name alone is an EnvSpec without keyword arguments and options.
     num_threads: threads that step them; only Atari games use more than one.
     render: Gymnasium's can draw themselves (SyncVecEnv.render).
-    options: what a run decides for all of its environments.
     An EnvError says in one sentence why the environment cannot be made.
     """
-    env = _make(env_id, num_envs, num_threads, render, options)
-    keys = options.observation_keys
-    kept_already = isinstance(env, SyncVecEnv) and env.observation_keys == keys
-    return SelectedVecEnv(env, keys) if keys and not kept_already else env
+    spec = EnvSpec(env) if isinstance(env, str) else env
+    try:
+        made = _make(spec, num_envs, num_threads, render)
+    except SpecError as error:
+        raise EnvError(str(error)) from error.__cause__
+    keys = spec.options.observation_keys
+    kept_already = isinstance(made, SyncVecEnv) and made.observation_keys == keys
+    return SelectedVecEnv(made, keys) if keys and not kept_already else made
 
 
-def _make(
-    env_id: str, num_envs: int, num_threads: int, render: bool, options: EnvOptions
-) -> VecEnv:
+def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEnv:
+    name = spec.name
     if num_envs < 1:
-        raise EnvError(f"{env_id}: at least one environment is needed, got num_envs={num_envs}")
+        raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
     from torchbeast.envs import atari
 
-    if atari.is_atari(env_id):
-        return atari.make(env_id, num_envs, num_threads, options)
-    if of_atari := options.of_atari():
-        flags = " and ".join(f"--{name}" for name in of_atari)
-        raise EnvError(f"{env_id} is no game of Atari, and has no {flags}: leave out {flags}")
-    if env_id in BUILT_IN:
-        return _make_built_in(env_id, num_envs)
-    if ":" in env_id and not re.search(r"-v\d+$", env_id):
+    if atari.is_atari(name):
+        return atari.make(spec, num_envs, num_threads)
+    if of_atari := spec.options.of_atari():
+        flags = " and ".join(f"--{option}" for option in of_atari)
+        raise EnvError(f"{name} is no game of Atari, and has no {flags}: leave out {flags}")
+    if name in BUILT_IN:
+        return _make_built_in(spec, num_envs)
+    if spec.pickled or (":" in name and not re.search(r"-v\d+$", name)):
         from torchbeast.envs import factory
 
-        return factory.make(env_id, num_envs, options)
+        return factory.make(spec, num_envs)
     from torchbeast.envs import minatar
 
-    if env_id.startswith(minatar.PREFIX):
-        return minatar.make(env_id, num_envs)
+    if name.startswith(minatar.PREFIX):
+        return minatar.make(spec, num_envs)
     from torchbeast.envs import gym
 
-    return gym.make(env_id, num_envs, render, options)
+    return gym.make(spec, num_envs, render)
 
 
-def _make_built_in(env_id: str, num_envs: int) -> VecEnv:
-    if env_id == "Mock":
+def _make_built_in(spec: EnvSpec, num_envs: int) -> VecEnv:
+    built_in = _built_in(spec.name)
+    check_takes(built_in, spec.kwargs, spec.name, ours=("num_envs",))
+    return built_in(num_envs, **spec.kwargs)
+
+
+def _built_in(name: str) -> Callable[..., VecEnv]:
+    if name == "Mock":
         from torchbeast.envs.mock import Mock
 
-        return Mock(num_envs)
+        return Mock
     from torchbeast.envs import toy
 
-    made: VecEnv = getattr(toy, env_id)(num_envs)
-    return made
+    environment: Callable[..., VecEnv] = getattr(toy, name)
+    return environment

@@ -15,8 +15,9 @@ import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
-from torchbeast.envs.errors import EnvError, did_you_mean
-from torchbeast.envs.options import EnvOptions
+from torchbeast.core.specs import did_you_mean
+from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvSpec
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
 MAX_FRAMES_PER_EPISODE = 108_000
@@ -126,8 +127,14 @@ def is_atari(env_id: str) -> bool:
     return match[1] is not None or match[3] is not None or match[2] in _roms()
 
 
-def make(env_id: str, num_envs: int, num_threads: int, options: EnvOptions) -> AtariEnv:
+def make(spec: EnvSpec, num_envs: int, num_threads: int) -> AtariEnv:
     """Makes num_envs games of an id like PongNoFrameskip-v4 or ALE/Pong-v5."""
+    env_id, options = spec.name, spec.options
+    if spec.kwargs:
+        raise EnvError(
+            f"{env_id} takes no keyword arguments, got {', '.join(spec.kwargs)}: Atari games are "
+            "configured by --sticky_actions, --frame_skip and --full_action_space"
+        )
     if find_spec("ale_py") is None:
         raise EnvError(f"{env_id} needs ALE, which is not installed: pip install ale-py")
     sticky, skip = options.sticky_actions, options.frame_skip

@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
-from torchbeast.envs.errors import EnvError, did_you_mean
-from torchbeast.envs.factory import import_module
-from torchbeast.envs.options import EnvOptions
+from torchbeast.core.specs import check_takes, did_you_mean, import_module
+from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvSpec
 
 # Packages that Gymnasium does not import by itself, by the prefixes of their ids.
 _PACKAGES = {
@@ -18,25 +18,41 @@ _PACKAGES = {
     "MiniHack-": "minihack",
     "NetHack": "nle",
 }
+_TAKEN_BY_GYMNASIUM = ("max_episode_steps",)
 
 
-def make(env_id: str, num_envs: int, render: bool, options: EnvOptions) -> VecEnv:
+def make(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
     """Makes num_envs environments of a Gymnasium id, with the time limit registered for it.
 
+    spec: its kwargs are those of gymnasium.make, which passes most of them to the constructor.
     render: whether they render RGB arrays, for which some need another package. Raises EnvError
     when there is no such id, or a package is missing.
     """
+    env_id = spec.name
     gymnasium = _gymnasium(env_id)
-    spec = _spec(gymnasium, env_id)
+    registered = _spec(gymnasium, env_id)
+    _check_kwargs(gymnasium, registered, spec)
     mode = {"render_mode": "rgb_array"} if render else {}
+    kwargs = {"disable_env_checker": True, **spec.kwargs, **mode}
 
     def make_one() -> Any:
-        return gymnasium.make(spec, disable_env_checker=True, **mode)
+        return gymnasium.make(registered, **kwargs)
 
     try:
-        return SyncVecEnv([make_one] * num_envs, env_id, options.observation_keys)
+        return SyncVecEnv([make_one] * num_envs, env_id, spec.options.observation_keys)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
+
+
+def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
+    """EnvError unless the environment's constructor, or gymnasium.make itself, takes them."""
+    if not spec.kwargs:
+        return
+    constructor = registered.entry_point
+    if isinstance(constructor, str):
+        constructor = gymnasium.envs.registration.load_env_creator(constructor)
+    given = {**registered.kwargs, **spec.kwargs}
+    check_takes(constructor, given, spec.name, also=_TAKEN_BY_GYMNASIUM)
 
 
 def _import_package_of(env_id: str) -> None:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
-from torchbeast.envs.errors import EnvError, did_you_mean
+from torchbeast.core.specs import check_takes, did_you_mean
+from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvSpec
 
 PREFIX = "MinAtar/"
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")
@@ -29,18 +33,28 @@ class MinAtarEnv:
     """E games of one kind, without a time limit beyond the games' own.
 
     Observation: bool [10, 10, channels], one channel for each kind of object. The previous action
-    is repeated with probability 0.1.
+    is repeated with probability 0.1 (sticky_action_prob).
     """
 
     frame_stack = 1
 
-    def __init__(self, game: str, num_envs: int, *, minimal_actions: bool, env_id: str) -> None:
+    def __init__(
+        self,
+        game: str,
+        num_envs: int,
+        *,
+        minimal_actions: bool,
+        env_id: str,
+        kwargs: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         """Makes the games.
 
         game: MinAtar's name of it. minimal_actions: offer only actions that have an effect in it.
+        kwargs: further arguments of MinAtar's constructor.
         """
         make_game = _environment_class()
-        self._games = [make_game(game) for _ in range(num_envs)]
+        check_takes(make_game, kwargs, env_id, positional=1)
+        self._games = [make_game(game, **kwargs) for _ in range(num_envs)]
         first = self._games[0]
         self._actions = first.minimal_action_set() if minimal_actions else range(6)
         self.num_envs = num_envs
@@ -82,8 +96,9 @@ class MinAtarEnv:
         return np.stack([game.state() for game in self._games])
 
 
-def make(env_id: str, num_envs: int) -> MinAtarEnv:
+def make(spec: EnvSpec, num_envs: int) -> MinAtarEnv:
     """Makes num_envs games of an id like MinAtar/Breakout-v1; raises EnvError for a wrong id."""
+    env_id = spec.name
     match = _ID.fullmatch(env_id)
     if match is None:
         raise EnvError(f"{env_id}: MinAtar's games are called like MinAtar/Breakout-v1")
@@ -95,7 +110,10 @@ def make(env_id: str, num_envs: int) -> MinAtarEnv:
         raise EnvError(
             f"{env_id} needs MinAtar, which is not installed: pip install 'torchbeast[minatar]'"
         )
-    return MinAtarEnv(by_name[name], num_envs, minimal_actions=version == "1", env_id=env_id)
+    minimal = version == "1"
+    return MinAtarEnv(
+        by_name[name], num_envs, minimal_actions=minimal, env_id=env_id, kwargs=spec.kwargs
+    )
 
 
 def _environment_class() -> Any:

@@ -20,6 +20,8 @@ class Mock:
     frame_stack = 1
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:
+        if episode_length < 1:
+            raise ValueError(f"episode_length must be at least 1, got {episode_length}")
         self.num_envs = num_envs
         self.observation_space = ArraySpec((4, 84, 84), "uint8")
         self.action_space = Discrete(6)

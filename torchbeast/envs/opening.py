@@ -7,24 +7,23 @@ import traceback
 
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, without_our_frames
 
 
-def make_environment(
-    env_id: str, num_envs: int, options: EnvOptions = DEFAULTS, render: bool = False
-) -> VecEnv:
+def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) -> VecEnv:
     """Makes `num_envs` environments.
 
-    Raises UsageError for a wrong name or option, and RunError when the environment's own code
+    Raises UsageError for a wrong name or argument, and RunError when the environment's own code
     fails.
     """
     try:
-        return envs.make(env_id, num_envs, render=render, options=options)
+        return envs.make(env, num_envs, render=render)
     except ValueError as error:
         raise UsageError(str(error)) from error
     except Exception as error:
-        raise RunError(f"{env_id} cannot be made: {what_it_raised(error)}") from error
+        name = env if isinstance(env, str) else env.name
+        raise RunError(f"{name} cannot be made: {what_it_raised(error)}") from error
 
 
 def what_it_raised(error: Exception) -> str:

@@ -36,20 +36,28 @@ def _vec_step(observation: np.ndarray, reward: np.ndarray, ended: np.ndarray) ->
     return VecStep(observation, reward, ended, np.zeros_like(ended), ended.copy(), None)
 
 
+def _check_at_least(minimum: int, **values: int) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int) or value < minimum:
+            raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+
+
 class Catch(_Toy):
     """Catching a ball that falls through 10 rows and 5 columns with a paddle in the last row.
 
-    Observation: float32 [10, 5], 1 where ball and paddle are, else 0. Actions: left, stay, right.
-    Reward: after 9 steps, when the episode ends, 1 for a caught ball and -1 for a lost one; else 0.
-    The mean return is about -0.6 for random actions and 1 for the best policy.
+    Observation: float32 [rows, columns], 1 where ball and paddle are, else 0. Actions: left, stay,
+    right. Reward: after rows - 1 steps, when the episode ends, 1 for a caught ball and -1 for a
+    lost one; else 0. The mean return is about -0.6 for random actions and 1 for the best policy.
     """
 
     env_id = "Catch"
-    rows, columns = 10, 5
 
-    def __init__(self, num_envs: int) -> None:
+    def __init__(self, num_envs: int, rows: int = 10, columns: int = 5) -> None:
         super().__init__(num_envs)
-        self.observation_space = ArraySpec((self.rows, self.columns), "float32")
+        _check_at_least(2, rows=rows)
+        _check_at_least(1, columns=columns)
+        self.rows, self.columns = rows, columns
+        self.observation_space = ArraySpec((rows, columns), "float32")
         self.action_space = Discrete(3)
         self._row = np.zeros(num_envs, np.int64)
         self._ball = np.zeros(num_envs, np.int64)
@@ -100,6 +108,7 @@ class Memory(_Toy):
 
     def __init__(self, num_envs: int, episode_length: int = 8) -> None:
         super().__init__(num_envs)
+        _check_at_least(2, episode_length=episode_length)
         self.observation_space = ArraySpec((3,), "float32")
         self.action_space = Discrete(2)
         self._episode_length = episode_length

@@ -6,6 +6,7 @@ Checkpoints of the original TorchBeast are played too.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import secrets
 from collections.abc import Iterator
@@ -20,27 +21,27 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.opening import make_environment, what_it_raised
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.reward_clipping import UNKNOWN
 
 _ATARI_RANDOM_START = 30  # the literature's number of no-ops
+_THAT_OF_THE_RUN = EnvSpec("")
 
 
-def test(run: RunFlags, env_id: str | None = None, options: EnvOptions = DEFAULTS) -> int:
+def test(run: RunFlags, asked: EnvSpec = _THAT_OF_THE_RUN) -> int:
     """Plays whole episodes, prints their returns; writes a video when the mode says so.
 
-    env_id: None for the environment that the checkpoint was trained on.
-    options: in the place of those that it was trained with, where they are chosen.
+    asked: what to play; what it leaves open, the name included, is as the run was trained.
     """
     path = run.folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
-    trained_on = saved["flags"].get("env")
-    options = options.or_else(EnvOptions.of(saved["flags"]))
-    with closing(_environment(env_id or trained_on, options, run)) as env:
-        with _fitting(trained_on, env_id or trained_on):
+    trained_on = checkpoints.env_spec(saved)
+    spec = _played(asked, trained_on)
+    with closing(_environment(spec, run)) as env:
+        with _fitting(trained_on.name, spec.name):
             agent = _agent(saved, env, path)
         seed = secrets.randbits(31) if run.seed is None else run.seed
         torch.manual_seed(seed)
@@ -50,7 +51,8 @@ def test(run: RunFlags, env_id: str | None = None, options: EnvOptions = DEFAULT
             raise
         except Exception as error:
             raise RunError(f"while playing {env.env_id}: {what_it_raised(error)}") from error
-    where = env.env_id + (f" (trained on {trained_on})" if env_id not in (None, trained_on) else "")
+    is_other = trained_on.name not in ("", spec.name)
+    where = env.env_id + (f" (trained on {trained_on.name})" if is_other else "")
     print(f"{where}, {path}, {_how(saved, run, env)}\n{report(episodes)}")
     return EXIT_DONE
 
@@ -94,23 +96,34 @@ def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
     return episodes
 
 
-def _environment(env_id: str | None, options: EnvOptions, run: RunFlags) -> VecEnv:
-    if not env_id or env_id == UNKNOWN:
+def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
+    """What is asked for, and as in training where that leaves it open. Keyword arguments of one
+    environment are not those of another.
+    """
+    options = asked.options.or_else(trained_on.options)
+    if asked.name not in ("", trained_on.name):
+        return dataclasses.replace(asked, options=options)
+    kwargs = asked.kwargs or trained_on.kwargs
+    return dataclasses.replace(trained_on, kwargs=kwargs, options=options)
+
+
+def _environment(spec: EnvSpec, run: RunFlags) -> VecEnv:
+    if spec.name in ("", UNKNOWN):
         raise UsageError(
             "the checkpoint does not say which environment it was trained on: give --env"
         )
     render = run.mode == "test_render"
     num_envs = 1 if render else min(run.num_episodes, MAX_PARALLEL)
-    return make_environment(env_id, num_envs, options, render)
+    return make_environment(spec, num_envs, render)
 
 
 @contextmanager
-def _fitting(trained_on: str | None, played: str | None) -> Iterator[None]:
+def _fitting(trained_on: str, played: str) -> Iterator[None]:
     """In another environment than it was trained in, a model that does not fit is no wonder."""
     try:
         yield
     except UsageError as error:
-        if played == trained_on:
+        if trained_on in ("", played):
             raise
         raise UsageError(
             f"a model that was trained on {trained_on} cannot play {played}, whose "

@@ -26,6 +26,7 @@ import torch
 
 from torchbeast.core.algos.base import check_fits
 from torchbeast.core.losses import RewardClipping
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import write_atomically
 
@@ -62,6 +63,15 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
     return found
+
+
+def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
+    """What the run learnt in; the name is empty where the file does not tell, as the original's do
+    not always.
+    """
+    flags = checkpoint["flags"]
+    name, kwargs = flags.get("env") or "", flags.get("env_kwargs", {})
+    return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
 
 
 def model_name(checkpoint: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import flatten as flatten_nest
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning import network_cost
@@ -111,20 +111,19 @@ class LearnerRun:
         self,
         program: str,
         flags: LearnerGroups,
-        env_id: str,
+        env: EnvSpec,
         session: Session,
         observation_keys: Sequence[str] = (),
-        options: EnvOptions = DEFAULTS,
     ) -> None:
-        """`flags`: with `reward_clipping.resolved`. `env_id`: what is really played;
-        `observation_keys`: what is seen of it; `options`: how it was made; all as the servers say.
+        """`flags`: with `reward_clipping.resolved`. `env`: what is really played;
+        `observation_keys`: what is seen of it; both as the servers say.
         """
         self._program = program
         self._flags = flags
         self._session = session
         self._saved = self._load()
-        made = options.as_json() | {"observation_keys": list(observation_keys)}
-        played = {"env": env_id, **made}
+        made = env.options.as_json() | {"observation_keys": list(observation_keys)}
+        played = {"env": env.name, "env_kwargs": dict(env.kwargs), **made}
         self._recorded = {**flatten(flags), **played, "seed": self._seed()}
         self._labels = {"format": checkpoints.FORMAT, "flags": self._recorded}
         session.folder.update(args=self._recorded)

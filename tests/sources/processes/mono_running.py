@@ -12,6 +12,7 @@ from compliance.source import Running, Setup
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
@@ -35,7 +36,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
     agent.model.reward_input = setup.reward_input
     config = MonoSourceConfig(
         **{
-            "env_id": setup.env_id,
+            "env": EnvSpec(setup.env_id),
             "model": setup.model,
             "use_lstm": setup.use_lstm,
             "reward_input": setup.reward_input,

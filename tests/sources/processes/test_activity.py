@@ -11,6 +11,7 @@ import torch
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.envs import EnvSpec
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import Reading, Window
 from torchbeast.sources.processes.activity import Activity, SharedActivities
@@ -98,7 +99,7 @@ def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSour
     space = ArraySpec((4,), "float32")
     agent = make_agent("mlp", space, Discrete(2), 1, False)
     config = MonoSourceConfig(
-        env_id="never made",
+        env=EnvSpec("never made"),
         extras=(),
         model="mlp",
         use_lstm=False,

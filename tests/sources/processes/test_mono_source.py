@@ -27,6 +27,7 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.sources.processes.source import MonoSourceConfig
 
@@ -226,7 +227,7 @@ def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
 
 def config(**options: int | None) -> MonoSourceConfig:
     given = {"num_actors": 4, "num_processes": 2, "num_buffers": 4, "batch_size": 4, **options}
-    setup = {"env_id": "Catch", "model": "mlp", "use_lstm": False, "unroll_length": 5}
+    setup = {"env": EnvSpec("Catch"), "model": "mlp", "use_lstm": False, "unroll_length": 5}
     return MonoSourceConfig(**setup, **given, extras=())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.envs.options import EnvOptions
+from torchbeast.envs import EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import discovery
 
@@ -85,7 +85,7 @@ def test_without_a_number_one_server_must_be_there(servers: dict) -> None:
 def test_what_is_served_is_told_in_our_words(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
     fleet = discovery.ask_all(["unix:/a.0"], timeout=1.0)
-    assert fleet.env_id == "Catch" and fleet.action_space == Discrete(3)
+    assert fleet.env == EnvSpec("Catch") and fleet.action_space == Discrete(3)
     assert fleet.observation_space == {
         "board": ArraySpec((10, 5), "float32"),
         "rest": (ArraySpec((), "uint8"), ArraySpec((3,), "bool")),
@@ -129,10 +129,13 @@ def test_fewer_than_asked_for_are_refused_with_their_number(servers: dict) -> No
 
 def test_how_environments_were_made_reaches_the_learner(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"options": {"frame_skip": 2, "of_a_later_version": 1}}
-    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions(frame_skip=2)
+    told = EnvSpec("Catch", options=EnvOptions(frame_skip=2))
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == told
+    servers["unix:/a.0"] = CATCH | {"options": {"env_kwargs": {"rows": 8}}}
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == EnvSpec("Catch", {"rows": 8})
     servers["unix:/a.0"] = CATCH | {"options": None}
-    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).options == EnvOptions()
-    for odd in ("odd", {"observation_keys": 5}):
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == EnvSpec("Catch")
+    for odd in ("odd", {"observation_keys": 5}, {"env_kwargs": [8]}):
         servers["unix:/a.0"] = CATCH | {"options": odd}
         with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense"):
             discovery.ask_all(["unix:/a.0"], timeout=1.0)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
@@ -51,7 +52,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
 def two_servers(folder: Path) -> tuple[EnvServers, Supervisor]:
     supervisor = Supervisor()
     addresses = [f"unix:{folder}/a.{i}" for i in range(2)]
-    return EnvServers(supervisor, "Catch", [PLAN, PLAN], addresses), supervisor
+    return EnvServers(supervisor, EnvSpec("Catch"), [PLAN, PLAN], addresses), supervisor
 
 
 def test_a_dead_server_is_replaced_at_its_own_address(

@@ -28,8 +28,8 @@ SOON = 30.0
 
 def test_a_learner_knows_what_an_environments_space_says(tmp_path: Path) -> None:
     env = envs.make("Blackjack-v1", 2)
-    arguments = {"env_id": "Blackjack-v1", "num_streams": 1, "num_servers": 1, "options": {}}
-    description = env_process._description(env, arguments)
+    arguments = {"num_streams": 1, "num_servers": 1}
+    description = env_process._description(env, envs.EnvSpec("Blackjack-v1"), arguments)
     with serving(lambda: env, f"unix:{tmp_path}/server", description=description):
         fleet = ask_all([f"unix:{tmp_path}/server"], SOON)
     sizes = [spec.categories for spec in fleet.observation_space]

@@ -33,7 +33,7 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import dtype_for
 from torchbeast.envs.opening import make_environment
-from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
 from torchbeast.processes.malloc import keep_freed_memory
 from torchbeast.seeds import seed_of
@@ -94,8 +94,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
     torch.set_num_threads(1)  # as many processes as cores
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
-    options = EnvOptions.of(arguments["options"])
-    with closing(make_environment(arguments["env_id"], num_envs, options)) as env:
+    with closing(make_environment(EnvSpec.from_parent(arguments["env"]), num_envs)) as env:
         space = env.observation_space
         agent = make_agent(
             arguments["model"],

@@ -34,7 +34,7 @@ from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.losses import RewardClipping
 from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import ACTOR_STAGES, Away
@@ -60,8 +60,7 @@ _DOING = {
 class MonoSourceConfig:
     """How rollouts are collected."""
 
-    env_id: str
-    options: EnvOptions = DEFAULTS
+    env: EnvSpec
     model: str  # the name from which every actor makes its own copy
     use_lstm: bool
     reward_input: RewardClipping = "abs_one"  # of the model
@@ -276,8 +275,7 @@ class MonoSource:
         """What the actor's process is told at its start."""
         config = self._config
         return {
-            "env_id": config.env_id,
-            "options": config.options.as_json(),
+            "env": config.env.as_json(),
             "model": config.model,
             "use_lstm": config.use_lstm,
             "reward_input": config.reward_input,

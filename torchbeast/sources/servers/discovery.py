@@ -20,7 +20,7 @@ from torchbeast.core.envs.spaces import (
     action_space_from_json,
     observation_space_from_json,
 )
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.addresses import server_addresses, socket_path
 
@@ -39,13 +39,12 @@ def _never() -> bool:
 class Fleet:
     """Servers that serve the same environment."""
 
-    env_id: str
+    env: EnvSpec  # as far as the servers tell; the name is empty where they do not
     observation_space: Any  # nest of ArraySpec as on the wire, of one environment
     action_space: ActionSpace | None  # None: servers of the original, which do not tell
     frame_stack: int
     stream_addresses: list[str]  # one entry a stream
     envs_per_stream: list[int]  # of each stream
-    options: EnvOptions = DEFAULTS  # how environments were made, as far as the servers tell
 
     @property
     def num_envs(self) -> int:
@@ -145,13 +144,12 @@ def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
         _check_same(first_address, first, address, description)
     streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
     return Fleet(
-        env_id=first["env_id"],
+        env=_env(first_address, first),
         observation_space=_observation_space(first_address, first),
         action_space=_action_space(first_address, first),
         frame_stack=first["frame_stack"],
         stream_addresses=[address for address, _ in streams],
         envs_per_stream=[description["num_envs"] for _, description in streams],
-        options=_options(first_address, first),
     )
 
 
@@ -178,12 +176,14 @@ def _observation_space(address: str, description: dict[str, Any]) -> Any:
         return specs if said is None else observation_space_from_json(said, specs)
 
 
-def _options(address: str, description: dict[str, Any]) -> EnvOptions:
+def _env(address: str, description: dict[str, Any]) -> EnvSpec:
+    """What is served. Older servers tell no keyword arguments, the original's no options."""
     said = description.get("options") or {}
     with _making_sense(address):
         if not isinstance(said, dict):
             raise ValueError(f"its options must be a JSON object, but are {said!r}")
-        return EnvOptions.of(said)
+        kwargs = said.get("env_kwargs", {})
+        return EnvSpec.from_json({"name": description["env_id"], "kwargs": kwargs, "options": said})
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
@@ -38,11 +38,10 @@ class EnvServers:
     def __init__(
         self,
         supervisor: Supervisor,
-        env_id: str,
+        env: EnvSpec,
         plans: Sequence[ServerPlan],
         addresses: Sequence[str],
         folder: Path | None = None,
-        options: EnvOptions = DEFAULTS,
     ) -> None:
         """`folder`: a folder of this run for its sockets, removed when the servers end."""
         self.addresses = list(addresses)
@@ -52,7 +51,7 @@ class EnvServers:
         self._closed = False
         self._any_has_served = False
         self._servers = [
-            _Server(i, self, _arguments(env_id, options, plan, len(plans), address, folder))
+            _Server(i, self, _arguments(env, plan, len(plans), address, folder))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
         with self._lock:
@@ -126,16 +125,14 @@ class EnvServers:
 
 
 def _arguments(
-    env_id: str,
-    options: EnvOptions,
+    env: EnvSpec,
     plan: ServerPlan,
     num_servers: int,
     address: str,
     folder: Path | None,
 ) -> dict[str, Any]:
     return {
-        "env_id": env_id,
-        "options": options.as_json(),
+        "env": env.as_json(),
         "address": address,
         "num_servers": num_servers,
         "num_streams": plan.num_streams,

@@ -23,13 +23,14 @@ from torchbeast.processes.child_main import failure, take_stdout
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
+    from torchbeast.envs import EnvSpec
 
 _GRACE_S = 3.0  # for the server to stop after stdin closed; an environment stuck in a step is left
 _SERVING_S = 60.0
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Serves `arguments["env_id"]`; the exit code."""
+    """Serves `arguments["env"]`; the exit code."""
     report = take_stdout()
     serving: list[Any] = []
     served, stopped = threading.Event(), threading.Event()
@@ -57,26 +58,25 @@ def _make_server(arguments: dict[str, Any]) -> Any:
     from torchbeast import envs
     from torchbeast.envs.opening import make_environment
 
-    env_id, num_envs = arguments["env_id"], arguments["envs_per_stream"]
-    options = envs.EnvOptions.of(arguments["options"])
+    spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
     # Made now, so that a wrong name is told at once.
-    first = [make_environment(env_id, num_envs, options)]
+    first = [make_environment(spec, num_envs)]
 
     def make() -> Any:
         try:
             return first.pop()
         except IndexError:
-            return envs.make(env_id, num_envs, options=options)
+            return envs.make(spec, num_envs)
 
     return libtorchbeast.Server(
-        make, arguments["address"], description=_description(first[0], arguments)
+        make, arguments["address"], description=_description(first[0], spec, arguments)
     )
 
 
-def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
+def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
     """What the server answers when it is asked what it serves."""
     return {
-        "env_id": arguments["env_id"],
+        "env_id": spec.name,
         "num_envs": env.num_envs,
         "num_streams": arguments["num_streams"],
         "num_servers": arguments["num_servers"],
@@ -84,8 +84,13 @@ def _description(env: VecEnv, arguments: dict[str, Any]) -> dict[str, Any]:
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": action_space_to_json(env.action_space),
         "observation_space": observation_space_to_json(env.observation_space),
-        "options": arguments["options"],
+        "options": {**spec.options.as_json(), **_env_kwargs(spec)},
     }
+
+
+def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
+    """Told where there are any: servers from before they could be given any tell none."""
+    return {"env_kwargs": spec.kwargs} if spec.kwargs else {}
 
 
 def _report_when_serving(

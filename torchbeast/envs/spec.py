@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""EnvSpec: what a process needs to make its environments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torchbeast.core.specs import Spec
+from torchbeast.envs.options import DEFAULTS, EnvOptions
+
+AnyEnvSpec = TypeVar("AnyEnvSpec", bound="EnvSpec")
+
+
+@dataclass(frozen=True)
+class EnvSpec(Spec):
+    """An environment: a name that `envs.make` knows, arguments of its constructor, and options."""
+
+    options: EnvOptions = field(default=DEFAULTS, kw_only=True)
+
+    @classmethod
+    def from_parent(cls: type[AnyEnvSpec], value: Mapping[str, Any]) -> AnyEnvSpec:
+        """Reads the JSON that the parent process sent; missing options have their defaults."""
+        return super().from_parent({**value, "options": EnvOptions.of(value.get("options", {}))})
