@@ -25,13 +25,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from torchbeast.bench import synthetic
 from torchbeast.bench.interleave import interleaved
-from torchbeast.cli.flags import available_cores
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.precision import Precision, dtype_for
+from torchbeast.core.precision import dtype_for
+from torchbeast.learning.assemble import LearnerConfig, assemble_alone
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.processes.cores import available_cores
 from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.sources.config import RolloutConfig
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)
 LAYOUTS = {
@@ -67,7 +71,7 @@ def main() -> None:
     runs, flops = {}, {}
     for case in itertools.starmap(Case, cases):
         name = case.name(unit)
-        runs[name] = functools.partial(_timed, make(case, arguments), case, clock, is_learning)
+        runs[name] = functools.partial(_timed, make(case, arguments), case, clock)
         flops[name] = _flops(case, arguments, is_learning)
         runs[name]()  # warm-up: the first is slower
     products = {threads: _products(threads) for threads in arguments.threads}
@@ -105,13 +109,8 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _timed(
-    run: Callable[[], int], case: Case, clock: Callable[[], float], is_learning: bool
-) -> float:
+def _timed(run: Callable[[], int], case: Case, clock: Callable[[], float]) -> float:
     """Returns the microseconds per row of one run."""
-    torch.set_num_threads(
-        1 if is_learning and case.size else case.threads
-    )  # the others share slices
     torsos.as_images = LAYOUTS[case.layout]
     before = clock()
     rows = run()
@@ -126,15 +125,28 @@ def _agent(case: Case, use_lstm: bool) -> Agent:
 
 def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Returns a run of one update; a row is a learnt step."""
-    config = ImpalaConfig(
-        total_steps=10**9, bytes_at_once=int(case.size * 1e6) or None, num_threads=case.threads
+    config = LearnerConfig(
+        model=case.model,
+        algorithm=ImpalaConfig(total_steps=10**9),
+        rollouts=RolloutConfig(
+            batch_size=arguments.batch_size, unroll_length=arguments.unroll_length
+        ),
+        hardware=HardwareConfig(
+            torch_threads=case.threads,
+            precision=case.precision,
+            megabytes_at_once=case.size,
+            disable_cuda=True,
+        ),
     )
-    agent = _agent(case, arguments.use_lstm)
-    algo = Impala(agent.model, agent.model.distribution, config)
-    rollout = synthetic.rollout(agent, FRAMES, arguments.unroll_length, arguments.batch_size)
+    made = assemble_alone(
+        config, lambda model, _: make_agent(model, FRAMES, ACTIONS, 1, arguments.use_lstm)
+    )
+    threads = torch.get_num_threads()
+    rollout = synthetic.rollout(made.agent, FRAMES, arguments.unroll_length, arguments.batch_size)
 
     def run() -> int:
-        algo.update(rollout)
+        torch.set_num_threads(threads)
+        made.algo.update(rollout)
         return rollout.num_steps
 
     return run
@@ -146,6 +158,7 @@ def _inference(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     inputs, state = synthetic.model_inputs(agent, FRAMES, rows), agent.model.initial_state(rows)
 
     def run() -> int:
+        torch.set_num_threads(case.threads)
         for _ in range(batches):
             agent.model.act(inputs, state)
         return rows * batches

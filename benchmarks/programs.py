@@ -23,7 +23,7 @@ from figures import Figures, print_table, write_json
 from progress import measured, torchbeast
 
 from torchbeast.bench.interleave import interleaved
-from torchbeast.cli.flags import available_cores
+from torchbeast.processes.cores import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")
 SETTINGS = ("num_actors", "unroll_length", "batch_size")

@@ -22,13 +22,17 @@ from figures import print_table, write_json
 
 from torchbeast import envs
 from torchbeast.bench.interleave import interleaved
-from torchbeast.cli.flags import available_cores
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.choices import Precision
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.precision import Precision, dtype_for
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.cores import available_cores
+from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 STAGES = ("environment", "inference", "learning")
@@ -89,25 +93,11 @@ def loop_of(
     arguments: argparse.Namespace, size: tuple[Precision, float]
 ) -> Iterator[dict[str, float]]:
     """Runs the loop; yields the seconds of each update by stage."""
-    precision, megabytes = size
-    keep_freed_memory()
     env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)
-    agent = make_agent(
-        arguments.model,
-        env.observation_space,
-        env.action_space,
-        env.frame_stack,
-        arguments.use_lstm,
-    )
-    agent.model.compute_dtype = dtype_for(precision, torch.device("cpu"))
-    config = ImpalaConfig(
-        total_steps=10**9,
-        bytes_at_once=int(megabytes * 1e6) or None,
-        num_threads=arguments.threads,
-    )
-    algo = Impala(agent.model, agent.model.distribution, config)
+    made = _learner(arguments, size, env)
+    agent, inside_of_operations = made.agent, torch.get_num_threads()
     seen = stacked_space(env.observation_space, env.frame_stack)
-    shape = agent.model, seen, Impala.needs, arguments.unroll_length, arguments.num_envs
+    shape = agent.model, seen, made.algo.needs, arguments.unroll_length, arguments.num_envs
     slot, batch = SharedRollouts(*shape, 1), Batch(*shape, pin=False)
     loop = EnvLoop(env, agent.model, 1)
     while True:
@@ -115,12 +105,37 @@ def loop_of(
         before = time.perf_counter()
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)
-        torch.set_num_threads(
-            1 if megabytes else arguments.threads
-        )  # the other threads share the slices
-        algo.update(batch.rollout())
+        torch.set_num_threads(inside_of_operations)
+        made.algo.update(batch.rollout())
         torch.set_num_threads(arguments.threads)
         yield seconds | {"learning": time.perf_counter() - before}
+
+
+def _learner(
+    arguments: argparse.Namespace, size: tuple[Precision, float], env: VecEnv
+) -> Assembled[PublishedWeights]:
+    """Learns from one rollout of every environment."""
+    precision, megabytes = size
+    spaces = env.observation_space, env.action_space, env.frame_stack
+    config = LearnerConfig(
+        model=arguments.model,
+        algorithm=ImpalaConfig(total_steps=10**9),
+        rollouts=RolloutConfig(
+            batch_size=arguments.num_envs, unroll_length=arguments.unroll_length
+        ),
+        hardware=HardwareConfig(
+            torch_threads=arguments.threads,
+            precision=precision,
+            megabytes_at_once=megabytes,
+            disable_cuda=True,
+        ),
+    )
+    return assemble_alone(
+        config,
+        lambda model, reads_values: make_agent(
+            model, *spaces, arguments.use_lstm, reads_values=reads_values
+        ),
+    )
 
 
 def _act(

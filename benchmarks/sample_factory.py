@@ -31,7 +31,7 @@ from figures import Figures, print_table, write_json
 from progress import Program, Reading, measured, torchbeast
 
 from torchbeast.bench.interleave import interleaved
-from torchbeast.cli.flags import available_cores
+from torchbeast.processes.cores import available_cores
 
 HERE = Path(__file__).resolve().parent
 # Newer versions of OpenCV require NumPy 2.

@@ -32,8 +32,9 @@ from torchbeast.bench.transport import transport
 from torchbeast.core.distributions import distribution_for
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.plan import ServerPlan
-from torchbeast.sources.servers.source import PolySourceConfig
 
 UNROLL_LENGTH = 20
 FRAME_BYTES = 84 * 84
@@ -108,14 +109,13 @@ def _rate(measure: Measure, arguments: argparse.Namespace, costs: list[float]) -
 def _transport(flow: Flow, num_servers: int, supervisor: Supervisor) -> Iterator[Measure]:
     """Yields the measurement of a flow, in which each rollout of a stream is a batch."""
     plans = [ServerPlan(flow.num_streams // num_servers, flow.envs_per_stream)] * num_servers
-    config = PolySourceConfig(
-        batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH, extras=()
-    )
+    rollouts = RolloutConfig(batch_size=flow.envs_per_stream, unroll_length=UNROLL_LENGTH)
+    settings = rollouts, PipelineConfig()
     # Fixed environments: the bare program also sends the same message again and again.
     served = fixed_env.like(envs.EnvSpec("PongNoFrameskip-v4" if flow.newest_only else "Mock"))
     with closing(envs.make(served, 1)) as env:
         zero_action = distribution_for(env.action_space).zero_action
-    with transport(served, plans, config, zero_action, supervisor) as measure:
+    with transport(served, plans, *settings, zero_action, supervisor) as measure:
         yield measure
 
 

@@ -12,17 +12,18 @@ from contextlib import ExitStack, closing
 
 from torch import nn
 
-from torchbeast.cli.command_line import parse
+from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.envs.opening import make_environment
 from torchbeast.errors import EXIT_DONE, exit_code_of
-from torchbeast.evaluation.testing import test
-from torchbeast.learning.learner_run import Learner, LearnerRun, learner_threads
-from torchbeast.learning.reward_clipping import resolved
+from torchbeast.learning.hardware import precision
+from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
+from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 
@@ -38,9 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: MonoBeastFlags) -> int:
     """Trains or tests, as the flags say."""
-    if flags.run.mode != "train":
-        return test(flags.run, flags.environment.asked)
-    with session(flags) as parts, ExitStack() as ending:
+    if flags.command.mode != "train":
+        return test_run(flags, flags.environment.asked)
+    with session(flags.run.folder, flatten(flags)) as parts, ExitStack() as ending:
         train(flags, parts, ending)
     return EXIT_DONE
 
@@ -48,7 +49,6 @@ def run(flags: MonoBeastFlags) -> int:
 def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the actors."""
     spec = flags.environment.spec
-    flags = resolved(flags, spec.name)
     with closing(make_environment(spec, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
@@ -56,37 +56,42 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
         return make_agent(model, *spaces, flags.model.use_lstm, MODEL_FOR_IMAGES, reads_values)
 
     def weights(model: nn.Module, version: int) -> SharedWeights:
-        return SharedWeights(model, version, ring_size(flags.actors.fixed_lag))
+        return SharedWeights(model, version, ring_size(flags.processes.fixed_lag))
 
     def source(learner: Learner[SharedWeights]) -> MonoSource:
         config = _source_config(flags, learner)
         seen = stacked_space(spaces[0], spaces[2])
-        made = MonoSource(learner.agent, seen, learner.weights, learner.device, config)
+        made = MonoSource(learner.agent, seen, learner.weights, learner.compute.device, config)
         ending.callback(made.end)
         return made
 
-    run = LearnerRun(PROGRAM, flags, spec, parts, names(spaces[0]))
-    run.train(agent, weights, source)
+    settings = run_settings(flags, spec.name, _collection(flags), flags.is_reproducible)
+    played = Played(env=spec, seen_keys=names(spaces[0]))
+    LearnerRun(settings, played, parts).train(agent, weights, source)
+
+
+def _collection(flags: MonoBeastFlags) -> Collection:
+    return Collection(
+        program=PROGRAM,
+        num_actors=flags.processes.num_actors,
+        processes=flags.processes.processes(),
+        fixed_lag=flags.processes.fixed_lag,
+    )
 
 
 def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
-    num_threads = learner_threads(flags.machine.num_learner_threads, learner.device)
     return MonoSourceConfig(
         env=flags.environment.spec,
         model=learner.agent.model_name,
         use_lstm=flags.model.use_lstm,
         reward_input=learner.agent.model.reward_input,
         reads_values=learner.agent.reads_values,
-        precision=flags.precision(),
-        num_actors=flags.actors.num_actors,
-        num_processes=flags.actors.processes(),
-        num_buffers=flags.actors.buffers(),
-        batch_size=flags.learning.batch_size,
-        unroll_length=flags.learning.unroll_length,
+        precision=precision(flags.hardware, flags.is_reproducible),
+        processes=flags.processes,
+        rollouts=flags.rollouts,
         extras=learner.extras,
         mode=learner.mode,
-        fixed_lag=flags.actors.fixed_lag,
-        num_batches=1 + num_threads,
+        num_batches=1 + learner.compute.learner_threads,
         seed=learner.seed,
     )
 

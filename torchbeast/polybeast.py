@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from torchbeast.cli.command_line import parse
+from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
@@ -29,28 +29,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: PolyBeastFlags) -> int:
     """Trains or tests, as the flags say."""
-    if flags.run.mode != "train":
-        from torchbeast.evaluation.testing import test
+    if flags.command.mode != "train":
+        from torchbeast.cli.learner_settings import test_run
 
-        return test(flags.run, flags.environment.asked)
+        return test_run(flags, flags.environment.asked)
     import libtorchbeast  # noqa: F401 - raises at once where it was not built
 
-    with session(flags) as parts, environment_servers(flags, parts.supervisor) as servers:
+    opened = session(flags.run.folder, flatten(flags))
+    with opened as parts, environment_servers(flags, parts.supervisor) as servers:
         from torchbeast import polybeast_learner  # imports torch, while the servers start
+        from torchbeast.reporting.diagnosis import Collection
         from torchbeast.sources.servers.discovery import ask_all
 
         if servers.wait_ready():
             fleet = ask_all(
                 servers.addresses, timeout=60.0, stopped=lambda: parts.supervisor.wait(0)
             )
-            polybeast_learner.train(PROGRAM, flags, fleet, parts)
+            collection = Collection(
+                program=PROGRAM,
+                num_actors=fleet.num_envs,
+                processes=flags.fleet.servers(),
+                fixed_lag=None,
+            )
+            polybeast_learner.train(flags, fleet, parts, collection)
     return EXIT_DONE
 
 
 @contextmanager
 def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterator[EnvServers]:
     """The run's own servers, in a folder of its own unless --pipes_basename says where."""
-    plans = beside_the_learner(flags)
+    plans = beside_the_learner(flags.fleet, flags.hardware.disable_cuda)
     basename, folder = flags.fleet.pipes_basename, None
     if basename is None:
         folder = new_run_folder()

@@ -12,23 +12,24 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerGroups
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerFlags
+from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
-from torchbeast.evaluation.testing import test
-from torchbeast.learning.learner_run import Learner, LearnerRun, inference_threads
-from torchbeast.learning.reward_clipping import UNKNOWN, resolved
+from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
+from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
 
 if TYPE_CHECKING:  # the compiled part, whose lack is a sentence of `main`
     from torchbeast.sources.servers.discovery import Fleet
-    from torchbeast.sources.servers.source import PolySource, PolySourceConfig
+    from torchbeast.sources.servers.source import PolySource
 
 PROGRAM = "polybeast_learner"
 
@@ -40,11 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or tests, as the flags say."""
-    if flags.run.mode != "train":
-        return test(flags.run, EnvSpec(flags.environment.env or ""))
+    if flags.command.mode != "train":
+        return test_run(flags, EnvSpec(flags.environment.env or ""))
     from torchbeast.sources.servers.discovery import find
 
-    with session(flags) as parts:
+    with session(flags.run.folder, flatten(flags)) as parts:
         basename = flags.fleet.pipes_basename or user_basename()
         wanted, patience = flags.fleet.num_actors, flags.fleet.connect_timeout
         fleet = find(basename, wanted, patience, lambda: parts.supervisor.wait(0))
@@ -52,22 +53,24 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         print(_found(fleet), flush=True)
         counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
         flags = dataclasses.replace(flags, fleet=counted)
-        train(PROGRAM, flags, fleet, parts, flags.environment.num_actions)
+        collection = Collection(
+            program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
+        )
+        train(flags, fleet, parts, collection, flags.environment.num_actions)
     return EXIT_DONE
 
 
 def train(
-    program: str,
-    flags: ServedLearnerGroups,
+    flags: ServedLearnerFlags,
     fleet: Fleet,
     parts: Session,
+    collection: Collection,
     num_actions: int | None = None,
 ) -> None:
     """Learns from the fleet until the run ends."""
     from torchbeast.sources.servers.source import PolySource
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
-    flags = resolved(flags, env.name)
     action_space = _action_space(fleet, num_actions)
 
     def agent(model: str, reads_values: bool) -> Agent:
@@ -81,28 +84,21 @@ def train(
         )
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
-        config = _source_config(flags, learner)
-        return PolySource(fleet, learner.agent.model, learner.weights, learner.device, config)
+        return PolySource(
+            fleet,
+            learner.agent.model,
+            learner.weights,
+            learner.compute.device,
+            flags.rollouts,
+            flags.pipeline,
+            extras=learner.extras,
+            mode=learner.mode,
+            seed=learner.seed,
+        )
 
-    run = LearnerRun(program, flags, env, parts, names(fleet.observation_space))
-    run.train(agent, PublishedWeights, source)
-
-
-def _source_config(
-    flags: ServedLearnerGroups, learner: Learner[PublishedWeights]
-) -> PolySourceConfig:
-    from torchbeast.sources.servers.source import PolySourceConfig
-
-    threads = inference_threads(flags.pipeline.num_inference_threads, learner.device)
-    return PolySourceConfig(
-        batch_size=flags.learning.batch_size,
-        unroll_length=flags.learning.unroll_length,
-        extras=learner.extras,
-        mode=learner.mode,
-        num_inference_threads=threads,
-        max_queue_size=flags.pipeline.max_learner_queue_size,
-        seed=learner.seed,
-    )
+    settings = run_settings(flags, env.name, collection)
+    played = Played(env=env, seen_keys=names(fleet.observation_space))
+    LearnerRun(settings, played, parts).train(agent, PublishedWeights, source)
 
 
 def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:

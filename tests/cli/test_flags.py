@@ -9,17 +9,17 @@ import sys
 
 import pytest
 
-from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.command_line import _as_typed, flatten, parse
 from torchbeast.cli.flags import (
-    MAX_FIXED_LAG,
-    FleetFlags,
     MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
-    available_cores,
 )
 from torchbeast.errors import UsageError
+from torchbeast.processes.cores import available_cores
+from torchbeast.sources.processes.config import MAX_FIXED_LAG
+from torchbeast.sources.servers.config import FleetConfig
 
 ORIGINAL_LEARNER_FLAGS = [
     "env",
@@ -75,17 +75,17 @@ WRONG = [
     (["stray"], "Unrecognized options: stray."),
     (["--batch_size"], "Missing value for argument '--batch_size'."),
     (["--mode", "dance"], "invalid choice 'dance' for argument '--mode'."),
-    (["--num_actors", "0"], "--num_actors must be at least 1, but is 0."),
-    (["--discounting", "1.5"], "--discounting must be between 0 and 1, but is 1.5."),
-    (["--discounting", "nan"], "--discounting must be between 0 and 1, but is nan."),
-    (["--learning_rate", "0"], "--learning_rate must be greater than 0, but is 0.0."),
+    (["--num_actors", "0"], "--num_actors must be at least 1, got 0."),
+    (["--discounting", "1.5"], "--discounting must be between 0 and 1, got 1.5."),
+    (["--discounting", "nan"], "--discounting must be between 0 and 1, got nan."),
+    (["--learning_rate", "0"], "--learning_rate must be greater than 0, got 0.0."),
     (["--num_servers", "8"], "give at most as many as --num_actors 4."),
     (["--max_learner_queue_size", "1"], "give at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
     (["--mode", "test", "--xpid", "a", "--disable_checkpoint"], "leave out --disable_checkpoint."),
-    (["--frame_skip", "0"], "--frame_skip must be at least 1, but is 0."),
-    (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, but is 1.0."),
+    (["--frame_skip", "0"], "--frame_skip must be at least 1, got 0."),
+    (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, got 1.0."),
     (["--sampled"], "--sampled is for --mode test"),
 ]
 
@@ -134,9 +134,37 @@ def test_a_wrong_flag_is_one_sentence(args: list[str], sentence: str) -> None:
     assert "\n" not in message and "│" not in message
 
 
+def test_a_terminal_without_characters_for_boxes_gets_the_same_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """tyro draws its box by the encoding of stdout, which capsys changes."""
+    with pytest.raises(UsageError) as error:
+        parse(PolyBeastFlags, "polybeast", ["--num_actors", "0"])
+    assert str(error.value) == "--num_actors must be at least 1, got 0. See --help."
+
+
+@pytest.mark.parametrize(
+    ("sentence", "typed"),
+    [
+        ("num_servers 8: give num_actors 4", "--num_servers 8: give --num_actors 4"),
+        ("give --num_actors 4", "give --num_actors 4"),
+        ("a num_actors_more 4", "a num_actors_more 4"),
+        ("model must be one that the model knows", "--model must be one that the model knows"),
+        ("max_num_actors is no flag", "max_num_actors is no flag"),
+    ],
+)
+def test_names_of_fields_are_told_as_flags_and_words_are_left(sentence: str, typed: str) -> None:
+    assert _as_typed(sentence, ["num_actors", "num_servers", "model"]) == typed
+
+
+def test_the_originals_name_of_a_flag_is_taken_in_both_spellings() -> None:
+    for words in (["--num_threads", "3"], ["--num_threads=3"]):
+        assert parse(PolyBeastFlags, "polybeast", words).hardware.num_learner_threads == 3
+
+
 FIXED_LAG_WRONG = [
-    (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, but is -1."),
-    (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, but is 510."),
+    (["--fixed_lag", "-1"], "--fixed_lag must be at least 0, got -1."),
+    (["--fixed_lag", str(MAX_FIXED_LAG + 1)], "--fixed_lag must be at most 509, got 510."),
     (["--num_actors", "5", "--num_processes", "2"], "with --fixed_lag, --num_actors 5 must be the"),
     (["--batch_size", "3"], "--batch_size 3 a multiple of each one's share."),
     (["--num_learner_threads", "2"], "with --fixed_lag one thread learns"),
@@ -152,13 +180,13 @@ def test_a_fixed_lag_that_cannot_be_kept_is_one_sentence(args: list[str], senten
 
 def test_a_switch_takes_nothing_after_it() -> None:
     flags = parse(PolyBeastFlags, "polybeast", ["--use_lstm", "--disable_cuda", "--num_actors=6"])
-    assert flags.model.use_lstm and flags.machine.disable_cuda and flags.fleet.num_actors == 6
+    assert flags.model.use_lstm and flags.hardware.disable_cuda and flags.fleet.num_actors == 6
 
 
 def test_servers_are_derived_from_the_cores_and_the_environments() -> None:
-    assert FleetFlags(num_actors=1).servers() == 1
-    assert FleetFlags(num_actors=10_000).servers() == available_cores()
-    assert FleetFlags(num_actors=10, num_servers=10).servers() == 10
+    assert FleetConfig(num_actors=1).servers() == 1
+    assert FleetConfig(num_actors=10_000).servers() == available_cores()
+    assert FleetConfig(num_actors=10, num_servers=10).servers() == 10
 
 
 def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceback() -> None:
@@ -185,8 +213,8 @@ ORIGINAL_COMMAND = (
 
 def test_the_originals_command_of_monobeast_is_taken_as_it_is() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ORIGINAL_COMMAND.split())
-    assert flags.actors.buffers() == 60, "rollouts of one environment, as each actor had one"
-    assert flags.machine.num_learner_threads == 4 and flags.run.xpid == "example"
+    assert flags.processes.buffers() == 60, "rollouts of one environment, as each actor had one"
+    assert flags.hardware.num_learner_threads == 4 and flags.run.xpid == "example"
     words = ORIGINAL_COMMAND.replace("--", "").replace("num_threads", "num_learner_threads").split()
     said = dict(zip(words[::2], words[1::2], strict=True))
     settings = flatten(flags)
@@ -196,6 +224,6 @@ def test_the_originals_command_of_monobeast_is_taken_as_it_is() -> None:
 
 
 def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
-    assert MonoBeastFlags().actors.buffers() == 2 * MonoBeastFlags().actors.num_actors
+    assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.num_actors
     with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_actors 45"):
         parse(MonoBeastFlags, "monobeast", ["--num_actors", "45", "--num_buffers", "44"])

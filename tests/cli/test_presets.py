@@ -13,7 +13,7 @@ import torch
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
-    LearnerGroups,
+    LearnerFlags,
     MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
@@ -24,7 +24,7 @@ from torchbeast.core.algos.base import LinearDecay
 from torchbeast.core.algos.rmsprop import RMSprop
 from torchbeast.errors import UsageError
 
-LEARNERS: dict[str, type[LearnerGroups]] = {
+LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
     "polybeast": PolyBeastFlags,
     "polybeast_learner": PolyBeastLearnerFlags,
@@ -88,7 +88,7 @@ def test_both_spellings_and_the_last_preset_count() -> None:
 
 def test_without_a_preset_the_defaults_are_the_programs() -> None:
     assert flags_of("polybeast")["preset"] is None
-    assert flags_of("polybeast")["batch_size"] == PolyBeastFlags().learning.batch_size
+    assert flags_of("polybeast")["batch_size"] == PolyBeastFlags().rollouts.batch_size
 
 
 def test_help_lists_every_preset_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:

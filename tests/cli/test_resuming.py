@@ -12,7 +12,7 @@ import pytest
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
-    LearnerGroups,
+    LearnerFlags,
     MonoBeastFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
@@ -20,7 +20,7 @@ from torchbeast.cli.flags import (
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 
-LEARNERS: dict[str, type[LearnerGroups]] = {
+LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
     "polybeast": PolyBeastFlags,
     "polybeast_learner": PolyBeastLearnerFlags,

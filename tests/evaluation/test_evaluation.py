@@ -4,7 +4,6 @@ and counts each environment's share."""
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import re
 from contextlib import closing
@@ -20,20 +19,24 @@ import torch
 from nets_by_hand import deep_by_hand, shallow_by_hand
 
 from torchbeast import envs
-from torchbeast.cli.flags import EnvironmentFlags, MonoBeastFlags, PolyBeastFlags, RunFlags
+from torchbeast.cli import learner_settings
+from torchbeast.cli.flags import CommandFlags, MonoBeastFlags, PolyBeastFlags
 from torchbeast.core.actors.agent import Agent, default_model, make_agent
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.envs.config import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
 from torchbeast.evaluation import testing
+from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, RandomStarts, play, report
-from torchbeast.evaluation.testing import test as run_test
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
 from torchbeast.learning import checkpoint as checkpoints
+
+THAT_OF_THE_RUN = envs.EnvSpec("")
 
 
 class CatchPlayer(ActorCritic):
@@ -226,20 +229,26 @@ def test_games_of_atari_begin_with_random_actions_unless_told_otherwise(
     env_id: str, most: int
 ) -> None:
     env: Any = SimpleNamespace(env_id=env_id)
-    assert testing._random_start(env, RunFlags(mode="test")) == most
-    assert testing._random_start(env, RunFlags(mode="test", random_start=7)) == 7
+    assert testing._random_start(env, EvaluationConfig()) == most
+    assert testing._random_start(env, EvaluationConfig(random_start=7)) == 7
 
 
 def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_test(dataclasses.replace(save_run(tmp_path, "Catch"), random_start=2))
+    run_test(save_run(tmp_path, "Catch"), random_start=2)
     said = capsys.readouterr().out
     assert "the most likely actions after 0 to 2 random ones" in said
     assert re.search(r"Distinct: [123] of 3 episodes", said)
 
 
-def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
+def run_test(run: Path, asked: envs.EnvSpec = THAT_OF_THE_RUN, **how: Any) -> int:
+    """Plays three episodes of the run, unless `how` says otherwise."""
+    config = EvaluationConfig(**{"num_episodes": 3, **how})
+    return testing.test(run, config, asked, seed=1)
+
+
+def save_run(folder: Path, env_id: str, **flags: Any) -> Path:
     """A run's folder with a checkpoint of an untrained model."""
     env = envs.make(envs.EnvSpec(env_id, options=envs.EnvOptions.of(flags)), 1)
     name = flags.get("model", "auto")
@@ -251,7 +260,7 @@ def save_run(folder: Path, env_id: str, **flags: Any) -> RunFlags:
         "flags": {"env": env_id, **flags},
     }
     checkpoints.save(folder / "run" / "model.tar", saved)
-    return RunFlags(mode="test", savedir=str(folder), xpid="run", num_episodes=3, seed=1)
+    return folder / "run"
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])
@@ -265,12 +274,12 @@ def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
 @pytest.mark.parametrize("clipping", ["abs_one", "none"])
 def test_test_mode_gives_the_network_rewards_as_training_did(tmp_path: Path, clipping: str) -> None:
     run = save_run(tmp_path, "Catch")
-    path = run.folder / "model.tar"
+    path = run / "model.tar"
     checkpoints.save(path, checkpoints.load(path) | {"reward_input": clipping})
     assert [player.model.reward_input for player in players(run)] == [clipping]
 
 
-def players(run: RunFlags) -> list[Agent]:
+def players(run: Path) -> list[Agent]:
     """The agent that plays in test mode; nothing is played."""
     found: list[Agent] = []
 
@@ -300,7 +309,7 @@ def test_test_mode_plays_another_environment_where_one_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, other = save_run(tmp_path, "Catch"), f"{__name__}:wide_catch"
-    assert run_test(dataclasses.replace(run, num_episodes=8), envs.EnvSpec(other)) == 0
+    assert run_test(run, envs.EnvSpec(other), num_episodes=8) == 0
     said = capsys.readouterr().out
     assert "(trained on Catch), " in said and "Mean 1.00" in said
 
@@ -320,15 +329,18 @@ def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
     [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)],
 )
 def test_every_program_tests_the_environment_that_is_named(program: str, parsed: Any) -> None:
-    environment = EnvironmentFlags(env="Catch", observation_keys=("image",))
-    named = parsed(run=RunFlags(mode="test"), environment=environment)
+    environment = EnvConfig(env="Catch", observation_keys=("image",))
+    tests = CommandFlags(mode="test")
     seen: list[Any] = []
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module(f"torchbeast.{program}")
-        where = module if program == "monobeast" else testing
-        patch.setattr(where, "test", lambda run, *played: seen.append(played) or 0)
-        module.run(named)
-        module.run(parsed(run=RunFlags(mode="test")))
+        patch.setattr(
+            learner_settings,
+            "test",
+            lambda folder, config, *played, seed, film: seen.append(played) or 0,
+        )
+        module.run(parsed(command=tests, environment=environment))
+        module.run(parsed(command=tests))
     options = envs.EnvOptions(observation_keys=("image",))
     assert seen == [(envs.EnvSpec("Catch", options=options),), (envs.EnvSpec(""),)]
 
@@ -394,11 +406,11 @@ def test_the_flag_sampled_reaches_the_play(
         played = Episodes([0], [1], [2])
         patch.setattr(testing, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
         run_test(run)
-        run_test(dataclasses.replace(run, sampled=True))
+        run_test(run, sampled=True)
     assert seen == [True, False] and "sampled actions" in capsys.readouterr().out
 
 
-def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> RunFlags:
+def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> Path:
     """A checkpoint as the original programs write it: no name of the network, but devices. Its
     networks clip rewards also where the loss does not.
     """
@@ -410,14 +422,14 @@ def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> RunF
     saved = {"model_state_dict": agent.model.state_dict(), "flags": flags, **optimiser, **more}
     (folder / "run").mkdir()
     torch.save(saved, folder / "run" / "model.tar")
-    return RunFlags(mode="test", savedir=str(folder), xpid="run", num_episodes=1, seed=1)
+    return folder / "run"
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])
 def test_a_checkpoint_of_the_original_monobeast_is_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
 ) -> None:
-    assert run_test(save_original(tmp_path, "shallow", use_lstm)) == 0
+    assert run_test(save_original(tmp_path, "shallow", use_lstm), num_episodes=1) == 0
     assert "over 1 episodes." in capsys.readouterr().out
 
 
@@ -426,7 +438,7 @@ def test_a_checkpoint_of_the_original_polybeast_is_played(
 ) -> None:
     """Its counts hold numpy's scalars."""
     stats = {"step": 1000, "episode_returns": (np.float32(1.5), np.float64(2.0))}
-    assert run_test(save_original(tmp_path, "deep", False, stats=stats)) == 0
+    assert run_test(save_original(tmp_path, "deep", False, stats=stats), num_episodes=1) == 0
     assert "step 1,000," in capsys.readouterr().out
 
 
@@ -452,7 +464,7 @@ def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
     tmp_path: Path, model: str, by_hand: Any, use_lstm: bool
 ) -> None:
     run = save_original(tmp_path, model, use_lstm)
-    weights = torch.load(run.folder / "model.tar")["model_state_dict"]
+    weights = torch.load(run / "model.tar")["model_state_dict"]
     inputs = ModelInputs(
         torch.randint(256, (3, 2, 4, 84, 84), dtype=torch.uint8),
         torch.tensor([[0.0, 0.3], [7.0, -7.0], [-0.3, 1.0]]),
@@ -470,7 +482,7 @@ def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
 
 def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no checkpoint"):
-        run_test(RunFlags(mode="test", savedir=str(tmp_path), xpid="nothing"))
+        run_test(tmp_path / "nothing")
 
 
 def test_a_video_is_written_of_images_and_refused_for_vectors(tmp_path: Path) -> None:

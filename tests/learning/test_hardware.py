@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from torchbeast.cli.flags import ActorFlags, LearningFlags, MachineFlags, MonoBeastFlags
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.learning import hardware as compute
-from torchbeast.learning.hardware import choose, share_cores
-from torchbeast.learning.learner_run import inference_threads
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.hardware import Compute, choose, share_cores
+from torchbeast.sources.servers.inference import inference_threads
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 
@@ -25,9 +24,8 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
-def chosen(fixed_lag: int | None = None, **machine: Any) -> compute.Compute:
-    actors = ActorFlags(fixed_lag=fixed_lag)
-    return choose(MonoBeastFlags(machine=MachineFlags(**machine), actors=actors))
+def chosen(reproducible: bool = False, **settings: Any) -> Compute:
+    return choose(HardwareConfig(**settings), reproducible)
 
 
 @pytest.mark.usefixtures("a_gpu")
@@ -61,15 +59,15 @@ def test_the_flag_says_how_much_is_learnt_at_once(megabytes: float, expected: in
     assert chosen(megabytes_at_once=megabytes).bytes_at_once == expected
 
 
-def test_with_a_fixed_lag_threads_and_precision_do_not_depend_on_the_machine(
+def test_a_reproducible_run_has_the_same_threads_and_precision_on_every_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchbeast.cli.flags.available_cores", lambda: 7)
+    monkeypatch.setattr("torchbeast.learning.hardware.available_cores", lambda: 7)
     monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"amx_bf16"})
-    free, fixed = chosen(), chosen(fixed_lag=1)
+    free, fixed = chosen(), chosen(reproducible=True)
     assert (free.threads, free.dtype) == (7, torch.bfloat16)
     assert (fixed.threads, fixed.dtype) == (1, torch.float32)
-    given = chosen(fixed_lag=1, torch_threads=3, precision="bfloat16")
+    given = chosen(reproducible=True, torch_threads=3, precision="bfloat16")
     assert (given.threads, given.dtype) == (3, torch.bfloat16)
 
 
@@ -84,14 +82,10 @@ def agent(shape: tuple[int, ...], model: str, use_lstm: bool = False) -> Agent:
     return make_agent(model, ArraySpec(shape, "uint8"), Discrete(6), 1, use_lstm)
 
 
-def shared(batch_size: int, agent: Agent, fixed_lag: int | None = None, **machine: Any) -> Any:
+def shared(batch_size: int, agent: Agent, **settings: Any) -> Any:
     """Threads over pieces, and inside of their operations; rollouts of 20 steps, 6 cores."""
-    flags = MonoBeastFlags(
-        machine=MachineFlags(torch_threads=6, **machine),
-        learning=LearningFlags(batch_size=batch_size, unroll_length=20),
-        actors=ActorFlags(fixed_lag=fixed_lag, num_actors=1, num_processes=1),
-    )
-    return share_cores(choose(flags), flags, agent), torch.get_num_threads()
+    compute = chosen(torch_threads=6, **settings)
+    return share_cores(compute, batch_size, 20, agent), torch.get_num_threads()
 
 
 @pytest.mark.usefixtures("torch_threads")
@@ -117,7 +111,7 @@ def test_threads_are_over_pieces_and_those_left_inside_of_operations(
 
 @pytest.mark.usefixtures("torch_threads")
 @pytest.mark.parametrize(
-    "settings", [{"compile": True}, {"megabytes_at_once": 0}, {"fixed_lag": 1}], ids=str
+    "settings", [{"compile": True}, {"megabytes_at_once": 0}, {"reproducible": True}], ids=str
 )
 def test_what_must_stay_whole_has_its_threads_inside_of_operations(settings: Any) -> None:
     assert shared(32, agent((4, 84, 84), "shallow"), disable_cuda=True, **settings) == (1, 6)
@@ -145,6 +139,6 @@ def test_a_quarter_of_the_cores_chooses_actions(
     inside: int,
     expected: int,
 ) -> None:
-    monkeypatch.setattr("torchbeast.learning.learner_run.available_cores", lambda: 16)
+    monkeypatch.setattr("torchbeast.sources.servers.inference.available_cores", lambda: 16)
     torch.set_num_threads(inside)
     assert inference_threads(count, device) == expected

@@ -16,28 +16,32 @@ from test_training import B, ListSource, T, rollout
 from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
-    ActorFlags,
+    LearnerFlags,
     LearningFlags,
-    MachineFlags,
-    ModelFlags,
     MonoBeastFlags,
     OptimiserFlags,
     PolyBeastFlags,
-    RunFlags,
 )
-from torchbeast.cli.resuming import changes
+from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.learner_run import Learner, LearnerRun
-from torchbeast.learning.reward_clipping import resolved
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig
+from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.recorded import changes
 from torchbeast.learning.session import session
+from torchbeast.learning.watch import Watch
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.processes.config import ProcessesConfig
 
 GOOD, BAD = 1.0, float("nan")
 
@@ -72,20 +76,29 @@ def train(
     *rewards: float,
     groups: dict[str, Any] | None = None,
     make: Callable[[str, bool], Agent] = agent,
-    **flags: bool,
 ) -> None:
     """Learns a batch for each reward; resumes what is in the folder."""
-    run = RunFlags(savedir=str(folder), xpid="run", seed=1, **flags)
-    every = resolved(MonoBeastFlags(run=run, **(groups or {})), "Catch")
+    run = RunConfig(savedir=str(folder), xpid="run", seed=1)
+    train_with(MonoBeastFlags(run=run, **(groups or {})), "Catch", *rewards, make=make)
+
+
+def train_with(
+    flags: LearnerFlags,
+    env_id: str,
+    *rewards: float,
+    make: Callable[[str, bool], Agent] = agent,
+) -> None:
+    """Learns a batch for each reward."""
+    here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
+    settings = run_settings(flags, env_id, here)
 
     def source(learner: Learner[PublishedWeights]) -> EndingSource:
         LEARNERS.append(learner)
         return EndingSource([rollout(reward) for reward in rewards])
 
-    with session(every) as parts:
-        LearnerRun("monobeast", every, EnvSpec("Catch"), parts).train(
-            make, PublishedWeights, source
-        )
+    with session(flags.run.folder, flatten(flags)) as parts:
+        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), parts)
+        run.train(make, PublishedWeights, source)
 
 
 def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:
@@ -112,8 +125,9 @@ def test_a_run_goes_on_from_the_last_good_state_where_that_is_wanted(tmp_path: P
 
 
 def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
+    unsaved = {"checkpoints": CheckpointConfig(disable_checkpoint=True)}
     with pytest.raises(RunError, match="No state was saved"):
-        train(tmp_path, GOOD, BAD, disable_checkpoint=True)
+        train(tmp_path, GOOD, BAD, groups=unsaved)
     assert not list((tmp_path / "run").glob("*.tar"))
 
 
@@ -124,9 +138,9 @@ def test_resuming_with_other_settings_says_which(
     train(tmp_path, GOOD)
     assert "recorded" not in capsys.readouterr().out, "nothing was changed"
     other = {
-        "learning": LearningFlags(batch_size=16),
+        "rollouts": RolloutConfig(batch_size=16),
         "optimiser": OptimiserFlags(learning_rate=0.0004),
-        "actors": ActorFlags(num_actors=8),
+        "processes": ProcessesConfig(num_actors=8),
     }
     train(tmp_path, GOOD, groups=other)
     lines = capsys.readouterr().out.splitlines()
@@ -179,7 +193,7 @@ def test_a_run_that_goes_on_is_given_rewards_as_before(tmp_path: Path) -> None:
 
 
 def with_model(name: str) -> dict[str, Any]:
-    return {"groups": {"model": ModelFlags(model=name)}}
+    return {"groups": {"model": ModelConfig(model=name)}}
 
 
 def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_path: Path) -> None:
@@ -225,7 +239,10 @@ def test_a_run_from_before_the_format_number_goes_on_reading_vectors_as_they_are
 
 def test_settings_that_another_program_did_not_record_are_not_compared() -> None:
     """Each program with a checkpoint of its own, of the other, and of the original."""
-    mono, poly = flatten(MonoBeastFlags(actors=ActorFlags(fixed_lag=1))), flatten(PolyBeastFlags())
+    mono, poly = (
+        flatten(MonoBeastFlags(processes=ProcessesConfig(fixed_lag=1))),
+        flatten(PolyBeastFlags()),
+    )
     assert changes({**mono, "fixed_lag": None}, mono) == ["fixed_lag 1 (recorded None)"]
     assert changes(poly, mono) == changes(mono, poly) == []
     assert changes({"entropy_cost": 0.1, "xpid": "old"}, poly) == [
@@ -268,7 +285,7 @@ def test_an_error_while_the_run_is_shown_is_its_failure(
         raise ZeroDivisionError("in the display")
 
     closed: list[LogFiles] = []
-    monkeypatch.setattr(LearnerRun, "_watch", broken)
+    monkeypatch.setattr(Watch, "until_the_end", broken)
     monkeypatch.setattr(LogFiles, "close", lambda files: closed.append(files))
     with pytest.raises(RunError, match="in the display"):
         train(tmp_path, GOOD)
@@ -281,7 +298,7 @@ def test_the_network_is_compiled_when_that_is_asked_for(
 ) -> None:
     compiled: list[torch.nn.Module] = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
-    train(tmp_path, GOOD, groups={"machine": MachineFlags(compile=wanted)})
+    train(tmp_path, GOOD, groups={"hardware": HardwareConfig(compile=wanted)})
     assert len(compiled) == wanted
 
 

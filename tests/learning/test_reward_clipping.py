@@ -9,26 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from test_learner_run import EndingSource, agent
-from test_training import rollout
+from test_learner_run import train_with
 
-from torchbeast.cli.flags import (
-    LearnerGroups,
-    LearningFlags,
-    MonoBeastFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-    RunFlags,
-)
+from torchbeast.cli.flags import MonoBeastFlags
 from torchbeast.cli.presets import PRESETS
-from torchbeast.envs import EnvSpec
-from torchbeast.learning.learner_run import LearnerRun, impala_config
+from torchbeast.core.algos.impala import ImpalaConfig
 from torchbeast.learning.reward_clipping import UNKNOWN, resolved, sentence
-from torchbeast.learning.session import session
-from torchbeast.learning.weights import PublishedWeights
+from torchbeast.reporting.run_folder import RunConfig
 
 
-@pytest.mark.parametrize("flags", [MonoBeastFlags(), PolyBeastFlags(), PolyBeastLearnerFlags()])
 @pytest.mark.parametrize(
     ("env_id", "expected"),
     [
@@ -43,44 +32,30 @@ from torchbeast.learning.weights import PublishedWeights
     ],
 )
 def test_it_is_clipping_for_atari_and_for_servers_that_do_not_say(
-    flags: LearnerGroups, env_id: str, expected: str
+    env_id: str, expected: str
 ) -> None:
-    assert resolved(flags, env_id).learning.reward_clipping == expected
-    assert type(resolved(flags, env_id)) is type(flags)
+    assert resolved("auto", env_id) == expected
 
 
 @pytest.mark.parametrize("given", ["abs_one", "none"])
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Taxi-v3"])
 def test_what_is_given_is_left_as_it_is(given: Any, env_id: str) -> None:
-    flags = MonoBeastFlags(learning=LearningFlags(reward_clipping=given, total_steps=7))
-    assert resolved(flags, env_id) == flags
-
-
-def test_nothing_else_changes() -> None:
-    flags = MonoBeastFlags(learning=LearningFlags(total_steps=7))
-    clipped = LearningFlags(total_steps=7, reward_clipping="none")
-    assert resolved(flags, "Catch") == MonoBeastFlags(learning=clipped, run=flags.run)
+    assert resolved(given, env_id) == given
 
 
 def test_who_forgets_to_decide_is_told_before_anything_is_learnt() -> None:
+    undecided: Any = "auto"
     with pytest.raises(ValueError, match="reward_clipping must be one of .*, got 'auto'"):
-        impala_config(PolyBeastFlags())
+        ImpalaConfig(reward_clipping=undecided)
 
 
 @pytest.mark.parametrize("env_id", ["Taxi-v3", "PongNoFrameskip-v4"])
 def test_what_was_decided_is_said_and_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], env_id: str
 ) -> None:
-    flags = resolved(MonoBeastFlags(run=RunFlags(savedir=str(tmp_path), xpid="run")), env_id)
+    flags = MonoBeastFlags(run=RunConfig(savedir=str(tmp_path), xpid="run"))
     how = "abs_one" if env_id.startswith("Pong") else "none"
-
-    def source(learner: Any) -> EndingSource:
-        return EndingSource([rollout(1.0)])
-
-    with session(flags) as parts:
-        LearnerRun("monobeast", flags, EnvSpec(env_id), parts).train(
-            agent, PublishedWeights, source
-        )
+    train_with(flags, env_id, 1.0)
     assert sentence(how) in capsys.readouterr().out
     meta = json.loads((tmp_path / "run" / "meta.json").read_text())
     saved = torch.load(tmp_path / "run" / "model.tar", weights_only=True)

@@ -19,11 +19,12 @@ from torchbeast.core.algos.base import NonFiniteError
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.learning.training import DONE, Progress, Training, TrainingParts
+from torchbeast.learning.training import DONE, Training, TrainingParts
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Away
 from torchbeast.reporting.log_files import LogFiles, read_logs
+from torchbeast.reporting.progress import Progress
 
 T, B = 5, 2
 SOON = 20.0

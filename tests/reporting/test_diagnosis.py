@@ -13,13 +13,10 @@ import pytest
 
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import (
-    ActorFlags,
-    FleetFlags,
     MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
-    available_cores,
 )
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import (
@@ -27,6 +24,7 @@ from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,
     Away,
+    Collection,
     Reading,
     Setup,
     Shares,
@@ -55,10 +53,14 @@ ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room
 
 def setup(program: str = "monobeast", **changes: Any) -> Setup:
     """2 processes on 2 cores, unless changed."""
-    usual: dict[str, Any] = {"num_actors": 8, "processes": 2, "cores": 2, "has_gpu": False}
-    if program == "polybeast_learner":
-        usual["processes"] = None
-    return Setup(program=program, **(usual | changes))
+    collection = Collection(
+        program=program,
+        num_actors=changes.pop("num_actors", 8),
+        processes=None if program == "polybeast_learner" else 2,
+        fixed_lag=changes.pop("fixed_lag", None),
+    )
+    usual: dict[str, Any] = {"cores": 2, "has_gpu": False, "has_large_model": True}
+    return Setup(collection=collection, **(usual | changes))
 
 
 def said(found: Shares, to: Setup) -> str:
@@ -186,14 +188,12 @@ def test_every_sentence_fits_into_a_line_and_names_flags_that_the_program_has() 
     assert checked == 180
 
 
-def test_the_setup_is_that_of_the_flags() -> None:
-    mono = MonoBeastFlags(actors=ActorFlags(num_actors=6, num_processes=3))
-    assert setup_of("monobeast", mono, True, 1_000_000) == Setup(
-        program="monobeast", num_actors=6, processes=3, cores=available_cores(), has_gpu=True
-    )
-    poly = setup_of("polybeast", PolyBeastFlags(fleet=FleetFlags(num_servers=2)), False, 9)
-    assert (poly.num_actors, poly.processes, poly.has_large_model) == (4, 2, False)
-    assert setup_of("polybeast_learner", PolyBeastLearnerFlags(), False, 9).processes is None
+@pytest.mark.parametrize(("parameters", "is_large"), [(499_999, False), (500_000, True)])
+def test_a_model_of_half_a_million_parameters_is_large(parameters: int, is_large: bool) -> None:
+    collection = Collection(program="polybeast", num_actors=4, processes=2, fixed_lag=None)
+    made = setup_of(collection, 6, True, parameters)
+    assert (made.cores, made.has_gpu, made.has_large_model) == (6, True, is_large)
+    assert made.has_free_cores
 
 
 def test_lost_streams_are_named_with_the_time_since_and_no_more_servers_are_advised() -> None:

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 from torchbeast.bench.processor_time import cpu_seconds, family
 from torchbeast.bench.sample import Measure, Sample
 from torchbeast.cli.command_line import flatten
-from torchbeast.cli.flags import PolyBeastFlags, RunFlags
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.learning.config import CheckpointConfig
 from torchbeast.processes.child_process import ChildProcess, end_all
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.run_folder import RunConfig
 
 _WARM_UP = 3  # updates
 _POLL_S = 0.02
@@ -33,12 +35,14 @@ def end_to_end(flags: PolyBeastFlags, supervisor: Supervisor) -> Measure:
 
 def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> Sample:
     with tempfile.TemporaryDirectory(prefix="torchbeast-", ignore_cleanup_errors=True) as folder:
-        run = RunFlags(savedir=folder, xpid="bench", disable_checkpoint=True)
+        run = RunConfig(savedir=folder, xpid="bench")
+        unsaved = CheckpointConfig(disable_checkpoint=True)
         learning = dataclasses.replace(flags.learning, total_steps=_FOREVER)
+        changed = dataclasses.replace(flags, run=run, checkpoints=unsaved, learning=learning)
         program = ChildProcess(
             "PolyBeast",
             "torchbeast.bench.polybeast_child",
-            {"argv": arguments(dataclasses.replace(flags, run=run, learning=learning))},
+            {"argv": arguments(changed)},
             on_report=lambda report: None,
             on_end=lambda error: supervisor.fail("PolyBeast", error),
         )

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import tyro
 
-from torchbeast.cli.flags import PolyBeastFlags, RunFlags
+from torchbeast.cli.flags import CommandFlags, PolyBeastFlags
+from torchbeast.core.checks import above, at_least
+from torchbeast.evaluation.config import EvaluationConfig
+from torchbeast.learning.config import CheckpointConfig
+from torchbeast.reporting.run_folder import RunConfig
+
+_Group = TypeVar("_Group")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,14 +33,14 @@ class MeasuringFlags:
     """File to write every figure to, as JSON."""
     png: Path | None = None
     """File to draw a bar chart to, as PNG."""
-    preset: str | None = None
-    """Settings that replace the defaults above; the help lists the presets."""
 
     def __post_init__(self) -> None:
-        if self.seconds <= 0:
-            raise ValueError(f"--seconds must be greater than 0, got {self.seconds}")
-        if self.repeats < 1:
-            raise ValueError(f"--repeats must be at least 1, got {self.repeats}")
+        above(0, seconds=self.seconds)
+        at_least(1, repeats=self.repeats)
+
+
+Unused = tyro.conf.Suppress[tyro.conf.Fixed[_Group]]
+"""A group of PolyBeast's flags that is not used here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,5 +49,8 @@ class BenchFlags(PolyBeastFlags):
 
     Give it the settings of your run; it takes a minute or two."""
 
-    run: tyro.conf.Suppress[tyro.conf.Fixed[RunFlags]] = field(default_factory=RunFlags)
+    command: Unused[CommandFlags] = field(default_factory=CommandFlags)
+    run: Unused[RunConfig] = field(default_factory=RunConfig)
+    checkpoints: Unused[CheckpointConfig] = field(default_factory=CheckpointConfig)
+    evaluation: Unused[EvaluationConfig] = field(default_factory=EvaluationConfig)
     measuring: MeasuringFlags = field(default_factory=MeasuringFlags)

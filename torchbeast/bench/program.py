@@ -17,12 +17,10 @@ from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
 from torchbeast.bench.stages import Stages
 from torchbeast.bench.table import table
 from torchbeast.cli.command_line import flatten
-from torchbeast.cli.flags import available_cores
 from torchbeast.envs.opening import what_it_raised
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
-from torchbeast.learning.hardware import choose
-from torchbeast.learning.reward_clipping import resolved
 from torchbeast.learning.session import raise_failure
+from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
 
 Samples = dict[str, list[Sample]]
@@ -38,7 +36,6 @@ _LEFT_OUT = (
 def run(flags: BenchFlags) -> int:
     """Measures and reports; returns the exit code."""
     check_outputs(flags)
-    flags = resolved(flags, flags.environment.env_id)
     supervisor = Supervisor()
     with supervisor.signals():
         try:
@@ -59,13 +56,13 @@ def check_outputs(flags: BenchFlags) -> None:
 
 def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
     """Measures all stages, interleaved; returns their samples by name."""
-    compute, is_compiled = choose(flags), _is_compiled()
-    print(compute, flush=True)
+    made, is_compiled = Stages(flags, supervisor), _is_compiled()
+    print(made.compute, flush=True)
     if not is_compiled:
         print(_LEFT_OUT, flush=True)
     if busy := others(os.getloadavg()[0], available_cores()):
         print(busy, flush=True)
-    with Stages(flags, compute, supervisor).ready(is_compiled) as stages:
+    with made.ready(is_compiled) as stages:
         runs = {
             name: functools.partial(_one, name, stage, flags.measuring.seconds, supervisor)
             for name, stage in stages.items()
@@ -127,8 +124,8 @@ def _title(flags: BenchFlags) -> str:
     lstm = " with an LSTM" if flags.model.use_lstm else ""
     return (
         f"{flags.environment.env_id}, --model {flags.model.model}{lstm}, "
-        f"{flags.fleet.num_actors} environments, rollouts of {flags.learning.unroll_length} steps, "
-        f"{flags.learning.batch_size} per update; {record.machine()}"
+        f"{flags.fleet.num_actors} environments, rollouts of {flags.rollouts.unroll_length} steps, "
+        f"{flags.rollouts.batch_size} per update; {record.machine()}"
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from torchbeast.cli.flags import available_cores
 from torchbeast.errors import UsageError
+from torchbeast.processes.cores import available_cores
 
 
 def check(path: Path) -> None:

@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-
-import torch
 
 from torchbeast.bench import fixed_env, synthetic
 from torchbeast.bench.environment import environments
@@ -16,15 +13,13 @@ from torchbeast.bench.learner import learner
 from torchbeast.bench.limits import END_TO_END, ENVIRONMENT, INFERENCE, LEARNER, TRANSPORT
 from torchbeast.bench.sample import Measure
 from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.envs.opening import make_environment
-from torchbeast.learning.hardware import Compute, share_cores
-from torchbeast.learning.learner_run import impala_config, inference_threads, learner_threads
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.learning.assemble import assemble_alone
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.inference import inference_threads
 from torchbeast.sources.servers.plan import ServerPlan, beside_the_learner
 
 SINGLE = "transport, 1 environment a stream"
@@ -33,16 +28,20 @@ SINGLE = "transport, 1 environment a stream"
 class Stages:
     """Makes the measurements of all stages for the given flags."""
 
-    def __init__(self, flags: PolyBeastFlags, compute: Compute, supervisor: Supervisor) -> None:
-        if compute.device.type == "cpu":
-            keep_freed_memory()
+    def __init__(self, flags: PolyBeastFlags, supervisor: Supervisor) -> None:
         self._flags = flags
-        self._compute = compute
         self._supervisor = supervisor
         self._env = flags.environment.spec
-        self._plans = beside_the_learner(flags)
-        self._agent, self._space = _agent(flags, compute)
-        self._slice_threads = share_cores(compute, flags, self._agent)
+        self._plans = beside_the_learner(flags.fleet, flags.hardware.disable_cuda)
+        with closing(make_environment(self._env, 1)) as env:
+            spaces = env.observation_space, env.action_space, env.frame_stack
+
+        def agent(model: str, reads_values: bool) -> Agent:
+            return make_agent(model, *spaces, flags.model.use_lstm, reads_values=reads_values)
+
+        made = assemble_alone(learner_config(flags, self._env.name), agent)
+        self._agent, self._algo, self.compute = made.agent, made.algo, made.compute
+        self._space = stacked_space(spaces[0], spaces[2])
 
     @contextmanager
     def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
@@ -66,65 +65,42 @@ class Stages:
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
         """Measures the program's streams, and streams of one environment where those are larger."""
         from torchbeast.bench.transport import transport
-        from torchbeast.sources.servers.source import PolySourceConfig
 
-        config = PolySourceConfig(
-            batch_size=self._flags.learning.batch_size,
-            unroll_length=self._flags.learning.unroll_length,
-            extras=(),
-            max_queue_size=self._flags.pipeline.max_learner_queue_size,
-        )
+        settings = self._flags.rollouts, self._flags.pipeline
+        end = self._agent.model.distribution.zero_action, self._supervisor
         plans = {TRANSPORT: self._plans, SINGLE: _with_one(self._plans)}
         if plans[SINGLE] == self._plans:
             del plans[SINGLE]
-        zero = self._agent.model.distribution.zero_action
         served = fixed_env.like(self._env)
         return {
-            name: opened.enter_context(transport(served, plan, config, zero, self._supervisor))
+            name: opened.enter_context(transport(served, plan, *settings, *end))
             for name, plan in plans.items()
         }
 
     def _inference(self) -> Measure:
-        learning, device = self._flags.learning, self._compute.device
+        rollouts, device = self._flags.rollouts, self.compute.device
         return inference(
             self._agent,
             self._space,
             device,
             self._plans[0].envs_per_stream,
             inference_threads(self._flags.pipeline.num_inference_threads, device),
-            learning.unroll_length * learning.batch_size,
+            rollouts.unroll_length * rollouts.batch_size,
             self._supervisor,
         )
 
     def _learner(self) -> Measure:
-        learning, device = self._flags.learning, self._compute.device
-        config = dataclasses.replace(
-            impala_config(self._flags),
-            bytes_at_once=self._compute.bytes_at_once,
-            num_threads=self._slice_threads,
+        rollouts = self._flags.rollouts
+        batch = synthetic.rollout(
+            self._agent, self._space, rollouts.unroll_length, rollouts.batch_size
         )
-        algo = Impala(self._agent.model, self._agent.model.distribution, config)
-        rollout = synthetic.rollout(
-            self._agent, self._space, learning.unroll_length, learning.batch_size
-        )
-        threads = learner_threads(self._flags.machine.num_learner_threads, device)
-        return learner(algo, rollout, device, threads, self._supervisor)
+        threads = self.compute.learner_threads
+        return learner(self._algo, batch, self.compute.device, threads, self._supervisor)
 
     def _end_to_end(self) -> Measure:
         from torchbeast.bench.end_to_end import end_to_end
 
         return end_to_end(self._flags, self._supervisor)
-
-
-def _agent(flags: PolyBeastFlags, compute: Compute) -> tuple[Agent, ObservationSpace]:
-    """Returns the run's agent on its device, and the observation space it sees."""
-    torch.set_num_threads(compute.threads)
-    with closing(make_environment(flags.environment.spec, 1)) as env:
-        spaces = env.observation_space, env.action_space, env.frame_stack
-    agent = make_agent(flags.model.model, *spaces, flags.model.use_lstm)
-    agent.model.to(compute.device)
-    agent.model.compute_dtype = compute.dtype
-    return agent, stacked_space(spaces[0], spaces[2])
 
 
 def _with_one(plans: list[ServerPlan]) -> list[ServerPlan]:

@@ -18,10 +18,12 @@ from torchbeast.bench.processor_time import cpu_seconds
 from torchbeast.bench.sample import Measure, Sample, check_goes_on
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.plan import ServerPlan, rollout_columns
-from torchbeast.sources.servers.source import PolySourceConfig, learner_queue
+from torchbeast.sources.servers.source import learner_queue
 
 ZeroAction = Callable[[tuple[int, int]], Any]
 """Returns valid actions for shape (1, B), leaves [1, B, ...]."""
@@ -35,7 +37,8 @@ _POLL_S = 0.01
 def transport(
     env: EnvSpec,
     plans: Sequence[ServerPlan],
-    config: PolySourceConfig,
+    rollouts: RolloutConfig,
+    pipeline: PipelineConfig,
     zero_action: ZeroAction,
     supervisor: Supervisor,
 ) -> Iterator[Measure]:
@@ -45,11 +48,11 @@ def transport(
     servers = EnvServers(supervisor, env, plans, addresses, folder)
 
     def measure(seconds: float) -> Sample:
-        pipeline = _Pipeline(plans, addresses, config, zero_action, supervisor)
+        running = _Pipeline(plans, addresses, rollouts, pipeline, zero_action, supervisor)
         try:
-            return pipeline.measure(seconds, servers.pids)
+            return running.measure(seconds, servers.pids)
         finally:
-            pipeline.close()
+            running.close()
 
     try:
         servers.wait_ready()
@@ -66,18 +69,19 @@ class _Pipeline:
         self,
         plans: Sequence[ServerPlan],
         addresses: Sequence[str],
-        config: PolySourceConfig,
+        rollouts: RolloutConfig,
+        pipeline: PipelineConfig,
         zero_action: ZeroAction,
         supervisor: Supervisor,
     ) -> None:
         streams = [a for a, p in zip(addresses, plans, strict=True) for _ in range(p.num_streams)]
-        columns = rollout_columns(config.batch_size, [plan.envs_per_stream for plan in plans])
+        columns = rollout_columns(rollouts.batch_size, [plan.envs_per_stream for plan in plans])
         self._zero_action = zero_action
         self._supervisor = supervisor
-        self._queue = learner_queue(config, columns)
+        self._queue = learner_queue(rollouts, pipeline, columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
-            config.unroll_length, self._queue, self._batcher, streams, (), rollout_columns=columns
+            rollouts.unroll_length, self._queue, self._batcher, streams, (), rollout_columns=columns
         )
         self._threads: list[threading.Thread] = [
             supervisor.start_thread(f"transport: {name}", body)

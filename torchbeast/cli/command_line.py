@@ -2,7 +2,7 @@
 """The command line, derived from frozen dataclasses; a wrong one is a single sentence.
 
 A program's flags are one dataclass whose fields are groups (dataclasses too). On the command
-line they are flat: `--num_actors 10`, not `--machine.num_actors 10`.
+line they are flat: `--num_actors 10`, not `--fleet.num_actors 10`.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
 import tyro
 
 from torchbeast.cli import presets, resuming
+from torchbeast.cli.resuming import kinds
 from torchbeast.errors import UsageError
 
 Flags = TypeVar("Flags")
 
 _BOX = "╭╮╰╯│─ "
-_OUR_OWN = re.compile(
-    r"^Error parsing \w+: (?=--)"
-)  # tyro's words before a flag group's own sentence
+# tyro's words before the sentence of a check. Where a single flag cannot be read, they name that.
+_OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
+_ALIASES = {"--num_threads": "--num_learner_threads"}  # the original's names
 
 
 def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> Flags:
     """The flags in `args` (None: sys.argv); UsageError when they are wrong.
     `--help` and `--preset help` print and exit.
     """
-    words = sys.argv[1:] if args is None else args
+    words = [_by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
     default = _default(flags_type, words)
     shown = io.StringIO()
     try:
@@ -49,7 +50,13 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
     except SystemExit as end:
         if end.code != 2:
             raise
-        raise UsageError(f"{_first_sentence(shown.getvalue())} See --help.") from None
+        raise UsageError(f"{_sentence(shown.getvalue(), flags_type)} See --help.") from None
+
+
+def _by_its_name(word: str) -> str:
+    """A word of the command line, with the name that a flag has here."""
+    flag, equals, value = word.partition("=")
+    return f"{_ALIASES.get(flag, flag)}{equals}{value}"
 
 
 def _default(flags_type: type[Flags], words: Sequence[str]) -> Flags | None:
@@ -73,16 +80,43 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
     return replaced
 
 
+def _sentence(box: str, flags_type: type) -> str:
+    """What is wrong, in one sentence that names flags as they are typed. Checks name fields."""
+    said = _first_sentence(box)
+    if not _OF_A_CHECK.match(said):
+        return said
+    return _as_typed(_OF_A_CHECK.sub("", said), names(flags_type))
+
+
+def _as_typed(sentence: str, flags: Iterable[str]) -> str:
+    """Dashes before the names of flags: single words, such as "model", only where they begin the
+    sentence.
+    """
+    for name in flags:
+        where = r"(?<![-\w])" if "_" in name else "^"
+        sentence = re.sub(rf"{where}{name}\b", f"--{name}", sentence)
+    return sentence
+
+
 def _first_sentence(box: str) -> str:
-    """What tyro says in the first part of its box, on one line."""
-    lines = []
+    """The first part of tyro's box, on one line. A terminal that cannot draw a box gets rules of
+    dashes between the parts.
+    """
+    lines: list[str] = []
     for line in box.splitlines()[1:]:
         text = line.strip(_BOX)
-        if not text:
+        is_rule = not text.strip("-")
+        if is_rule and lines:
             break
-        lines.append(text)
+        if not is_rule:
+            lines.append(text)
     sentence = " ".join(lines).removesuffix(".").rstrip()
-    return _OUR_OWN.sub("", f"{sentence}.")
+    return f"{sentence}."
+
+
+def names(flags_type: type) -> list[str]:
+    """Every flag of a program, by its name on the command line."""
+    return [name for name, _ in kinds(flags_type)]
 
 
 def flatten(flags: Any) -> dict[str, Any]:

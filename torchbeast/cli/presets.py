@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torchbeast.cli.flags import LearnerGroups
+from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.resuming import given
 from torchbeast.errors import UsageError
 
@@ -143,7 +143,7 @@ def settings(flags_type: type, args: Sequence[str]) -> Mapping[str, Any]:
 
     `--preset help` prints the presets and exits. Programs that learn nothing have no presets.
     """
-    name = given(args, "--preset") if issubclass(flags_type, LearnerGroups) else None
+    name = given(args, "--preset") if issubclass(flags_type, LearnerFlags) else None
     if name is None:
         return {}
     if name == "help":

@@ -16,36 +16,23 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchbeast.cli.flags import LearnerGroups, PolyBeastLearnerFlags, RunFlags
+from torchbeast.cli.flags import LearnerFlags, PolyBeastLearnerFlags
 from torchbeast.errors import UsageError
+from torchbeast.learning.recorded import OF_ONE_COMMAND
+from torchbeast.reporting.run_folder import RunConfig
 
-# Of one command, not of a run.
-OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
 _SERVERS_DECIDE = ("env", "observation_keys", "num_actors")  # for a learner alone
 
 
 def settings(flags_type: type, args: Sequence[str]) -> dict[str, Any]:
     """What an earlier run decides of the command line `args`, by the names of the flags."""
-    if not issubclass(flags_type, LearnerGroups):
+    if not issubclass(flags_type, LearnerFlags):
         return {}
     xpid, folder = given(args, "--xpid"), _savedir(args)
     if given(args, "--mode") in ("test", "test_render"):
         return {} if xpid else {"xpid": _latest(folder)}
     recorded = _recorded(folder / xpid) if xpid and Path(xpid).name == xpid else {}
     return dict(_usable(flags_type, recorded))
-
-
-def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings of a run that is resumed which are others than before, a line for each. What
-    was not recorded, as in a run of another program, is left out, and so is the model, which
-    cannot change.
-    """
-    return [
-        f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
-        for name, value in now.items()
-        if name in recorded and name not in (*OF_ONE_COMMAND, "model")
-        if _plain(recorded[name]) != _plain(value)
-    ]
 
 
 def given(args: Sequence[str], flag: str) -> str | None:
@@ -60,7 +47,7 @@ def given(args: Sequence[str], flag: str) -> str | None:
 
 
 def _savedir(args: Sequence[str]) -> Path:
-    return RunFlags(xpid="any", savedir=given(args, "--savedir") or RunFlags.savedir).folder.parent
+    return RunConfig(savedir=given(args, "--savedir") or RunConfig.savedir).folder.parent
 
 
 def _latest(savedir: Path) -> str:
@@ -97,19 +84,19 @@ def _recorded(folder: Path) -> dict[str, Any]:
 def _usable(flags_type: type, recorded: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The flags that this program has and takes over, with a value that it knows."""
     left_out = [*OF_ONE_COMMAND, *(_SERVERS_DECIDE if flags_type is PolyBeastLearnerFlags else ())]
-    for name, kind in _kinds(flags_type):
+    for name, kind in kinds(flags_type):
         if name in recorded and name not in left_out:
             value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
             if _is_of(kind, value) and (name, value) != ("env", "unknown"):
                 yield name, value
 
 
-def _kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
+def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
     """Name and type of every flag."""
     hints = typing.get_type_hints(flags_type)
     for field in dataclasses.fields(flags_type):
         if dataclasses.is_dataclass(hints[field.name]):
-            yield from _kinds(hints[field.name])
+            yield from kinds(hints[field.name])
         else:
             yield field.name, hints[field.name]
 
@@ -126,8 +113,3 @@ def _is_of(kind: Any, value: Any) -> bool:
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, origin or kind)
-
-
-def _plain(value: Any) -> Any:
-    """A value as both JSON and the command line give it."""
-    return list(value) if isinstance(value, tuple) else value

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-Precision = Literal["auto", "float32", "bfloat16"]
+from torchbeast.core.choices import Precision
 
 # Linux's names of these instructions on x86 and ARM.
 _CPU_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the environments of a name are made: what the flags say of it, for every process."""
+"""Settings of environments: which one, and how it is made, the same in every process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torchbeast.core.checks import at_least, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,20 +18,32 @@ class EnvOptions:
     They go to other processes as `as_json()`, and into checkpoints as the flags of these names.
     """
 
-    observation_keys: tuple[str, ...] = ()  # leaves of a dict observation that count; (): all
-    # Of Atari games only, see atari.py:
-    sticky_actions: float | None = None  # None: what the id promises
-    frame_skip: int | None = None  # None: four
+    observation_keys: tuple[str, ...] = ()
+    """Leaves of a dict observation that the network sees, such as --observation_keys blstats
+    inventory/glyphs; others are dropped where the environment runs. Default: all; with
+    --mode test those of the run."""
+    sticky_actions: float | None = None
+    """Atari: chance, at each emulated frame, that a game does the action before again. Default:
+    what the id promises, 0.25 for ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with --mode
+    test that of the run."""
+    frame_skip: int | None = None
+    """Atari: emulated frames for each action. Default: 4; with --mode test that of the run."""
     full_action_space: bool = False
+    """Atari: all 18 actions of the console in every game, not only those that it uses."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
+        at_least(1, frame_skip=self.frame_skip)
+        require(
+            self.sticky_actions is None or 0 <= self.sticky_actions < 1,
+            f"sticky_actions must be at least 0 and below 1, got {self.sticky_actions}",
+        )
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> EnvOptions:
+    @staticmethod
+    def of(values: Mapping[str, Any]) -> EnvOptions:
         """The options among these values; what is missing has its default."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        return cls(**{name: value for name, value in values.items() if name in names})
+        names = {field.name for field in dataclasses.fields(EnvOptions)}
+        return EnvOptions(**{name: value for name, value in values.items() if name in names})
 
     def or_else(self, others: EnvOptions) -> EnvOptions:
         """These options, and the others' where these have their defaults."""

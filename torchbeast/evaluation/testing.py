@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from torchbeast.cli.flags import RunFlags
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.opening import make_environment, what_it_raised
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.reward_clipping import UNKNOWN
@@ -31,68 +31,80 @@ _ATARI_RANDOM_START = 30  # the literature's number of no-ops
 _THAT_OF_THE_RUN = EnvSpec("")
 
 
-def test(run: RunFlags, asked: EnvSpec = _THAT_OF_THE_RUN) -> int:
-    """Plays whole episodes, prints their returns; writes a video when the mode says so.
+def test(
+    folder: Path,
+    config: EvaluationConfig,
+    asked: EnvSpec = _THAT_OF_THE_RUN,
+    *,
+    seed: int | None = None,
+    film: bool = False,
+) -> int:
+    """Plays whole episodes and prints their returns; the exit code.
 
+    folder: of the run whose checkpoint plays.
     asked: what to play; what it leaves open, the name included, is as the run was trained.
+    film: also writes a video into the folder.
     """
-    path = run.folder / "model.tar"
+    path = folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
     trained_on = checkpoints.env_spec(saved)
     spec = _played(asked, trained_on)
-    with closing(_environment(spec, run)) as env:
+    num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
+    with closing(_environment(spec, num_envs, film)) as env:
         with _fitting(trained_on.name, spec.name):
             agent = _agent(saved, env, path)
-        seed = secrets.randbits(31) if run.seed is None else run.seed
+        seed = secrets.randbits(31) if seed is None else seed
         torch.manual_seed(seed)
         try:
-            episodes = _play(env, agent, run, seed)
+            episodes = _play(env, agent, config, seed, folder / "video.mp4" if film else None)
         except (UsageError, RunError):
             raise
         except Exception as error:
             raise RunError(f"while playing {env.env_id}: {what_it_raised(error)}") from error
     is_other = trained_on.name not in ("", spec.name)
     where = env.env_id + (f" (trained on {trained_on.name})" if is_other else "")
-    print(f"{where}, {path}, {_how(saved, run, env)}\n{report(episodes)}")
+    print(f"{where}, {path}, {_how(saved, config, env)}\n{report(episodes)}")
     return EXIT_DONE
 
 
-def _random_start(env: VecEnv, run: RunFlags) -> int:
-    """The flag, else enough to tell games of Atari apart, which are deterministic."""
-    if run.random_start is not None:
-        return run.random_start
+def _random_start(env: VecEnv, config: EvaluationConfig) -> int:
+    """What is asked for, else enough to tell games of Atari apart, which are deterministic."""
+    if config.random_start is not None:
+        return config.random_start
     return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
 
 
-def _how(saved: dict[str, Any], run: RunFlags, env: VecEnv) -> str:
+def _how(saved: dict[str, Any], config: EvaluationConfig, env: VecEnv) -> str:
     step = saved.get("stats", {}).get("step")
-    actions = "sampled actions" if run.sampled else "the most likely actions"
-    if most := _random_start(env, run):
+    actions = "sampled actions" if config.sampled else "the most likely actions"
+    if most := _random_start(env, config):
         actions += f" after 0 to {most} random ones"
     return actions if step is None else f"step {int(step):,}, {actions}"
 
 
-def _play(env: VecEnv, agent: Agent, run: RunFlags, seed: int) -> Episodes:
+def _play(
+    env: VecEnv, agent: Agent, config: EvaluationConfig, seed: int, video: Path | None
+) -> Episodes:
     play_it = functools.partial(
         play,
         env,
         agent,
-        run.num_episodes,
+        config.num_episodes,
         seed,
-        greedy=not run.sampled,
-        random_start=_random_start(env, run),
+        greedy=not config.sampled,
+        random_start=_random_start(env, config),
     )
-    if run.mode != "test_render":
+    if video is None:
         return play_it()
     from torchbeast.evaluation.video import VideoWriter, picture  # OpenCV, which nothing else needs
 
-    with VideoWriter(run.folder / "video.mp4") as video:
+    with VideoWriter(video) as writer:
 
         def film(observation: Any) -> None:
-            video.write(picture(env, observation))
+            writer.write(picture(env, observation))
 
         episodes = play_it(watch=film)
-    print(f"The video is {video.path}")
+    print(f"The video is {writer.path}")
     return episodes
 
 
@@ -107,14 +119,12 @@ def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
     return dataclasses.replace(trained_on, kwargs=kwargs, options=options)
 
 
-def _environment(spec: EnvSpec, run: RunFlags) -> VecEnv:
+def _environment(spec: EnvSpec, num_envs: int, film: bool) -> VecEnv:
     if spec.name in ("", UNKNOWN):
         raise UsageError(
             "the checkpoint does not say which environment it was trained on: give --env"
         )
-    render = run.mode == "test_render"
-    num_envs = 1 if render else min(run.num_episodes, MAX_PARALLEL)
-    return make_environment(spec, num_envs, render)
+    return make_environment(spec, num_envs, film)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the learner uses this machine: chosen from the hardware where the flags leave it open."""
+"""How the learner uses this machine: chosen from the hardware where its Config leaves it open."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from torchbeast.cli.flags import LearnerGroups
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.algos.pieces import columns_of_a_piece
+from torchbeast.core.choices import Precision
 from torchbeast.core.precision import dtype_for, has_bfloat16
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.processes.cores import available_cores
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
 # cache each: half as much has more overhead, twice as much is slower with the deep network.
@@ -25,6 +27,8 @@ class Compute:
     dtype: torch.dtype  # of features
     threads: int  # of the learner on the CPU: cores that it may occupy
     bytes_at_once: int | None  # of observations in one backward; None: all
+    is_whole: bool  # one thread at a time uses the network to learn
+    learner_threads: int  # that prepare and learn batches
 
     def __str__(self) -> str:
         """One line for the start of a run."""
@@ -43,32 +47,41 @@ class Compute:
         return f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
 
 
-def choose(flags: LearnerGroups) -> Compute:
-    """What the flags say, else what suits the hardware."""
-    use_cuda = torch.cuda.is_available() and not flags.machine.disable_cuda
+def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
+    """What the Config says, else what suits the hardware.
+
+    reproducible: what is left open is the same on every machine, and sums do not depend on which
+        thread is first.
+    """
+    use_cuda = torch.cuda.is_available() and not config.disable_cuda
     device = torch.device("cuda:0" if use_cuda else "cpu")
     return Compute(
         device=device,
-        dtype=dtype_for(flags.precision(), device),
-        threads=flags.torch_threads(),
-        bytes_at_once=_bytes_at_once(flags.machine.megabytes_at_once, device),
+        dtype=dtype_for(precision(config, reproducible), device),
+        threads=config.torch_threads or (1 if reproducible else available_cores()),
+        bytes_at_once=_bytes_at_once(config.megabytes_at_once, device),
+        is_whole=use_cuda or config.compile or reproducible,
+        learner_threads=config.num_learner_threads or (2 if use_cuda else 1),
     )
 
 
-def share_cores(compute: Compute, flags: LearnerGroups, agent: Agent) -> int:
+def share_cores(compute: Compute, batch_size: int, unroll_length: int, agent: Agent) -> int:
     """How many threads learn pieces of a batch; the cores that are left are for each's operations.
 
     1 on a GPU, where there is one piece, where sums must not depend on who is first, and with a
     compiler, which is used by one thread at a time. Call it before other threads use torch: they
     begin with what was set last.
     """
-    size = flags.learning.batch_size, (flags.learning.unroll_length + 1) * agent.observation_bytes
+    size = batch_size, (unroll_length + 1) * agent.observation_bytes
     columns = columns_of_a_piece(agent.model, size, compute.bytes_at_once, compute.threads)
-    pieces = -(-flags.learning.batch_size // columns)
-    is_whole = compute.device.type != "cpu" or flags.machine.compile or flags.adds_in_order()
-    over_pieces = 1 if is_whole else min(compute.threads, pieces)
+    over_pieces = 1 if compute.is_whole else min(compute.threads, -(-batch_size // columns))
     torch.set_num_threads(max(1, compute.threads // over_pieces))
     return over_pieces
+
+
+def precision(config: HardwareConfig, reproducible: bool) -> Precision:
+    """What features are computed in, on every device; "auto" where each decides for itself."""
+    return "float32" if reproducible and config.precision == "auto" else config.precision
 
 
 def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:

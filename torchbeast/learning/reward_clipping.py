@@ -8,28 +8,20 @@ is the same as the -1 of every other step.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TypeVar
+from typing import Literal
 
-from torchbeast.cli.flags import LearnerGroups
 from torchbeast.core.losses import RewardClipping
 from torchbeast.envs.atari import is_atari
 
 UNKNOWN = "unknown"  # what servers of the original TorchBeast serve, which do not say
 
-Flags = TypeVar("Flags", bound=LearnerGroups)
 
-
-def resolved(flags: Flags, env_id: str) -> Flags:
-    """The flags with "abs_one" or "none" in the place of "auto"; others as they are."""
-    if flags.learning.reward_clipping != "auto":
-        return flags
-    learning = dataclasses.replace(flags.learning, reward_clipping=usual(env_id))
-    return dataclasses.replace(flags, learning=learning)
-
-
-def usual(env_id: str) -> RewardClipping:
-    """What "auto" means in this environment. The original's learner clips unless told otherwise."""
+def resolved(clipping: RewardClipping | Literal["auto"], env_id: str) -> RewardClipping:
+    """What is asked for, or what "auto" means in this environment. The original's learner clips
+    unless told otherwise.
+    """
+    if clipping != "auto":
+        return clipping
     return "abs_one" if env_id == UNKNOWN or is_atari(env_id) else "none"
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from torchbeast.cli.command_line import flatten
-from torchbeast.cli.flags import LearnerGroups
 from torchbeast.errors import RunError, UsageError, without_our_frames
 from torchbeast.processes.supervisor import Failure, Supervisor
 from torchbeast.reporting.run_folder import RunFolder
@@ -22,14 +21,16 @@ class Session(NamedTuple):
 
 
 @contextmanager
-def session(flags: LearnerGroups) -> Iterator[Session]:
+def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
     """A run from its folder to its end; raises its first failure, as UsageError or RunError.
 
     Whatever the body raises is a failure of the run like one of its threads.
+
+    path: the run's folder. settings: every flag by its name, for meta.json.
     """
     supervisor = Supervisor()
     with supervisor.signals():
-        folder = RunFolder(flags.run.folder, flatten(flags))
+        folder = RunFolder(path, settings)
         try:
             yield Session(supervisor, folder)
         except Exception as error:

@@ -9,14 +9,12 @@ Learner threads run `_learn`; the main thread reads `progress` and calls `checkp
 
 from __future__ import annotations
 
-import collections
 import copy
-import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -33,9 +31,9 @@ from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Away, Reading, spent
 from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.progress import Progress, mean
 
 DONE = "all steps are learnt"
-_RECENT = 100  # episodes in the mean return that is shown
 _UPDATE_S = 120.0  # longest time that one update may take
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
@@ -73,53 +71,6 @@ class Algo(Protocol):
         """The learnt part of a checkpoint, under its keys."""
 
 
-@dataclass
-class Progress:
-    """How far a run is. Written under the training lock."""
-
-    step: int = 0
-    episodes: int = 0
-    loss: float = float("nan")
-    mean_lag: float = float("nan")  # of the last batch
-    max_lag: float = float("nan")  # likewise
-    returns: collections.deque[float] = field(
-        default_factory=lambda: collections.deque(maxlen=_RECENT)
-    )
-    lengths: collections.deque[int] = field(
-        default_factory=lambda: collections.deque(maxlen=_RECENT)
-    )
-
-    def mean_return(self) -> float:
-        """Of the last 100 episodes; NaN before the first has ended."""
-        return _mean(self.returns)
-
-    def mean_length(self) -> float:
-        """Likewise, in steps."""
-        return _mean(self.lengths)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
-        return {
-            "step": self.step,
-            "episodes": self.episodes,
-            "returns": list(self.returns),
-            "lengths": list(self.lengths),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`; what a checkpoint of another program lacks starts anew."""
-        self.step = state.get("step", 0)
-        self.episodes = state.get("episodes", 0)
-        self.returns.extend(state.get("returns", ()))
-        self.lengths.extend(state.get("lengths", ()))
-
-
-def _mean(values: Iterable[float]) -> float:
-    """NaN where there are none. The learner thread may add some meanwhile."""
-    recent = list(values)
-    return statistics.fmean(recent) if recent else float("nan")
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingParts:
     """What a training loop is made of."""
@@ -142,10 +93,11 @@ class Training:
         total_steps: int,
         progress: Progress,
         trace: Path | None = None,
-        keep: Callable[[dict[str, Any]], Path] | None = None,
+        keep: Callable[[dict[str, Any]], Path | None] | None = None,
     ) -> None:
         """`trace`: a file for the profiler's trace of one update. `keep`: saves the state before
-        an update that NaN made impossible, and says where; not called when that is bad too.
+        an update that NaN made impossible, and says where (None: it saves nothing); not called
+        when that is bad too.
         """
         self._parts = parts
         self._total_steps = total_steps
@@ -231,6 +183,8 @@ class Training:
             path = self._keep(self._state())
         except OSError as error:
             return f"The state before it could not be saved: {error}"
+        if path is None:
+            return "No state was saved"
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
@@ -241,8 +195,8 @@ class Training:
         self.progress.returns.extend(returns)
         self.progress.lengths.extend(lengths)
         row = {
-            "mean_episode_return": _mean(returns),
-            "mean_episode_length": _mean(lengths),
+            "mean_episode_return": mean(returns),
+            "mean_episode_length": mean(lengths),
             "episodes": self.progress.episodes,
             **figures,
             **self._parts.source.status(),

@@ -19,13 +19,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchbeast.cli.flags import (
-    LearnerGroups,
-    MonoBeastFlags,
-    PolyBeastFlags,
-    available_cores,
-)
-
 ACTOR_STAGES = ("environment", "inference", "queueing")
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
@@ -77,16 +70,33 @@ class Diagnosis(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What advice depends on."""
+class Collection:
+    """How a program collects."""
 
     program: str  # monobeast, polybeast, polybeast_learner
     num_actors: int  # environments in all
     processes: int | None  # of this run that step environments here; None: others' servers
+    fixed_lag: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What advice depends on."""
+
+    collection: Collection
     cores: int
     has_gpu: bool
-    has_large_model: bool = True
-    fixed_lag: int | None = None
+    has_large_model: bool
+
+    @property
+    def program(self) -> str:
+        """monobeast, polybeast or polybeast_learner."""
+        return self.collection.program
+
+    @property
+    def processes(self) -> int | None:
+        """Processes of this run that step environments here; None: others' servers."""
+        return self.collection.processes
 
     @property
     def has_free_cores(self) -> bool:
@@ -94,22 +104,13 @@ class Setup:
         return self.processes is not None and self.processes < self.cores
 
 
-def setup_of(program: str, flags: LearnerGroups, has_gpu: bool, model_size: int) -> Setup:
-    """What advice depends on, from the program's flags. `model_size`: parameters."""
-    num_actors, processes, fixed_lag = 0, None, None
-    if isinstance(flags, MonoBeastFlags):
-        num_actors, processes = flags.actors.num_actors, flags.actors.processes()
-        fixed_lag = flags.actors.fixed_lag
-    elif isinstance(flags, PolyBeastFlags):
-        num_actors, processes = flags.fleet.num_actors, flags.fleet.servers()
+def setup_of(collection: Collection, cores: int, has_gpu: bool, model_size: int) -> Setup:
+    """What advice depends on. `model_size`: parameters."""
     return Setup(
-        program=program,
-        num_actors=num_actors,
-        processes=processes,
-        cores=available_cores(),
+        collection=collection,
+        cores=cores,
         has_gpu=has_gpu,
         has_large_model=model_size >= _LARGE_MODEL,
-        fixed_lag=fixed_lag,
     )
 
 
@@ -233,8 +234,8 @@ def _faster_learner(setup: Setup) -> str:
 def _more_room(setup: Setup) -> str:
     if setup.program != "monobeast":
         return "a larger --max_learner_queue_size lets them go on"
-    if setup.fixed_lag is not None:
-        return f"they wait for the weights that --fixed_lag {setup.fixed_lag} demands"
+    if setup.collection.fixed_lag is not None:
+        return f"they wait for the weights that --fixed_lag {setup.collection.fixed_lag} demands"
     return "more --num_buffers let them go on"
 
 
@@ -254,7 +255,7 @@ def _faster_environments(setup: Setup) -> str:
 def _more_processes(setup: Setup) -> str:
     """The number of processes follows that of environments, unless it was given."""
     by_itself = "--num_servers" if setup.program == "polybeast" else "--num_processes"
-    flag = "--num_actors" if setup.processes == setup.num_actors else by_itself
+    flag = "--num_actors" if setup.processes == setup.collection.num_actors else by_itself
     return f"raise {flag}; {setup.processes} of {setup.cores} cores step environments"
 
 

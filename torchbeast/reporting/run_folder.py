@@ -13,13 +13,46 @@ import logging
 import os
 import subprocess
 import sys
+import time
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
 
+from torchbeast.core.checks import at_least, require
 from torchbeast.errors import UsageError
 
 LOGGER_NAME = "torchbeast"
+
+
+def _new_xpid() -> str:
+    return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """A run's name, the place of its files, and its seed."""
+
+    xpid: str = field(default_factory=_new_xpid)
+    """Name of the run. The name of an earlier run resumes it with the settings that it recorded;
+    flags that are given here win. Default: made from the time."""
+    savedir: str = "~/logs/torchbeast"
+    """The run's files lie in {savedir}/{xpid}."""
+    seed: int | None = None
+    """Seed of the whole run: weights, actions, every environment.
+    Default: random, recorded in meta.json."""
+
+    def __post_init__(self) -> None:
+        at_least(0, seed=self.seed)
+        require(
+            self.xpid not in ("", ".", "..", "latest") and "/" not in self.xpid,
+            f"xpid must be a plain name of a folder other than 'latest', got {self.xpid!r}",
+        )
+
+    @property
+    def folder(self) -> Path:
+        """{savedir}/{xpid}"""
+        return Path(self.savedir).expanduser().absolute() / self.xpid
 
 
 class RunFolder:

@@ -8,8 +8,8 @@ import shlex
 import sys
 from pathlib import Path
 
-from torchbeast.learning.training import Progress
 from torchbeast.reporting.display import clock
+from torchbeast.reporting.progress import Progress
 
 
 def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:

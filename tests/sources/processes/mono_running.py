@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,15 +15,29 @@ from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 
 SOON = 30.0
 
 
+def config_of(**settings: Any) -> MonoSourceConfig:
+    """The settings of a source; those of its own Configs by their names."""
+
+    def taken(config: type) -> Any:
+        names = {field.name for field in dataclasses.fields(config)} & set(settings)
+        return config(**{name: settings.pop(name) for name in names})
+
+    processes, rollouts = taken(ProcessesConfig), taken(RolloutConfig)
+    usual = {"precision": "float32", "seed": 0}
+    return MonoSourceConfig(processes=processes, rollouts=rollouts, **{**usual, **settings})
+
+
 @contextmanager
 def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
-    """`options`: of MonoSourceConfig; two buffers an environment unless they say otherwise."""
+    """`options`: of its settings; two buffers an environment unless they say otherwise."""
     observation, action, frame_stack = setup.spaces()
     torch.manual_seed(0)
     agent = make_agent(
@@ -34,7 +49,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
         reads_values=setup.reads_values,
     )
     agent.model.reward_input = setup.reward_input
-    config = MonoSourceConfig(
+    config = config_of(
         **{
             "env": EnvSpec(setup.env_id),
             "model": setup.model,
@@ -43,7 +58,6 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
             "reads_values": setup.reads_values,
             "num_actors": setup.num_envs,
             "num_processes": setup.num_groups,
-            "num_buffers": 2 * setup.num_envs,
             "batch_size": setup.batch_size,
             "unroll_length": setup.unroll_length,
             "extras": setup.extras,
@@ -52,7 +66,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
             **options,
         }
     )
-    weights = SharedWeights(agent.model, setup.version, ring_size(config.fixed_lag))
+    weights = SharedWeights(agent.model, setup.version, ring_size(config.processes.fixed_lag))
     seen = stacked_space(observation, frame_stack)
     source = MonoSource(agent, seen, weights, torch.device("cpu"), config)
     supervisor = Supervisor()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from mono_running import config_of
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -16,7 +17,7 @@ from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import Reading, Window
 from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig
+from torchbeast.sources.processes.source import MonoSource
 
 
 class Clock:
@@ -98,7 +99,7 @@ def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSour
     """One whose actors, which are no real processes, have just entered these stages."""
     space = ArraySpec((4,), "float32")
     agent = make_agent("mlp", space, Discrete(2), 1, False)
-    config = MonoSourceConfig(
+    config = config_of(
         env=EnvSpec("never made"),
         extras=(),
         model="mlp",

@@ -27,9 +27,8 @@ from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
-from torchbeast.sources.processes.source import MonoSourceConfig
+from torchbeast.sources.processes.config import ProcessesConfig
 
 
 class TestMonoSource(SourceCompliance):
@@ -225,15 +224,9 @@ def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
     assert few.versions == [{max(CATCH.version, update - 2)} for update in updates]
 
 
-def config(**options: int | None) -> MonoSourceConfig:
-    given = {"num_actors": 4, "num_processes": 2, "num_buffers": 4, "batch_size": 4, **options}
-    setup = {"env": EnvSpec("Catch"), "model": "mlp", "use_lstm": False, "unroll_length": 5}
-    return MonoSourceConfig(**setup, **given, extras=())
-
-
 def test_every_environment_needs_a_buffer() -> None:
-    with pytest.raises(ValueError, match="4 environments need a buffer each, got 3"):
-        config(num_buffers=3)
+    with pytest.raises(ValueError, match="num_buffers 3 leaves .* give at least num_actors 4"):
+        ProcessesConfig(num_actors=4, num_buffers=3)
 
 
 # --- buffers
@@ -252,9 +245,10 @@ def test_every_environment_needs_a_buffer() -> None:
 def test_buffers_are_rollouts_of_one_environment(
     num_actors: int, num_processes: int, num_buffers: int, batch_size: int, slots: int, ahead: int
 ) -> None:
-    counts = {"num_actors": num_actors, "num_processes": num_processes}
-    made = config(**counts, num_buffers=num_buffers, batch_size=batch_size)
-    assert (made.slots_per_process, made.batches_ahead) == (slots, ahead)
+    made = ProcessesConfig(
+        num_actors=num_actors, num_processes=num_processes, num_buffers=num_buffers
+    )
+    assert (made.slots_per_process(), made.batches_ahead(batch_size)) == (slots, ahead)
     assert num_actors <= slots * num_actors + ahead * batch_size <= num_buffers
 
 

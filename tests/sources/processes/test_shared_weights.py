@@ -18,7 +18,7 @@ from background import SOON, Background
 from torch import nn
 from weights_reader import model, values
 
-from torchbeast.cli.flags import MAX_FIXED_LAG
+from torchbeast.sources.processes.config import MAX_FIXED_LAG
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import ring_size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchbeast.cli.flags import FleetFlags, MachineFlags, PolyBeastFlags
+from torchbeast.sources.servers.config import FleetConfig
 from torchbeast.sources.servers.plan import ServerPlan, beside_the_learner, rollout_columns, spread
 
 CASES = {
@@ -39,10 +39,8 @@ def test_servers_beside_a_learner_on_the_cpu_have_one_stream(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, disabled: bool, expected: ServerPlan
 ) -> None:
     monkeypatch.setattr("torchbeast.sources.servers.plan.seems_to_have_a_gpu", lambda: gpu)
-    flags = PolyBeastFlags(
-        fleet=FleetFlags(num_actors=32, num_servers=2), machine=MachineFlags(disable_cuda=disabled)
-    )
-    assert beside_the_learner(flags) == [expected] * 2
+    fleet = FleetConfig(num_actors=32, num_servers=2)
+    assert beside_the_learner(fleet, disabled) == [expected] * 2
 
 
 @pytest.mark.parametrize("num_streams", [1, 2])

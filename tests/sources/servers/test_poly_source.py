@@ -19,9 +19,11 @@ from torchbeast.core.envs.spaces import action_space_to_json
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.servers import server_main as env_process
+from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import ask_all
-from torchbeast.sources.servers.source import PolySource, PolySourceConfig
+from torchbeast.sources.servers.source import PolySource
 
 SOON = 30.0
 
@@ -68,15 +70,17 @@ def playing(address: str, setup: Setup) -> Iterator[Running]:
     agent = make_agent(setup.model, *spaces, fleet.frame_stack, setup.use_lstm)
     agent.model.reward_input = setup.reward_input
     weights = PublishedWeights(agent.model, setup.version)
-    config = PolySourceConfig(
-        batch_size=setup.batch_size,
-        unroll_length=setup.unroll_length,
+    source = PolySource(
+        fleet,
+        agent.model,
+        weights,
+        torch.device("cpu"),
+        RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),
+        PipelineConfig(num_inference_threads=setup.num_groups),
         extras=setup.extras,
         mode=setup.mode,
-        num_inference_threads=setup.num_groups,
         seed=setup.seed,
     )
-    source = PolySource(fleet, agent.model, weights, torch.device("cpu"), config)
     supervisor = Supervisor()
     source.start(supervisor)
     try:

@@ -30,9 +30,9 @@ import torch
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.losses import RewardClipping
-from torchbeast.core.precision import Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
@@ -40,7 +40,9 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import ACTOR_STAGES, Away
 from torchbeast.reporting.watchdog import STALL_S
 from torchbeast.seeds import seed_of
+from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.activity import Activity, SharedActivities
+from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.servers.plan import split_evenly
@@ -65,35 +67,13 @@ class MonoSourceConfig:
     use_lstm: bool
     reward_input: RewardClipping = "abs_one"  # of the model
     reads_values: bool = True  # likewise, see make_agent
-    precision: Precision = "float32"  # of the actors' features, on the CPU
-    num_actors: int  # environments in all
-    num_processes: int  # that they are spread over
-    num_buffers: int  # rollouts of one environment, written or waiting: one for each, and more
-    batch_size: int
-    unroll_length: int
+    precision: Precision  # of the actors' features, on the CPU
+    processes: ProcessesConfig  # a fixed lag: whole rollouts must fill a batch
+    rollouts: RolloutConfig
     extras: tuple[str, ...]  # of acting, that travel in the rollouts: what the algorithm needs
     mode: Mode = "sample"  # of acting
-    fixed_lag: int | None = None  # None: free-running; else whole rollouts must fill a batch
     num_batches: int = 2  # beside the buffers: one in preparation, the others with learner threads
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.num_buffers < self.num_actors:
-            raise ValueError(
-                f"{self.num_actors} environments need a buffer each, got {self.num_buffers}"
-            )
-
-    @property
-    def slots_per_process(self) -> int:
-        """A slot holds a rollout of every environment of its process."""
-        return self.num_buffers // self.num_actors
-
-    @property
-    def batches_ahead(self) -> int:
-        """What the slots leave of the buffers: batches that are full before a learner wants them,
-        so that a process with a single slot gets it back early.
-        """
-        return (self.num_buffers - self.slots_per_process * self.num_actors) // self.batch_size
+    seed: int
 
 
 def ring_size(fixed_lag: int | None) -> int:
@@ -121,6 +101,8 @@ class MonoSource:
     ) -> None:
         """`observation_space`: of one environment, as the policy sees it."""
         self._config = config
+        self._batch_size = config.rollouts.batch_size
+        self._fixed_lag = config.processes.fixed_lag
         self._weights = weights
         self._ready: queue.Queue[Batch | None] = queue.Queue()
         self._free: queue.Queue[Batch | None] = queue.Queue()
@@ -129,17 +111,18 @@ class MonoSource:
         self._replaced = 0
         self._any_has_worked = False
         self._closed = threading.Event()
-        shape = agent.model, observation_space, config.extras, config.unroll_length
+        shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
+        processes, num_processes = config.processes, config.processes.processes()
         pin = device.type == "cuda"
-        for _ in range(config.num_batches + config.batches_ahead):
-            self._free.put(Batch(*shape, config.batch_size, pin))
-        counts = split_evenly(config.num_actors, config.num_processes)
-        self._activities = SharedActivities(config.num_processes)
+        for _ in range(config.num_batches + processes.batches_ahead(self._batch_size)):
+            self._free.put(Batch(*shape, self._batch_size, pin))
+        counts = split_evenly(processes.num_actors, num_processes)
+        self._activities = SharedActivities(num_processes)
         self._actors = [
             _Actor(
                 index,
                 self,
-                SharedRollouts(*shape, count, config.slots_per_process),
+                SharedRollouts(*shape, count, processes.slots_per_process()),
                 self._activities.of(index),
             )
             for index, count in enumerate(counts)
@@ -194,7 +177,7 @@ class MonoSource:
         """
         stages = [actor.activity.present()[0] for actor in self._living()]
         return {
-            "learner_queue_size": self._ready.qsize() * self._config.batch_size,
+            "learner_queue_size": self._ready.qsize() * self._batch_size,
             "rollout_queue_size": self._done.qsize(),
             "live_actors": len(stages),
             "waiting_actors": stages.count("queueing"),
@@ -214,7 +197,7 @@ class MonoSource:
             for actor, stage, seconds in self._busy()
             if seconds >= STALL_S
         ]
-        if said and self._config.fixed_lag is not None:
+        if said and self._fixed_lag is not None:
             said.append("with a fixed lag the others wait for its turn")
         return "; ".join(said)
 
@@ -281,7 +264,7 @@ class MonoSource:
             "reward_input": config.reward_input,
             "reads_values": config.reads_values,
             "precision": config.precision,
-            "unroll_length": config.unroll_length,
+            "unroll_length": config.rollouts.unroll_length,
             "extras": config.extras,
             "mode": config.mode,
             "num_envs": actor.num_envs,
@@ -317,7 +300,7 @@ class MonoSource:
     def _rollouts(self) -> Iterator[tuple[_Actor, int]]:
         """Actor and slot of each rollout, in the order in which they are learnt."""
         done = iter(self._done.get, None)
-        if self._config.fixed_lag is None:
+        if self._fixed_lag is None:
             yield from done
             return
         waiting: dict[int, collections.deque[int]] = collections.defaultdict(collections.deque)
@@ -427,11 +410,11 @@ class _LaggedGrants:
     """
 
     def __init__(self, config: MonoSourceConfig, version: int, num_envs: int) -> None:
-        assert config.fixed_lag is not None
-        self._lag = config.fixed_lag
+        assert config.processes.fixed_lag is not None
+        self._lag = config.processes.fixed_lag
         self._first_version = version
-        self._rollouts_per_batch = config.batch_size // num_envs
-        self._num_processes = config.num_processes
+        self._rollouts_per_batch = config.rollouts.batch_size // num_envs
+        self._num_processes = config.processes.processes()
         self._given: dict[int, int] = collections.Counter()  # rollouts granted to each actor
         self._slots: dict[int, collections.deque[tuple[_Actor, int]]] = collections.defaultdict(
             collections.deque
@@ -455,6 +438,6 @@ class _LaggedGrants:
 
 
 def _grants(config: MonoSourceConfig, version: int, num_envs: int) -> _FreeGrants | _LaggedGrants:
-    if config.fixed_lag is None:
+    if config.processes.fixed_lag is None:
         return _FreeGrants()
     return _LaggedGrants(config, version, num_envs)

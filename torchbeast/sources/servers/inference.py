@@ -6,9 +6,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.processes.cores import available_cores
+
+
+def inference_threads(count: int | None, device: torch.device) -> int:
+    """How many, where that is left open. On the CPU to act is at most a quarter of a step, and more
+    threads than it takes make smaller batches; each has the threads of an operation.
+    """
+    if count is not None:
+        return count
+    on_cpu = max(1, available_cores() // (4 * torch.get_num_threads()))
+    return 2 if device.type == "cuda" else on_cpu
 
 
 def answer(

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.sources.servers.config import FleetConfig
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[Serv
     return [_plan(n, num_streams) for n in counts]
 
 
-def beside_the_learner(flags: PolyBeastFlags) -> list[ServerPlan]:
-    """The plan of servers on the learner's machine: one stream each where it has no GPU."""
-    on_gpu = seems_to_have_a_gpu() and not flags.machine.disable_cuda
-    return spread(flags.fleet.num_actors, flags.fleet.servers(), num_streams=2 if on_gpu else 1)
+def beside_the_learner(fleet: FleetConfig, disable_cuda: bool) -> list[ServerPlan]:
+    """The plan of servers on the learner's machine: one stream each where it uses no GPU."""
+    on_gpu = seems_to_have_a_gpu() and not disable_cuda
+    return spread(fleet.num_actors, fleet.servers(), num_streams=2 if on_gpu else 1)
 
 
 def seems_to_have_a_gpu() -> bool:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,24 +27,13 @@ from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Away, lost_streams
 from torchbeast.reporting.watchdog import STALL_S
+from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.inference import answer
+from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.plan import rollout_columns
 
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PolySourceConfig:
-    """How rollouts are collected."""
-
-    batch_size: int
-    unroll_length: int
-    extras: tuple[str, ...]  # of acting, that travel in the rollouts: what the algorithm needs
-    mode: Mode = "sample"  # of acting
-    num_inference_threads: int = 1
-    max_queue_size: int | None = None  # rollouts; None: two batches
-    seed: int = 0
 
 
 class PolySource:
@@ -61,27 +49,35 @@ class PolySource:
         actor: Actor,
         weights: PublishedWeights,
         device: torch.device,
-        config: PolySourceConfig,
+        rollouts: RolloutConfig,
+        pipeline: PipelineConfig,
+        *,
+        extras: tuple[str, ...],
+        mode: Mode = "sample",
+        seed: int,
     ) -> None:
-        """`actor`: on `device`; only copied here. What acts are the published weights."""
-        specs_of_extras(actor, config.extras)
+        """`actor`: on `device`; only copied here. What acts are the published weights.
+
+        extras: of acting, that travel in the rollouts: what the algorithm needs.
+        """
+        specs_of_extras(actor, extras)
         self._actor = actor
-        self._extras, self._mode = config.extras, config.mode
+        self._extras, self._mode = extras, mode
         self._weights = weights
         self._device = device
-        self._num_inference_threads = config.num_inference_threads
-        columns = rollout_columns(config.batch_size, fleet.envs_per_stream)
+        self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
+        columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         self._columns = columns
-        self._queue = learner_queue(config, columns)
+        self._queue = learner_queue(rollouts, pipeline, columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
-            config.unroll_length,
+            rollouts.unroll_length,
             self._queue,
             self._batcher,
             fleet.stream_addresses,
             self._initial_agent_state(),
             rollout_columns=columns,
-            seed=config.seed,
+            seed=seed,
         )
 
     def start(self, supervisor: Supervisor) -> None:
@@ -149,15 +145,17 @@ class PolySource:
                 return
 
 
-def learner_queue(config: PolySourceConfig, columns: int) -> libtorchbeast.BatchingQueue:
+def learner_queue(
+    rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int
+) -> libtorchbeast.BatchingQueue:
     """Items of so many columns, given out as whole batches."""
-    items = config.batch_size // columns
-    rollouts = config.max_queue_size or 2 * config.batch_size
+    items = rollouts.batch_size // columns
+    capacity = pipeline.queue_size(rollouts.batch_size)
     return libtorchbeast.BatchingQueue(
         batch_dim=1,
         minimum_batch_size=items,
         maximum_batch_size=items,
-        maximum_queue_size=max(items, rollouts // columns),
+        maximum_queue_size=max(items, capacity // columns),
     )
 
 

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of a learner program, handed to the parts of its run: each gets its own."""
+
+from __future__ import annotations
+
+from torchbeast.cli.command_line import flatten
+from torchbeast.cli.flags import LearnerFlags
+from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.evaluation.testing import test
+from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.learner_run import RunSettings
+from torchbeast.learning.reward_clipping import resolved
+from torchbeast.reporting.diagnosis import Collection
+
+
+def run_settings(
+    flags: LearnerFlags, env_id: str, collection: Collection, reproducible: bool = False
+) -> RunSettings:
+    """Of a run in this environment."""
+    learner = learner_config(flags, env_id, reproducible)
+    decided = {"reward_clipping": learner.algorithm.reward_clipping}
+    return RunSettings(
+        run=flags.run,
+        checkpoints=flags.checkpoints,
+        learner=learner,
+        collection=collection,
+        recorded={**flatten(flags), **decided},
+    )
+
+
+def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
+    """Of what learns in this environment."""
+    learning, optimiser = flags.learning, flags.optimiser
+    algorithm = ImpalaConfig(
+        discounting=learning.discounting,
+        entropy_cost=learning.entropy_cost,
+        baseline_cost=learning.baseline_cost,
+        reward_scale=learning.reward_scale,
+        reward_clipping=resolved(learning.reward_clipping, env_id),
+        learning_rate=optimiser.learning_rate,
+        alpha=optimiser.alpha,
+        momentum=optimiser.momentum,
+        epsilon=optimiser.epsilon,
+        grad_norm_clipping=optimiser.grad_norm_clipping,
+        total_steps=learning.total_steps,
+        warmup_steps=optimiser.warmup_steps,
+    )
+    return LearnerConfig(
+        model=flags.model.model,
+        algorithm=algorithm,
+        rollouts=flags.rollouts,
+        hardware=flags.hardware,
+        reproducible=reproducible,
+    )
+
+
+def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
+    """Plays with the checkpoint of the run; the exit code."""
+    film = flags.command.mode == "test_render"
+    return test(flags.run.folder, flags.evaluation, asked, seed=flags.run.seed, film=film)

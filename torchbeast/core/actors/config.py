@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network."""
+
+    model: str = "auto"
+    """deep (IMPALA ResNet), shallow (the original's AtariNet, 3x faster), shallow-norm (AtariNet
+    with standardised images and an orthogonal start: learns Pong in fewer steps), small (one
+    convolution), mlp, my_module:MyNet; auto: deep for images, in MonoBeast shallow, as in the
+    original programs; small for images below 36 pixels and maps of names, mlp for vectors.
+    docs/observations.md says what is an image."""
+    use_lstm: bool = False
+    """Give the network a recurrent memory. Costs speed;
+    needed where one observation does not tell the state."""

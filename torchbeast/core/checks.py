@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of settings. Each raises ValueError with the field's name, what it must be and what came.
+
+Values of None are settings that were left open, and pass.
+"""
+
+from __future__ import annotations
+
+
+def require(holds: bool, sentence: str) -> None:
+    """ValueError with this sentence unless the condition holds."""
+    if not holds:
+        raise ValueError(sentence)
+
+
+def at_least(minimum: float, **values: float | None) -> None:
+    """Every value is `minimum` or more."""
+    for name, value in values.items():
+        holds = value is None or value >= minimum
+        require(holds, f"{name} must be at least {minimum}, got {value}")
+
+
+def above(limit: float, **values: float | None) -> None:
+    """Every value is greater than `limit`."""
+    for name, value in values.items():
+        holds = value is None or value > limit
+        require(holds, f"{name} must be greater than {limit}, got {value}")
+
+
+def between(low: float, high: float, **values: float | None) -> None:
+    """Every value lies in [low, high]."""
+    for name, value in values.items():
+        holds = value is None or low <= value <= high
+        require(holds, f"{name} must be between {low} and {high}, got {value}")

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts a learner together: device, dtype, threads, network, algorithm, weights, in this order.
+
+The programs, bench and benchmarks/ all learn with what is made here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from torch import nn
+
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.errors import UsageError
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.earlier_run import EarlierRun
+from torchbeast.learning.hardware import Compute, choose, share_cores
+from torchbeast.learning.weights import PublishedWeights, Publisher
+from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.sources.config import RolloutConfig
+
+Weights = TypeVar("Weights", bound=Publisher)
+MakeAgent = Callable[[str, bool], Agent]
+"""Called with the name of a network, and whether it reads leaves by their values."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerConfig:
+    """What a learner is made of."""
+
+    model: str  # its name; "auto" where the environment decides
+    algorithm: ImpalaConfig
+    rollouts: RolloutConfig
+    hardware: HardwareConfig
+    reproducible: bool = False  # the same on every machine, see hardware.choose
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assembled(Generic[Weights]):
+    """A learner, ready to learn."""
+
+    compute: Compute
+    agent: Agent
+    algo: Impala
+    weights: Weights
+
+
+def assemble(
+    config: LearnerConfig,
+    make_agent: MakeAgent,
+    make_weights: Callable[[nn.Module, int], Weights],
+    earlier: EarlierRun | None = None,
+    say: Callable[[Compute, Agent], None] | None = None,
+) -> Assembled[Weights]:
+    """A learner on this machine, as far as the earlier run was where one is resumed.
+
+    say: called once the network is on its device, before it is compiled or learns.
+
+    Sets torch's threads, which the start of the weights depends on too: call it before other
+    threads use torch.
+    """
+    earlier = EarlierRun() if earlier is None else earlier
+    compute = choose(config.hardware, config.reproducible)
+    if compute.device.type == "cpu":
+        keep_freed_memory()
+    torch.set_num_threads(compute.threads)
+    agent = make_agent(earlier.model_name(config.model), earlier.reads_values)
+    earlier.check_same_model(agent.model_name)
+    agent.model.reward_input = earlier.reward_input(config.algorithm.reward_clipping)
+    agent.model.to(compute.device)
+    agent.model.compute_dtype = compute.dtype
+    if say is not None:
+        say(compute, agent)
+    if config.hardware.compile:
+        agent.model.compile()  # copies of it, which act, stay as they are
+    algo = _algorithm(config, compute, agent)
+    earlier.restore(algo)
+    weights = make_weights(agent.model, algo.version)
+    return Assembled(compute=compute, agent=agent, algo=algo, weights=weights)
+
+
+def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[PublishedWeights]:
+    """A new learner whose weights are read by threads of this process."""
+    return assemble(config, make_agent, PublishedWeights)
+
+
+def _algorithm(config: LearnerConfig, compute: Compute, agent: Agent) -> Impala:
+    rollouts = config.rollouts
+    threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
+    own = dataclasses.replace(
+        config.algorithm, bytes_at_once=compute.bytes_at_once, num_threads=threads
+    )
+    _check_extras(agent, Impala.needs)
+    return Impala(agent.model, agent.model.distribution, own)
+
+
+def _check_extras(agent: Agent, needs: Sequence[str]) -> None:
+    """UsageError when the model does not give what the algorithm needs of acting."""
+    try:
+        specs_of_extras(agent.model, needs)
+    except ValueError as error:
+        raise UsageError(str(error)) from error

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings that a run records: in its checkpoints and in meta.json, by the names of flags."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# Of one command, not of a run.
+OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
+
+
+def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """The settings of a run that is resumed which are others than before, a line for each. What
+    was not recorded, as in a run of another program, is left out, and so is the model, which
+    cannot change.
+    """
+    return [
+        f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
+        for name, value in now.items()
+        if name in recorded and name not in (*OF_ONE_COMMAND, "model")
+        if _plain(recorded[name]) != _plain(value)
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """A value as both JSON and the command line give it."""
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main thread's part of a run: show it, save now and then, notice that nothing moves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchbeast.learning.saving import CheckpointNotWritten, Saving
+from torchbeast.learning.training import Source, Training
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import (
+    UNKNOWN,
+    Away,
+    Diagnosis,
+    Shares,
+    Window,
+    alive,
+    lost_streams,
+)
+from torchbeast.reporting.display import Display, Shown
+from torchbeast.reporting.progress import Progress
+from torchbeast.reporting.watchdog import Watchdog
+
+_SHOW_EVERY_S = 1.0
+
+Adviser = Callable[[Shares], Diagnosis | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """What is watched, and how often it is saved."""
+
+    training: Training
+    source: Source
+    saving: Saving
+    advise: Adviser  # what limits the run, by its time shares
+    title: str
+    total_steps: int
+    rollouts_at_once: int  # that the learner takes
+    save_every_s: float
+
+    def until_the_end(self, supervisor: Supervisor) -> None:
+        """Returns when the supervisor ends the run."""
+        watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
+        window, saved_at = Window(), time.monotonic()
+        with Display(self.title) as display:
+            while not supervisor.wait(_SHOW_EVERY_S):
+                status, now = self.source.status(), time.monotonic()
+                self._show(display, status, window)
+                updates, hanging = self.training.updates, self.source.hanging()
+                if stall := watchdog.check(updates, status, now, hanging):
+                    display.warn(stall)
+                if now - saved_at >= self.save_every_s:
+                    self._save_if_possible(display)
+                    saved_at = time.monotonic()
+
+    def _show(self, display: Display, status: Mapping[str, int], window: Window) -> None:
+        has_learnt = self.training.updates_here > 0
+        shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
+        away = self.source.away()
+        diagnosis = lost_streams(away, alive(status)[1]) or self.advise(shares)
+        display.show(self._shown(self.training.progress, status, away, shares, diagnosis))
+
+    def _save_if_possible(self, display: Display) -> None:
+        """A full disk may have room again at the next time; the run need not end for it."""
+        try:
+            self.saving.save(self.training)
+        except CheckpointNotWritten as error:
+            display.warn(f"{error}; the run goes on")
+
+    def _shown(
+        self,
+        progress: Progress,
+        status: Mapping[str, int],
+        away: Sequence[Away],
+        shares: Shares,
+        diagnosis: Diagnosis | None,
+    ) -> Shown:
+        return Shown(
+            step=progress.step,
+            total_steps=self.total_steps,
+            episodes=progress.episodes,
+            mean_return=progress.mean_return(),
+            loss=progress.loss,
+            mean_length=progress.mean_length(),
+            lag=(progress.mean_lag, progress.max_lag),
+            learner_queue_size=status["learner_queue_size"],
+            collectors=alive(status),
+            away=away,
+            collected=status.get("collected_steps", 0),
+            shares=shares,
+            diagnosis=diagnosis,
+        )

@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of PolyBeast's source: its environment servers, and what lies behind them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchbeast.core.checks import above, at_least, require
+from torchbeast.processes.cores import available_cores
+from torchbeast.sources.config import ActorsConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineConfig:
+    """What lies between the environment servers and the learner."""
+
+    num_inference_threads: int | None = None
+    """Threads that choose actions, each with its own copy of the network.
+    Default: 2 with a GPU, else one for every four cores, at least one; one where the operations
+    of one use all cores (see --torch_threads)."""
+    max_learner_queue_size: int | None = None
+    """Rollouts that may wait for the learner; more: older data. Default: two batches."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_inference_threads=self.num_inference_threads)
+        at_least(1, max_learner_queue_size=self.max_learner_queue_size)
+
+    def queue_size(self, batch_size: int) -> int:
+        """How many rollouts may wait; ValueError where they could never make a batch."""
+        size = self.max_learner_queue_size
+        require(
+            size is None or size >= batch_size,
+            f"max_learner_queue_size {size} can never hold a batch: "
+            f"give at least batch_size {batch_size}",
+        )
+        return size or 2 * batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig(ActorsConfig):
+    """Environments and the processes that serve them, of a program that starts its own."""
+
+    num_servers: int | None = None
+    """Server processes that they are spread over.
+    Default: one a core, at most one an environment."""
+    pipes_basename: str | None = None
+    """Server i listens at {pipes_basename}.{i}, e.g. unix:/tmp/polybeast.
+    Default: sockets in a folder of this run."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, num_servers=self.num_servers)
+        require(
+            self.num_servers is None or self.num_servers <= self.num_actors,
+            f"num_servers {self.num_servers} leaves servers without an environment: "
+            f"give at most as many as num_actors {self.num_actors}",
+        )
+
+    def servers(self) -> int:
+        """How many server processes."""
+        return self.num_servers or min(self.num_actors, available_cores())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFleetConfig:
+    """The environment servers to learn from, which run already."""
+
+    num_actors: int | None = None
+    """Environments to find: servers {pipes_basename}.0, .1, ... are asked until exactly this many
+    are found. Default: those of all servers there."""
+    pipes_basename: str | None = None
+    """Where the servers listen. Default: the folder of this user where polybeast_env listens by
+    default."""
+    connect_timeout: float = 20.0
+    """Seconds to wait for each server to answer at the start."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_actors=self.num_actors)
+        above(0, connect_timeout=self.connect_timeout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedEnvConfig:
+    """What is played: the environment servers decide."""
+
+    env: str | None = None
+    """Refuse servers that serve another environment. Default: learn whatever they serve. With
+    --mode test, which needs no servers: play this one. Default: that of the run."""
+    num_actions: int | None = None
+    """Size of the action set; needed only with servers of the original TorchBeast,
+    which do not describe themselves."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_actions=self.num_actions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServersConfig:
+    """Environment servers for a learner in another terminal or on another machine."""
+
+    num_servers: int = 4
+    """Server processes. About one a core is best."""
+    num_actors: int | None = None
+    """Environments in all, spread over the servers. Default: one a server."""
+    pipes_basename: str | None = None
+    """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_servers=self.num_servers)
+        require(
+            self.num_actors is None or self.num_actors >= self.num_servers,
+            f"num_actors {self.num_actors} leaves servers without an environment: "
+            f"give at least as many as num_servers {self.num_servers}",
+        )
