@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ceiling of any transport over gRPC on this machine: messages of one size in one direction,
-// an action of 128 bytes in the other, nothing done with either.
+// Measures the upper limit of any transport over gRPC on this machine: messages of one size in one
+// direction, actions of 128 bytes in the other, neither of them processed.
 //
-//   server process   <- action       client process, one thread a stream
+//   server process   <- action       client process, one thread per stream
 //                    message ->
 //
 //   bare_grpc serve ADDRESS BYTES                     until it is killed
@@ -66,7 +66,7 @@ int serve(const std::string& address, std::size_t num_bytes) {
   return 0;
 }
 
-// Asks and reads until told to stop.
+// Sends actions and reads messages until told to stop.
 void play(const std::string& address, const std::atomic<bool>& stop, std::atomic<long>* count) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

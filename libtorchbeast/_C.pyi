@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled part of libtorchbeast: its names, their types and what each does.
+"""The compiled part of libtorchbeast: queue, batcher, actor pool and environment server.
 
-A nest is a leaf, a tuple or list of nests, or a dict of nests with string keys. Leaves that go in
-are torch tensors on the CPU or numpy arrays, of bool, (u)int8 to (u)int64 or float16 to float64, in
-any layout; they are copied. Leaves that come out are torch tensors that share the core's memory;
-lists come out as tuples, dicts with their keys sorted. A leaf of another type is a TypeError, an
-array of another dtype or byte order and a nest that is too deep or cyclic a ValueError.
+A nest is a leaf, a tuple or list of nests, or a dict of nests with string keys. Input leaves are
+torch tensors on the CPU or numpy arrays of bool, (u)int8 to (u)int64 or float16 to float64, in any
+layout; they are copied. Output leaves are torch tensors that share the core's memory; lists come
+back as tuples, dicts with sorted keys. TypeError: a leaf of another type. ValueError: an array of
+another dtype or byte order, or a nest that is cyclic or too deep.
 
-Every call that waits does so without the interpreter lock, and ends when its object is closed.
+Calls that wait release the GIL, and end when their object is closed.
 
 In shapes, T is the unroll length, B the number of environments (columns), K the number of truncated
 episodes.
@@ -16,16 +16,16 @@ episodes.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias, final
 
-_Nest: TypeAlias = Any  # recursive and mixed: no narrower type holds for its users
+_Nest: TypeAlias = Any  # nests are recursive and mixed, so no narrower type would be usable
 
 class ClosedBatchingQueue(RuntimeError):
-    """A queue or batcher was closed: before the call, or while it waited."""
+    """The queue or batcher was closed, before the call or while it waited."""
 
 class AsyncError(RuntimeError):
-    """The batch that a compute() was part of was dropped unanswered."""
+    """The batch that compute() waited for was dropped without outputs."""
 
 class NestError(ValueError):
-    """A nest of another structure than was expected, or too deep. The message names the place."""
+    """A nest has another structure than expected, or is too deep. The message names the place."""
 
 @final
 class BatchingQueue:
@@ -49,62 +49,63 @@ class BatchingQueue:
 
         Args:
             batch_dim: the dimension along which items are joined.
-            minimum_batch_size: items that a consumer waits for.
-            maximum_batch_size: items in one batch at the most.
-            timeout_ms: after which one item is enough; None: the minimum is waited for.
-            check_inputs: refuse items without a leaf or without a batch dimension.
-            maximum_queue_size: items after which enqueue() blocks; None: never.
+            minimum_batch_size: number of items a consumer waits for.
+            maximum_batch_size: most items in one batch.
+            timeout_ms: time after which one item is enough; None: always wait for the minimum.
+            check_inputs: refuse items without a leaf or a batch dimension.
+            maximum_queue_size: number of items at which enqueue() blocks; None: unbounded.
 
-        Raises ValueError for sizes that contradict each other.
+        Raises ValueError for contradictory sizes.
         """
 
     def enqueue(self, nest: _Nest, info: _Nest = ()) -> None:
-        """Adds one item, and what travels beside it; blocks while the queue is full.
+        """Adds one item and its further data `info`; blocks while the queue is full.
 
-        Raises ValueError for an item that could not be joined with the first one this queue was
-        given, ClosedBatchingQueue when the queue is closed, also while it waits.
+        Raises ValueError for an item that could not be joined with the queue's first,
+        ClosedBatchingQueue if the queue is closed, or becomes closed while it waits.
         """
 
     def __iter__(self) -> BatchingQueue: ...
     def __next__(self) -> _Nest:
-        """The oldest items, joined leaf by leaf. StopIteration when the queue is closed.
+        """Removes the oldest items, joined leaf by leaf; StopIteration once the queue is closed.
 
-        What was handed over while a consumer waited still reaches it; the rest is dropped.
+        At the close, waiting consumers still get the items that are left; without any, items are
+        dropped.
         """
 
     def with_info(self) -> Iterator[tuple[_Nest, _Nest]]:
-        """Iterates over (nest, info): each joined along batch_dim."""
+        """Iterates over batches as (nest, info), each joined along batch_dim."""
 
     def size(self) -> int:
-        """Items that wait."""
+        """Returns the number of items in the queue."""
 
     def is_closed(self) -> bool: ...
     def close(self) -> None:
-        """Wakes everybody who waits. RuntimeError when it was closed already."""
+        """Closes the queue and wakes all waiting threads; RuntimeError if it was closed already."""
 
 @final
 class Batch:
     """The joined inputs of several callers of DynamicBatcher.compute(), to be answered once.
 
-    Dropped unanswered, its callers get AsyncError.
+    If it is dropped without outputs, its callers get AsyncError.
     """
 
     def get_inputs(self) -> _Nest:
-        """The inputs; the same memory at every call."""
+        """Returns the inputs, in the same memory at every call."""
 
     def set_outputs(self, outputs: _Nest, version: int = 0) -> None:
         """Gives every caller its slice, along the batch dimension, of every leaf.
 
-        The outputs may have another structure than the inputs, and no leaf at all. `version` is of
+        The outputs may have any structure, even one without leaves. `version` is the version of
         the weights that computed them; an ActorPool writes it into its rollouts.
 
-        Raises ValueError for a leaf of a wrong batch size, after which the batch can still be
-        answered; RuntimeError when it is answered already.
+        Raises ValueError for a leaf of another batch size, after which the batch can still be
+        answered; RuntimeError if it was answered already.
         """
 
 @final
 class DynamicBatcher:
-    """Joins what many threads want computed, and gives each its part of the answer.
+    """Joins the inputs of many threads into batches and gives each its slice of the outputs.
 
         compute() \\                              / Batch.get_inputs()
         compute() -> [ inputs inputs ... ] -> next()
@@ -125,50 +126,51 @@ class DynamicBatcher:
 
         Args:
             batch_dim: the dimension along which inputs are joined and outputs sliced.
-            minimum_batch_size: callers that next() waits for.
-            maximum_batch_size: callers in one batch at the most.
-            timeout_ms: after which one caller is enough; None: the minimum is waited for.
-            check_outputs: refuse answers whose batch size is not the inputs'.
+            minimum_batch_size: number of callers that next() waits for.
+            maximum_batch_size: most callers in one batch.
+            timeout_ms: time after which one caller is enough; None: always wait for the minimum.
+            check_outputs: refuse outputs whose batch size differs from the inputs'.
 
-        Raises ValueError for sizes that contradict each other.
+        Raises ValueError for contradictory sizes.
         """
 
     def compute(self, nest: _Nest) -> _Nest:
-        """Blocks until the batch that these inputs become part of is answered.
+        """Returns the outputs for these inputs; blocks until their batch is answered.
 
         Raises ValueError for inputs that could not be joined with the first ones,
-        ClosedBatchingQueue when the batcher is closed, AsyncError when the batch was dropped,
+        ClosedBatchingQueue if the batcher is closed, AsyncError if the batch was dropped,
         TimeoutError after ten minutes.
         """
 
     def __iter__(self) -> DynamicBatcher: ...
     def __next__(self) -> Batch:
-        """The next batch. StopIteration when the batcher is closed."""
+        """Waits for the next batch; StopIteration once the batcher is closed."""
 
     def size(self) -> int:
-        """Callers that wait for a batch."""
+        """Returns the number of callers that are not in a batch yet."""
 
     def is_closed(self) -> bool: ...
     def close(self) -> None:
-        """Wakes everybody who waits; a batch handed out before may still be answered.
+        """Closes the batcher and wakes all waiting threads; RuntimeError if it was closed already.
 
-        RuntimeError when it was closed already.
+        A batch handed out before may still be answered.
         """
 
 @final
 class ActorPool:
-    """Plays the environments of many servers, one thread for each stream.
+    """Collects rollouts from environment servers, with one thread per stream.
 
-    It asks the batcher with ((observation, reward, done, episode_step, episode_return),
+    It calls the batcher with ((observation, reward, done, episode_step, episode_return),
     agent_state), leaves [1, B, ...] and [layers, B, ...], and expects ((action, ...), new_state).
 
     It enqueues (((observation, reward, done, episode_step, episode_return), (action, ...)),
-    initial_agent_state), leaves [T + 1, B, ...]. Row t holds what the environment gave after an
-    action, and the agent output with that action; row 0 repeats row T of the rollout before.
+    initial_agent_state), leaves [T + 1, B, ...]. Row t holds the environment's output after an
+    action, and the agent output that contained the action; row 0 repeats row T of the previous
+    rollout.
 
-    Beside it travels a dict: "stream" and "rollout", int64 [1, B], number the environment and its
-    rollouts; "policy_version" int64, "terminated", "truncated" and "episode_end" bool, [T + 1, B];
-    "final_observation", leaves [1, K, ...], by column, then by row.
+    The item's `info` is a dict. "stream" and "rollout", int64 [1, B], number the environment and
+    its rollouts; "policy_version" is int64, "terminated", "truncated" and "episode_end" are bool,
+    [T + 1, B]; "final_observation" has leaves [1, K, ...], by column, then by row.
     """
 
     def __init__(
@@ -189,54 +191,54 @@ class ActorPool:
 
         Args:
             unroll_length: T, steps in a rollout.
-            learner_queue: takes the rollouts.
-            inference_batcher: is asked for actions.
-            env_server_addresses: one stream for each entry.
-            initial_agent_state: of one environment, leaves [layers, 1, ...].
-            rollout_columns: environments in one item, a divisor of each stream's; 0: all of them.
-            seed: of the pool; each stream, and each connection of it, derives its own.
-            connect_timeout_s: for each stream's server to be there at the start; a connection that
-                is lost before its first step is tried again until then.
-            step_timeout_s: for one step.
-            reconnect_timeout_s: after which a lost stream ends the run when fewer than half of the
-                streams live.
+            learner_queue: receives the rollouts.
+            inference_batcher: computes the actions.
+            env_server_addresses: one stream is opened for each entry.
+            initial_agent_state: one environment's, leaves [layers, 1, ...].
+            rollout_columns: environments per item, a divisor of each stream's; 0: all of them.
+            seed: every connection of every stream derives its own seed from it.
+            connect_timeout_s: time for each server to become reachable at the start; a connection
+                lost before its first step is retried until then.
+            step_timeout_s: time for one step.
+            reconnect_timeout_s: time after which a lost stream ends the run if fewer than half of
+                the streams are connected.
 
-        Raises ValueError for impossible arguments.
+        Raises ValueError for invalid arguments.
         """
 
     def run(self) -> None:
-        """Plays until queue or batcher are closed; to be called once.
+        """Collects until queue or batcher are closed. Call it once.
 
-        Raises the first failure that reconnecting does not mend, with the stream's address:
-        RuntimeError with an environment's own traceback, ConnectionError, TimeoutError, ValueError
-        for what servers or agent sent, AsyncError when a batch was dropped. Queue and batcher are
-        closed then. Does not wait for batches that are held unanswered.
+        Closes both and raises the first failure that reconnecting cannot fix, with the server's
+        address: RuntimeError with an environment's traceback, ConnectionError, TimeoutError,
+        ValueError for invalid data from servers or agent, AsyncError if a batch was dropped. Does
+        not wait for batches that are still unanswered.
         """
 
     def count(self) -> int:
-        """Environment steps in rollouts that were enqueued."""
+        """Returns the environment steps in rollouts that were enqueued."""
 
     def steps(self) -> int:
-        """Environment steps until now, those of unfinished and of dropped rollouts included."""
+        """Returns all environment steps, including those of unfinished and dropped rollouts."""
 
     def live_streams(self) -> int:
-        """Streams that are connected."""
+        """Returns the number of connected streams."""
 
     def lost_streams(self) -> int:
-        """How often a stream was lost so far."""
+        """Returns the number of times that a stream was lost."""
 
     def away_streams(self) -> list[tuple[str, float]]:
-        """Address, and seconds since the loss, of each stream that is lost at this moment."""
+        """Returns address, and seconds since the loss, of each stream lost at this moment."""
 
     def seconds(self) -> dict[str, float]:
-        """What all streams together have spent their time on since run() began: "environment"
-        (stepping, or waiting for a server that is away), "inference" (waiting for actions),
+        """Returns the seconds that all streams together have spent since run() began, by stage:
+        "environment" (stepping, or waiting for a lost server), "inference" (waiting for actions),
         "queueing" (waiting for room in the learner queue).
         """
 
 @final
 class Server:
-    """Serves environments to learners over gRPC, one for each stream."""
+    """Serves environments to learners over gRPC: each stream gets its own."""
 
     def __init__(
         self,
@@ -251,45 +253,48 @@ class Server:
         """Makes a server; run() starts it.
 
         Args:
-            env_class: makes an environment; called once for each connection. An environment has
-                Gymnasium's interface or old Gym's, or steps `num_envs` environments at once:
+            env_class: makes an environment; called once per stream. An environment has
+                Gymnasium's interface or legacy Gym's, or steps `num_envs` environments at once:
                 reset(seed) gives leaves [num_envs, ...], step(action) gives (observation, reward,
                 terminated, truncated, episode_end, final_observation or None).
             server_address: "unix:/path/of/socket" or "host:port".
-            env_id: what describe() tells.
-            num_streams: that a learner should open at once.
-            description: what describe() tells, with its keys but without "protocol_version";
-                "observation_space", "options" and "num_servers" may be left out. None: an
-                environment is made to see.
+            env_id: the name that describe() returns.
+            num_streams: the number of streams that a learner should open.
+            description: the result of describe() without "protocol_version";
+                "observation_space", "options" and "num_servers" are optional. None: derived from an
+                environment made for the purpose.
+            stop_timeout_s: how long stop() waits for environments in the middle of a step.
         """
 
     def run(self) -> None:
-        """Serves until stop(). Raises RuntimeError when it runs already.
+        """Serves until stop().
 
-        ConnectionError when the address cannot be bound or somebody serves it.
+        Raises RuntimeError if it is running already, ConnectionError if the address is in use or
+        cannot be bound.
         """
 
     def stop(self) -> None:
-        """Ends run(), also with clients connected; waits for the step an environment is in.
+        """Ends run(), even while clients are connected; waits for environments in mid-step.
 
-        RuntimeError when the server does not run. TimeoutError when an environment was still in a
-        step after stop_timeout_s: run() has ended and the address is free, but the environment
-        lives on, in its thread, until the step returns. It does not keep the process from ending.
+        Raises RuntimeError if the server is not running, TimeoutError if an environment is still
+        in a step after stop_timeout_s: run() has then ended and the address is free, but the
+        environment lives on, in its thread, until the step returns. That does not keep the process
+        from ending.
         """
 
     def wait_until_serving(self, timeout_s: float = 10.0) -> bool:
-        """Whether it serves, after at most `timeout_s` seconds."""
+        """Waits until the server is serving; returns False after `timeout_s` seconds."""
 
 def describe(address: str, timeout_s: float = 60.0) -> dict[str, Any]:
-    """Asks the server at `address` what it serves.
+    """Asks the server at `address` which environments it serves.
 
     Returns a dict of "protocol_version" (0: a server of the original TorchBeast), "env_id",
-    "num_envs" (of one stream), "num_streams", "num_servers" (started together with this one,
-    itself included; 0: not told), "frame_stack", "observation" (a nest of (dtype, shape), of one
-    environment and without stacking), "action_space" (a dict with "type", or None),
-    "observation_space" (likewise: bounds and categories), "options" (a dict of how environments
-    were made, or None).
+    "num_envs" (per stream), "num_streams" (to open), "num_servers" (started together, this one
+    included; 0: unknown), "frame_stack", "observation" (a nest of (dtype, shape), of one
+    environment, without stacking), "action_space" (a dict with "type", or None),
+    "observation_space" (likewise: bounds and categories), "options" (a dict of the options that
+    environments were made with, or None).
 
-    Raises TimeoutError when nobody answers, ValueError when the answer makes no sense,
-    RuntimeError when the environment cannot be made.
+    Raises TimeoutError if no server answers, ValueError for an invalid answer, RuntimeError if the
+    environment cannot be made.
     """

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The core that moves arrays between environments, actors and the learner.
+"""The C++ core: moves arrays between environments, actors and the learner.
 
-Leaves of nests that go in are torch tensors (on the CPU) or numpy arrays, and are copied; leaves
-that come out are torch tensors that share the core's memory. README.md beside this file draws the
-data path, the threads and who owns each buffer.
+Inputs are nests of torch tensors (on the CPU) or numpy arrays, and are copied; outputs are nests of
+torch tensors that share the core's memory. README.md in this folder draws the data path, the
+threads and the owner of each buffer.
 """
 
 import pkgutil
 
-# In a checkout whose compiled part was installed elsewhere (`pip install .` and then Python
-# started in the checkout), this folder shadows the installed one: look there too.
+# When Python is started in a checkout after `pip install .`, this folder shadows the installed
+# package, which has the compiled module: search there too.
 __path__ = pkgutil.extend_path(__path__, __name__)
 
 try:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Finds Abseil, which gRPC is built on. Defines the target torchbeast_absl.
+# Finds Abseil, which gRPC depends on. Defines the target torchbeast_absl.
 
 add_library(torchbeast_absl INTERFACE)
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Finds gRPC, protobuf and their compilers: through their CMake packages, else through pkg-config.
+# Finds gRPC, protobuf and their compilers through their CMake packages, else through pkg-config.
 # Defines the target torchbeast_grpc and the variables TORCHBEAST_PROTOC, TORCHBEAST_GRPC_PLUGIN.
 
-# The oldest that were seen to pass the C++ tests: those of Ubuntu 22.04 and Debian 11.
+# The oldest versions known to pass the C++ tests: those of Ubuntu 22.04 and Debian 11.
 set(_grpc_minimum 1.30)
 set(_protobuf_minimum 3.12)
 
@@ -39,18 +39,18 @@ endif()
 function(_require_version name version minimum)
   if(version VERSION_LESS minimum)
     message(FATAL_ERROR "TorchBeast needs ${name} >= ${minimum}, found ${version}. Install a newer "
-                        "one and run the same command again; where it lies outside the system's "
-                        "folders, name its prefix: CMAKE_PREFIX_PATH=/its/prefix (and "
+                        "one and run the same command again; if it is installed outside the "
+                        "system's folders, name its prefix: CMAKE_PREFIX_PATH=/its/prefix (and "
                         "PKG_CONFIG_PATH=/its/prefix/lib/pkgconfig).")
   endif()
 endfunction()
 _require_version(gRPC "${_grpc_version}" ${_grpc_minimum})
 _require_version(protobuf "${_protobuf_version}" ${_protobuf_minimum})
 
-# ---- The compilers: of the packages that the headers are of, not the first on the PATH ----------
+# ---- The compilers, from the same packages as the headers, not the first on the PATH ------------
 
-# Sets `variable` to the program `name` of a package: its target, else in its bin folder, else on
-# the PATH.
+# Sets `variable` to the program `name`: a package's target, else from its bin folder, else from the
+# PATH.
 function(_find_compiler variable name target package)
   if(gRPC_FOUND AND TARGET ${target})
     get_target_property(program ${target} LOCATION)

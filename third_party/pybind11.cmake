@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 #
-# Finds pybind11 where the Python that builds has it installed (setup.py passes that Python).
+# Finds pybind11 in the Python interpreter of the build, which setup.py passes.
 
 set(PYBIND11_FINDPYTHON ON)
 find_package(Python COMPONENTS Interpreter Development.Module REQUIRED)

@@ -14,11 +14,11 @@ namespace {
 constexpr std::chrono::milliseconds kNoPause(0);
 constexpr std::chrono::milliseconds kFirstPause(100);  // before a reconnection
 constexpr std::chrono::milliseconds kLongestPause(5000);
-// How long streams may end by themselves, in order, before they are cancelled.
+// How long streams have to end cleanly before they are cancelled.
 constexpr auto kGrace = std::chrono::milliseconds(250);
 
-// Another seed for every stream and every connection of it (the finaliser of splitmix64). It
-// stays below 2^63, so that every language reads it as a positive number.
+// Derives a distinct seed for each connection of each stream, with the finaliser of splitmix64. It
+// stays below 2^63, so that it is positive in every language.
 std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream, std::uint64_t attempt) {
   std::uint64_t z = seed;
   for (const std::uint64_t part : {stream, attempt}) {
@@ -30,7 +30,7 @@ std::uint64_t derived_seed(std::uint64_t seed, std::uint64_t stream, std::uint64
   return z >> 1;
 }
 
-// What the inference loop is asked: ((observation, reward, done, ...), agent_state).
+// Makes the inputs of inference: ((observation, reward, done, ...), agent_state).
 ArrayNest inference_inputs(const StreamStep& step, const ArrayNest& agent_state) {
   std::vector<ArrayNest> env{step.observation, ArrayNest(step.reward), ArrayNest(step.done),
                              ArrayNest(step.episode_step), ArrayNest(step.episode_return)};
@@ -40,7 +40,7 @@ ArrayNest inference_inputs(const StreamStep& step, const ArrayNest& agent_state)
   return ArrayNest(std::move(inputs));
 }
 
-// Its answer must be ((action, ...), new_agent_state).
+// Throws std::invalid_argument unless the outputs are ((action, ...), new_agent_state).
 void check_agent_answer(const ArrayNest& outputs) {
   if (!outputs.is_vector()) throw std::invalid_argument("Expected agent output to be tuple");
   if (outputs.as_vector().size() != 2) {
@@ -53,14 +53,14 @@ void check_agent_answer(const ArrayNest& outputs) {
   }
 }
 
-// Of a stream whose server answers, but never for as long as a rollout takes.
+// Makes the error for a server whose connections never last until a rollout is complete.
 LostStream fruitless_error(const LostStream& last, int connections) {
   return LostStream(std::string(last.what()) + "; this was connection " +
                     std::to_string(connections) +
                     " in a row that ended before its first rollout: look into that server's log");
 }
 
-// Of a stream whose server is there now and then, but never until the first step.
+// Makes the error for a server whose connections never last until the first step.
 LostStream never_up_error(const LostStream& last, std::uint64_t connections,
                           std::chrono::milliseconds timeout) {
   return LostStream(std::string(last.what()) + "; this was connection " +
@@ -68,8 +68,8 @@ LostStream never_up_error(const LostStream& last, std::uint64_t connections,
                     std::to_string(timeout.count()) + " ms: look into that server's log");
 }
 
-// Adds the stream and its server to the message, for errors of inference or of what was made of its
-// answer. Errors of the server name it already.
+// Adds the stream and its server's address to the message of an error in inference or in its
+// outputs. Errors from the server name the address already.
 template <typename Error>
 Error with_stream(const Error& error, std::size_t index, const std::string& address) {
   const std::string message = error.what();
@@ -145,7 +145,7 @@ void ActorPool::run(const std::function<void()>& poll) {
       threads.emplace_back([this, i] { run_stream(i); });
     }
     watch(poll);
-  } catch (...) {  // the threads must be joined whatever poll(), or starting one of them, threw
+  } catch (...) {  // threads must be joined even if poll(), or starting one of them, throws
     fail(std::current_exception());
     MutexLock lock(mutex_);
     running_ -= options_.endpoints.size() - threads.size();
@@ -159,9 +159,9 @@ void ActorPool::run(const std::function<void()>& poll) {
 void ActorPool::run_stream(std::size_t index) noexcept {
   try {
     keep_playing(index);
-  } catch (const ClosedBatchingQueue&) {  // the orderly end
+  } catch (const ClosedBatchingQueue&) {  // the normal end
     stop();
-  } catch (const StreamCancelled&) {  // stopping already
+  } catch (const StreamCancelled&) {  // the pool is stopping already
     stop();
   } catch (...) {
     fail(std::current_exception());
@@ -172,7 +172,7 @@ void ActorPool::run_stream(std::size_t index) noexcept {
   changed_.notify_all();
 }
 
-// Plays, and reconnects when the stream is lost.
+// Plays one stream until the pool stops, and reconnects if the stream is lost.
 void ActorPool::keep_playing(std::size_t index) {
   History history;
   for (std::uint64_t attempt = 0;; ++attempt) {
@@ -180,7 +180,7 @@ void ActorPool::keep_playing(std::size_t index) {
     try {
       play(index, &connection);
     } catch (const LostStream& lost) {
-      if (closed()) throw ClosedBatchingQueue("the pool stopped");  // nobody needs it any more
+      if (closed()) throw ClosedBatchingQueue("the pool stopped");  // the loss no longer matters
       if (connection.came_up) away_since_[index] = Clock::now().time_since_epoch().count();
       judge(lost, connection, &history);
     }
@@ -189,14 +189,14 @@ void ActorPool::keep_playing(std::size_t index) {
   }
 }
 
-// How long the next connection may wait for its server to be there.
+// Returns how long the next connection may take.
 std::chrono::milliseconds ActorPool::patience(const History& history) const {
   if (history.came_up) return std::min(kLongestPause, options_.reconnect_timeout);
   const auto waited = Clock::now() - history.away_since;
   return std::chrono::ceil<std::chrono::milliseconds>(options_.connect_timeout - waited);
 }
 
-// Counts a connection that was lost. Throws when another one is not worth it.
+// Records a lost connection. Throws if another attempt would be pointless.
 void ActorPool::judge(const LostStream& lost, const Connection& connection, History* history) {
   history->pause = connection.was_fruitful || history->pause == kNoPause
                        ? kFirstPause
@@ -223,7 +223,7 @@ bool ActorPool::enough_streams_live() const {
   return 2 * live_ >= static_cast<std::int64_t>(options_.endpoints.size());
 }
 
-// Waits before the next connection. Throws ClosedBatchingQueue when the pool stops meanwhile.
+// Waits before the next connection. Throws ClosedBatchingQueue if the pool stops meanwhile.
 void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
   const auto until = Clock::now() + pause;
   MutexLock lock(mutex_);
@@ -231,7 +231,7 @@ void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
   if (stopped_) throw ClosedBatchingQueue("the pool stopped");
 }
 
-// One connection, from the first step until it ends.
+// Plays one connection until it ends.
 void ActorPool::play(std::size_t index, Connection* connection) {
   const std::string& address = options_.endpoints[index].address;
   clocks_[index].enter(Stage::kEnvironment);
@@ -263,8 +263,8 @@ Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
   return answer;
 }
 
-// Ends with an exception: ClosedBatchingQueue in order, another for a failure. Sets *fruitful once
-// a rollout was handed over.
+// Ends with an exception: ClosedBatchingQueue at the normal end, another for a failure. Sets
+// *fruitful once a rollout has been enqueued.
 void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
                                    bool* fruitful) {
   const std::int64_t num_envs = stream->num_envs();
@@ -318,7 +318,7 @@ StageTimes ActorPool::times() const {
   return total;
 }
 
-// The first failure wins and stops everybody.
+// Records the first failure and stops the pool.
 void ActorPool::fail(std::exception_ptr failure) {
   {
     MutexLock lock(mutex_);
@@ -339,7 +339,7 @@ bool ActorPool::closed() const {
   return inference_batcher_->is_closed() || learner_queue_->is_closed();
 }
 
-// Until the pool stops: cancels streams that take too long, notices that queues were closed.
+// Until the pool stops: calls poll(), cancels overdue streams, and notices closed queues.
 void ActorPool::watch(const std::function<void()>& poll) {
   while (!closed()) {
     poll();
@@ -356,8 +356,8 @@ void ActorPool::cancel_overdue_streams() {
   for (EnvStream* stream : streams_) stream->cancel_if_overdue();
 }
 
-// Lets streams end in order for a moment, then cancels whatever still waits for a server or for an
-// answer: an inference thread may take minutes over a batch.
+// Gives streams a moment to end cleanly, then cancels those that still wait for a server or for
+// inference, which may take minutes over a batch.
 void ActorPool::cancel_until_ended() {
   const auto deadline = Clock::now() + kGrace;
   MutexLock lock(mutex_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Observe, ask for actions, act, hand over rollouts; for all streams.
+// Collects rollouts from all streams: observe, infer, act, enqueue.
 
 #pragma once
 
@@ -20,67 +20,70 @@
 namespace torchbeast {
 
 struct ActorPoolOptions {
-  std::int64_t unroll_length = 80;   // T, agent steps
+  std::int64_t unroll_length = 80;   // T, in agent steps
   std::vector<Endpoint> endpoints;   // one stream for each entry
-  std::int64_t rollout_columns = 0;  // environments in one item; 0: all of a stream's
-  std::uint64_t seed = 0;            // of the pool; every stream derives its own
+  std::int64_t rollout_columns = 0;  // environments per item; 0: all of a stream's
+  std::uint64_t seed = 0;            // every stream derives its own from it
   std::chrono::milliseconds connect_timeout = std::chrono::minutes(1);    // see below
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);      // of one step
   std::chrono::milliseconds reconnect_timeout = std::chrono::minutes(1);  // see below
-  int fruitless_connections = 10;  // in a row, of one stream, that end the run
+  // Consecutive connections of one stream without a single rollout that end the run.
+  int fruitless_connections = 10;
 };
 
-// A stream that was lost.
+// A stream that is lost and not connected again yet.
 struct AwayStream {
   std::string address;
   Clock::duration away;  // since it was lost
 };
 
-// Plays all streams and hands their rollouts to the learner.
+// Collects rollouts from all streams and enqueues them for the learner.
 //
 //   environment server <-> EnvStream <-> thread of the stream -> RolloutWriter -> RolloutQueue
 //                                             |        ^
 //                                             v        |
 //                                          DynamicBatcher::compute
 //
-// A server has connect_timeout to be there at the start; a connection that is lost before its first
-// step is tried again within that time. A lost stream reconnects with growing pauses; its
-// unfinished rollout is dropped, its environments start new episodes. Only when it has been away
-// for reconnect_timeout and fewer than half of the streams live does the loss end the run. A stream
-// that comes up again and again and is lost before it has handed over anything is no lost
-// connection but a broken server: that ends the run too.
+// At the start, each server must become reachable within connect_timeout; a connection lost before
+// its first step is retried within that time. Later, a lost stream reconnects with growing pauses;
+// its unfinished rollout is dropped and its environments start new episodes. The loss ends the run
+// only once the stream has been away for reconnect_timeout and fewer than half of the streams are
+// connected. A stream that keeps connecting but is lost each time before it completes a rollout has
+// a broken server, which ends the run too.
 //
-// Thread safety: run() once, in one thread; the counters from any.
-// Closing: closing the queue or the batcher ends run(). The first failure of a stream that
-// reconnecting does not mend closes both, and run() throws it, with its address. Either way streams
-// have a quarter of a second to end in order; then their calls are cancelled, and so are the
-// questions that the batcher has handed out and nobody has answered.
+// Thread safety: one thread calls run(), once; any thread may call the other methods.
+// Closing: closing the queue or the batcher ends run(). The first failure that reconnecting cannot
+// fix closes both, and run() throws it; the message names the server's address. Either way streams
+// have 250 ms to end cleanly. Then their calls are cancelled, and so are the computations that the
+// batcher has handed out and nobody has answered.
 class ActorPool {
  public:
   ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
             std::shared_ptr<DynamicBatcher> inference_batcher, ArrayNest initial_agent_state);
 
-  // Blocks. `poll` is called about ten times a second in this thread; what it throws ends the run.
-  // Throws ConnectionError, TimeoutError, std::invalid_argument, EnvironmentFailure or AsyncError.
+  // Blocks until queue or batcher are closed. `poll` is called about ten times a second in this
+  // thread; an exception from it ends the run and is rethrown. Throws ConnectionError,
+  // TimeoutError, std::invalid_argument, EnvironmentFailure or AsyncError.
   void run(const std::function<void()>& poll = [] {});
 
-  // Closes queue and batcher and so ends run(). Does not wait for it. May be called at any time.
+  // Ends run() by closing queue and batcher, without waiting. May be called at any time.
   void stop() EXCLUDES(mutex_);
 
-  // Environment steps in rollouts that were handed over.
+  // Environment steps in rollouts that were enqueued.
   std::int64_t count() const { return count_; }
-  // Environment steps until now, those of unfinished and of dropped rollouts included.
+  // All environment steps so far, including those of unfinished and dropped rollouts.
   std::int64_t steps() const { return steps_; }
+  // Streams that are connected and have sent their first step.
   std::int64_t live_streams() const { return live_; }
-  // How often a stream was lost so far.
+  // The number of times that a stream was lost.
   std::int64_t lost_streams() const { return lost_; }
-  // The streams that were lost and are not connected again yet.
+  // Streams that are lost at this moment.
   std::vector<AwayStream> away_streams() const;
-  // What all streams together have spent their time on since run() began.
+  // The time of all streams together since run() began, by stage.
   StageTimes times() const;
 
  private:
-  // Has a stream cancelled with the pool for a scope.
+  // Registers a stream for cancellation with the pool, for a scope.
   class Registration {
    public:
     Registration(ActorPool* pool, EnvStream* stream);
@@ -93,19 +96,19 @@ class ActorPool {
     EnvStream* stream_;
   };
 
-  // What came of one connection of a stream.
+  // One connection of a stream, and what it achieved.
   struct Connection {
     std::uint64_t attempt = 0;
-    std::chrono::milliseconds timeout{};  // for its server to be there
-    bool came_up = false;
-    bool was_fruitful = false;  // handed over a rollout
+    std::chrono::milliseconds timeout{};  // for connecting
+    bool came_up = false;                 // brought a first step
+    bool was_fruitful = false;            // completed a rollout
   };
 
   // A stream's connections so far.
   struct History {
     bool came_up = false;  // ever
     Clock::time_point away_since = Clock::now();
-    int fruitless = 0;                  // connections in a row
+    int fruitless = 0;                  // consecutive connections without a rollout
     std::chrono::milliseconds pause{};  // before the next one
   };
 
@@ -130,12 +133,12 @@ class ActorPool {
   const std::shared_ptr<DynamicBatcher> inference_batcher_;
   const ArrayNest initial_agent_state_;  // of one environment, leaves [layers, 1, ...]
 
-  std::vector<StageClock> clocks_;  // one a stream
+  std::vector<StageClock> clocks_;  // one per stream
   std::atomic<std::int64_t> count_ = 0;
   std::atomic<std::int64_t> steps_ = 0;
   std::atomic<std::int64_t> live_ = 0;
   std::atomic<std::int64_t> lost_ = 0;
-  std::vector<std::atomic<Clock::rep>> away_since_;  // of each stream; 0: not lost, or back
+  std::vector<std::atomic<Clock::rep>> away_since_;  // of each stream; 0: not lost
   std::atomic<bool> ran_ = false;
 
   Mutex mutex_;
@@ -143,7 +146,7 @@ class ActorPool {
   bool stopped_ GUARDED_BY(mutex_) = false;
   std::size_t running_ GUARDED_BY(mutex_) = 0;
   std::exception_ptr failure_ GUARDED_BY(mutex_);
-  std::set<EnvStream*> streams_ GUARDED_BY(mutex_);  // those that may have to be cancelled
+  std::set<EnvStream*> streams_ GUARDED_BY(mutex_);  // to be cancelled when the pool ends
 };
 
 }  // namespace torchbeast

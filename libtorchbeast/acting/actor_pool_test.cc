@@ -592,8 +592,8 @@ TEST(ActorPoolTest, AnAnswerThatOneStreamCannotUseNamesThatStreamsServer) {
   options.rollout_columns = 2;
   Play play(options);
   EXPECT_EQ(play.failure<std::invalid_argument>(),
-            "rollouts of 2 columns cannot be cut from a stream of 1 environments; the one must "
-            "divide the other" +
+            "rollouts of 2 columns cannot be cut from a stream of 1 environments; the first "
+            "must divide the second" +
                 of_stream(0, folder.address(0)));
 }
 

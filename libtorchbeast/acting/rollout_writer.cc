@@ -12,7 +12,7 @@ using Map = ArrayNest::Map;
 
 ArrayNest vector_of(std::vector<ArrayNest> entries) { return ArrayNest(std::move(entries)); }
 
-// A row: ((environment's output, agent's output), what travels beside them). Leaves [1, E, ...].
+// Makes a row: ((environment output, agent output), further data). Leaves [1, E, ...].
 ArrayNest make_row(const StreamStep& step, const AgentStep& agent, std::int64_t num_envs) {
   const ArrayNest env = vector_of({step.observation, ArrayNest(step.reward), ArrayNest(step.done),
                                    ArrayNest(step.episode_step), ArrayNest(step.episode_return)});
@@ -42,7 +42,7 @@ void check_agent_outputs(const ArrayNest& outputs, std::int64_t num_envs) {
       outputs);
 }
 
-// Rows are copied without looking at them again, so each must be like the one before.
+// Rows are copied without further checks, so all must have equal dtypes and shapes.
 void check_same_outputs(const ArrayNest& before, const ArrayNest& now) {
   nest::for_each2_with_path(
       [](const nest::Path& path, const Array& expected, const Array& got) {
@@ -67,7 +67,7 @@ RolloutWriter::RolloutWriter(RolloutWriterOptions options) : options_(options) {
     throw std::invalid_argument("rollouts of " + std::to_string(options_.columns) +
                                 " columns cannot be cut from a stream of " +
                                 std::to_string(options_.num_envs) +
-                                " environments; the one must divide the other");
+                                " environments; the first must divide the second");
   }
 }
 
@@ -162,7 +162,7 @@ QueueItem RolloutWriter::finish(std::size_t chunk_index, Chunk chunk) const {
           .info = ArrayNest(std::move(beside))};
 }
 
-// Leaves [1, K, ...], by column, then by row.
+// Joins final observations, by column, then by row: leaves [1, K, ...].
 ArrayNest RolloutWriter::joined_finals(const Chunk& chunk) const {
   std::vector<const ArrayNest*> finals;
   for (const auto& column : chunk.finals) {

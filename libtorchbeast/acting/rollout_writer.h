@@ -12,7 +12,7 @@
 
 namespace torchbeast {
 
-// What the acting policy made of a step.
+// The actor's output for one step.
 struct AgentStep {
   ArrayNest outputs;                // the (action, ...) tuple, leaves [1, E, ...]
   std::int64_t policy_version = 0;  // of the weights that computed it
@@ -21,8 +21,8 @@ struct AgentStep {
 struct RolloutWriterOptions {
   std::int64_t unroll_length;  // T
   std::int64_t num_envs;       // E
-  std::int64_t columns;        // c environments in one item; divides E
-  std::int64_t first_env = 0;  // the number that the stream's first environment goes by
+  std::int64_t columns;        // c: environments in one item; divides E
+  std::int64_t first_env = 0;  // the number of the stream's first environment
 };
 
 // Builds rollouts of T + 1 rows for E environments, as E / c items of c columns each.
@@ -30,29 +30,30 @@ struct RolloutWriterOptions {
 //   row 0           row 1 ... row T            complete()
 //   [ start() ] -> [ append() x T ] -> E / c QueueItems; row T is row 0 of the next rollout
 //
-// Row t holds the environments' output after an action and the agent output that produced that
-// action. Items own their memory: nothing is written to one after complete() gave it away.
+// Row t holds the environments' output after an action, and the agent output that contained that
+// action. Items own their memory: an item returned by complete() is never written to again.
 // Thread safety: one thread at a time.
 class RolloutWriter {
  public:
   explicit RolloutWriter(RolloutWriterOptions options);
 
-  // Begins the first rollout. `agent` gives the structure of row 0's agent output, which is
-  // zeros: no action led to the first observation. agent_state is the recurrent state, leaves
-  // [layers, E, ...], with which row 0's observation is processed.
+  // Begins the first rollout. Row 0's agent output is zeros in the structure of `agent`, because no
+  // action led to the first observation. agent_state is the recurrent state before row 0, leaves
+  // [layers, E, ...]. Throws std::invalid_argument for agent leaves other than [1, E, ...].
   void start(const StreamStep& step, const AgentStep& agent, ArrayNest agent_state);
 
-  // Adds a row. True when the rollout has its T + 1 rows.
+  // Adds a row. Returns true once the rollout has its T + 1 rows. Throws std::invalid_argument if
+  // the agent output differs from the first in structure, dtype or shape.
   bool append(const StreamStep& step, const AgentStep& agent);
 
-  // The finished items; begins the next rollout with row T and the state to process it with.
+  // Returns the finished items and begins the next rollout, with row T and the state before it.
   std::vector<QueueItem> complete(ArrayNest next_agent_state);
 
  private:
-  // One item being written.
+  // An item that is being written.
   struct Chunk {
     std::vector<Array> leaves;  // [T + 1, c, ...], in the order of the row's leaves
-    std::vector<std::vector<ArrayNest>> finals;  // [column]: leaves [1, ...], in the order of rows
+    std::vector<std::vector<ArrayNest>> finals;  // [column]: leaves [1, ...], by row
   };
 
   void begin_rollout(const ArrayNest& row);
@@ -63,11 +64,11 @@ class RolloutWriter {
 
   const RolloutWriterOptions options_;
   std::vector<Chunk> chunks_;
-  std::optional<ArrayNest> last_row_;   // structure of a row and, between rollouts, row T
+  std::optional<ArrayNest> last_row_;   // the structure of rows; between rollouts, row T
   std::optional<ArrayNest> no_finals_;  // leaves [1, 0, ...]
   ArrayNest agent_state_;
   std::int64_t next_row_ = 0;
-  std::int64_t rollout_ = 0;  // running number
+  std::int64_t rollout_ = 0;  // the number of the current one
 };
 
 }  // namespace torchbeast

@@ -210,8 +210,8 @@ TEST(RolloutWriterTest, ItemsOfOneStreamCanBeJoined) {
 TEST(RolloutWriterTest, ColumnsThatDoNotDivideTheStreamAreRefused) {
   EXPECT_EQ(message_of<std::invalid_argument>(
                 [] { RolloutWriter({.unroll_length = 1, .num_envs = 4, .columns = 3}); }),
-            "rollouts of 3 columns cannot be cut from a stream of 4 environments; the one must "
-            "divide the other");
+            "rollouts of 3 columns cannot be cut from a stream of 4 environments; the first "
+            "must divide the second");
 }
 
 TEST(RolloutWriterTest, AgentOutputsNeedTheStreamsColumns) {

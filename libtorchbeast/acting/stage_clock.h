@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What streams spend their time on.
+// Measures what streams spend their time on.
 
 #pragma once
 
@@ -9,10 +9,10 @@ namespace torchbeast {
 
 enum class Stage { kNone, kEnvironment, kInference, kQueueing };
 
-// Time of one or more streams.
+// The time that one or more streams spent in each stage.
 struct StageTimes {
-  Clock::duration environment{};  // stepping, and waiting for a server that is away
-  Clock::duration inference{};    // from the question for actions to the answer
+  Clock::duration environment{};  // stepping, and waiting for a lost server
+  Clock::duration inference{};    // waiting for actions
   Clock::duration queueing{};     // waiting for room in the learner queue
 
   StageTimes& operator+=(const StageTimes& other) {
@@ -23,12 +23,13 @@ struct StageTimes {
   }
 };
 
-// One stream's time. The stream is in one stage at every moment, so that nothing is left out.
+// Measures the time of one stream, which is in exactly one stage at any moment.
 //
-// Thread safety: enter() from the stream's thread, times() from any. The lock is this stream's own:
-// streams never wait for each other here.
+// Thread safety: the stream's thread calls enter(), any thread times(). Each clock has its own
+// lock, so streams never wait for each other.
 class StageClock {
  public:
+  // Ends the current stage and begins another.
   void enter(Stage stage) EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     const auto now = Clock::now();
@@ -37,7 +38,7 @@ class StageClock {
     since_ = now;
   }
 
-  // The stage that is under way included: a wait without an end shows while it lasts.
+  // Returns the times so far. They include the current stage, so a wait shows while it lasts.
   StageTimes times() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     StageTimes times = spent_;

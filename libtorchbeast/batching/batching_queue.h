@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A bounded FIFO that hands out batches.
+// A bounded FIFO queue that hands out batches.
 
 #pragma once
 
@@ -18,41 +18,42 @@
 namespace torchbeast {
 
 struct BatchingQueueOptions {
-  std::int64_t minimum_batch_size = 1;                    // items that dequeue_many() waits for
-  std::int64_t maximum_batch_size = 1024;                 // items in one batch at the most
-  std::optional<std::chrono::milliseconds> timeout = {};  // none: wait for the minimum for ever
+  std::int64_t minimum_batch_size = 1;                    // items a consumer waits for
+  std::int64_t maximum_batch_size = 1024;                 // most items in one batch
+  std::optional<std::chrono::milliseconds> timeout = {};  // none: always wait for the minimum
   std::optional<std::int64_t> maximum_queue_size = {};    // items; none: unbounded
-  // How long a batch is held back for each item that Regular producers are likely to bring soon.
+  // How long to hold a batch back for each item that Regular producers are likely to add soon.
   std::chrono::microseconds moment = std::chrono::microseconds(30);
 };
 
-// A bounded FIFO that hands out items in batches.
+// A bounded FIFO queue that hands out items in batches.
 //
 //   enqueue()  -> [ item item item ... ] ->  dequeue_many()
 //   blocks at maximum_queue_size             blocks below minimum_batch_size, at most `timeout`
-//                                            once there is an item
+//                                            if there is an item
 //
-// Producers that announce themselves (Regular) are worth a little more: a batch that is not yet of
-// half as many items as there are such producers is held back for a moment, which grows with the
-// number of items that are missing and never passes `timeout`. One producer is never waited for.
+// Producers may register as Regular. A batch with fewer items than half the registered producers is
+// then held back for a moment, which grows with the number of missing items and never exceeds
+// `timeout`. A single producer is never waited for.
 //
 // Thread safety: every method may be called from any number of threads.
-// Closing: close() wakes every waiter. enqueue() throws ClosedBatchingQueue from then on;
-// dequeue_many() gives nothing, save to consumers that were already waiting: they share out what
-// was handed over before the close. Other items are dropped.
+// Closing: close() wakes every waiter. From then on enqueue() throws ClosedBatchingQueue and
+// dequeue_many() returns nothing, except to consumers that were already waiting: they share the
+// items enqueued before the close. Items without a waiting consumer are dropped.
 template <typename T>
 class BatchingQueue {
  public:
   explicit BatchingQueue(BatchingQueueOptions options) : options_(options) { check(options); }
 
-  // Throws ClosedBatchingQueue when closed, also while it waits for room.
+  // Adds an item; blocks while the queue is full. Throws ClosedBatchingQueue if the queue is
+  // closed, or becomes closed while it waits.
   void enqueue(T item) EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
       wait_for_room();
       if (closed_) throw ClosedBatchingQueue(kEnqueueToClosedQueue);
       items_.push_back(std::move(item));
-      if (gathering_) {  // that consumer passes on what it leaves
+      if (gathering_) {  // that consumer wakes the others for what it leaves
         if (missing() <= 0) gathered_.notify_one();
         return;
       }
@@ -60,8 +61,8 @@ class BatchingQueue {
     notify_consumers();
   }
 
-  // Announces, for a scope, one who enqueues an item, waits for what comes of it, and enqueues the
-  // next.
+  // Registers, for a scope, a producer that repeatedly enqueues an item and waits for its result
+  // before it enqueues the next.
   class Regular {
    public:
     explicit Regular(BatchingQueue* queue) : queue_(queue) { queue_->count_regular(1); }
@@ -73,7 +74,7 @@ class BatchingQueue {
     BatchingQueue* queue_;
   };
 
-  // The oldest items, at most maximum_batch_size; nullopt when closed.
+  // Removes the oldest items, at most maximum_batch_size; nullopt if closed.
   std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
     std::optional<std::vector<T>> batch;
     std::deque<T> dropped;
@@ -101,29 +102,30 @@ class BatchingQueue {
     return closed_;
   }
 
-  // How many dequeue_many() and how many enqueue() are blocked: which side holds the other up.
+  // The number of consumers blocked in dequeue_many().
   int waiting_consumers() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return consumers_waiting_;
   }
-  // Whether a dequeue_many() with enough items waits a moment for more.
+  // Whether a consumer that has enough items is holding its batch back for more.
   bool is_gathering() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return gathering_;
   }
+  // The number of producers blocked in enqueue().
   int waiting_producers() const EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     return producers_waiting_;
   }
 
-  // Throws std::runtime_error at the second call.
+  // Closes the queue. Throws std::runtime_error if it was closed already.
   void close() {
     if (!try_close()) throw std::runtime_error("Queue was closed already");
   }
 
-  // False when it was closed already.
+  // Closes the queue. Returns false if it was closed already.
   bool try_close() EXCLUDES(mutex_) {
-    std::deque<T> dropped;  // destroyed after unlocking: a destructor may be anything
+    std::deque<T> dropped;  // destroyed after unlocking: destructors may use the queue
     {
       MutexLock lock(mutex_);
       if (closed_) return false;
@@ -139,7 +141,8 @@ class BatchingQueue {
   const BatchingQueueOptions& options() const { return options_; }
 
  private:
-  // What is there may not be enough for everybody, but for a consumer whose timeout has passed.
+  // With a minimum above one, wakes every consumer: the items may be too few for the first to wake
+  // but enough for one whose timeout has passed.
   void notify_consumers() {
     options_.minimum_batch_size > 1 ? not_empty_.notify_all() : not_empty_.notify_one();
   }
@@ -194,13 +197,13 @@ class BatchingQueue {
 
   std::int64_t missing() const REQUIRES(mutex_) { return worth_waiting_for() - count(); }
 
-  // Half of those who come again and again: while one half's batch is computed, the other half is
-  // about its next items. With all of them in one batch both would wait in turn.
+  // Half of the registered producers: while one half's batch is computed, the other half prepares
+  // its next items. In one batch with all of them, producers and consumer would take turns.
   std::int64_t worth_waiting_for() const REQUIRES(mutex_) {
     return std::min((regulars_ + 1) / 2, options_.maximum_batch_size);
   }
 
-  // Called with enough items: waits a moment for more, but not beyond the deadline.
+  // Waits a moment for items beyond the minimum, at most until the deadline.
   void gather(Clock::time_point deadline) REQUIRES(mutex_) {
     if (closed_ || missing() <= 0) return;
     auto until = Clock::now() + missing() * options_.moment;
@@ -220,9 +223,9 @@ class BatchingQueue {
 
   const BatchingQueueOptions options_;
   mutable Mutex mutex_;
-  CondVar not_full_;   // room came, or closed
-  CondVar not_empty_;  // an item came, or closed
-  CondVar gathered_;   // nothing is missing any more, or closed
+  CondVar not_full_;   // there is room, or closed
+  CondVar not_empty_;  // there is an item, or closed
+  CondVar gathered_;   // no item is missing any more, or closed
   std::deque<T> items_ GUARDED_BY(mutex_);
   std::int64_t regulars_ GUARDED_BY(mutex_) = 0;
   bool gathering_ GUARDED_BY(mutex_) = false;  // one consumer at a time

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many callers, one batched computation, each gets its slice back.
+// Batches the computations of many callers; each gets its slice of the outputs.
 
 #pragma once
 
@@ -18,24 +18,25 @@ namespace torchbeast {
 
 struct DynamicBatcherOptions {
   std::size_t batch_dim = 1;  // of inputs and outputs
-  bool check_outputs = true;  // check the answer's batch dimension against the inputs'
+  bool check_outputs = true;  // compare the outputs' batch size with the inputs'
   BatchingQueueOptions queue = {.timeout = std::chrono::milliseconds(100)};
   std::chrono::milliseconds compute_timeout = std::chrono::minutes(10);  // of one compute()
 };
 
-// What came back for a batch, or for one caller.
+// The outputs for a batch, or for one caller.
 struct Answer {
   ArrayNest outputs;
-  std::int64_t version = 0;  // of the weights that computed it, as set_outputs() was told
+  std::int64_t version = 0;  // of the weights that computed them
 };
 
-// Where one caller waits for its part of a batch.
+// The place where one caller waits for its slice of a batch's outputs.
 //
-// Thread safety: one caller waits; fulfil() or abandon() come once, from any thread.
+// Thread safety: one thread calls wait(); any thread may call fulfil() or abandon(), and the first
+// of these calls counts.
 class PendingReply {
  public:
-  // The caller's slice. Throws AsyncError when the batch was dropped, ClosedBatchingQueue when
-  // that happened because the batcher closed, TimeoutError after `timeout`.
+  // Returns the caller's slice. Throws AsyncError if the batch was dropped, ClosedBatchingQueue if
+  // it was dropped because the batcher was closed, TimeoutError after `timeout`.
   Answer wait(std::chrono::milliseconds timeout, std::size_t batch_dim) EXCLUDES(mutex_) {
     wait_until_settled(Clock::now() + timeout);
     MutexLock lock(mutex_);
@@ -50,7 +51,7 @@ class PendingReply {
       EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);
-      if (settled_) return;  // cancelled: nobody waits any more
+      if (settled_) return;  // cancelled
       answer_ = std::move(answer);
       start_ = start;
       length_ = length;
@@ -86,7 +87,7 @@ class PendingReply {
   std::int64_t length_ GUARDED_BY(mutex_) = 0;
 };
 
-// One caller's inputs on their way to a batch. Dropping it unanswered tells the caller so.
+// One caller's inputs on their way into a batch. Dropped unanswered, its caller gets an exception.
 class Computation {
  public:
   Computation(ArrayNest inputs, std::int64_t length, std::shared_ptr<PendingReply> reply,
@@ -109,14 +110,16 @@ class Computation {
 
  private:
   ArrayNest inputs_;
-  std::int64_t length_;  // of the batch dimension
+  std::int64_t length_;  // size in the batch dimension
   std::shared_ptr<PendingReply> reply_;
   std::shared_ptr<const std::atomic<bool>> closed_;
 };
 
-// The joined inputs of several callers, to be answered once.
+// The joined inputs of several callers, to be answered once with set_outputs().
 //
-// Thread safety: one thread at a time. Dropping it unanswered gives every caller an AsyncError.
+// Thread safety: one thread at a time.
+// Destruction: without an answer, every caller gets AsyncError, or ClosedBatchingQueue if the
+// batcher is closed.
 class Batch {
  public:
   Batch(std::vector<Computation> computations, std::size_t batch_dim, bool check_outputs)
@@ -129,7 +132,8 @@ class Batch {
       size_ += computation.length();
     }
     inputs_ = join(std::span<const ArrayNest* const>(nests), batch_dim_);
-    // Whoever computes may write to the inputs. Of several callers they are a copy, of one not yet.
+    // The receiver of the batch may write to the inputs. Joining several callers' inputs has copied
+    // them; a single caller's are still its own.
     if (nests.size() == 1)
       inputs_ = nest::map([](const Array& leaf) { return leaf.clone(); }, inputs_);
   }
@@ -137,8 +141,8 @@ class Batch {
   const ArrayNest& get_inputs() const { return inputs_; }
   std::int64_t size() const { return size_; }
 
-  // Throws std::invalid_argument for outputs of a wrong shape (the batch can still be answered),
-  // std::runtime_error at a second success.
+  // Gives every caller its slice. Throws std::invalid_argument for outputs of a wrong shape, after
+  // which the batch can still be answered; std::runtime_error if it was answered already.
   void set_outputs(ArrayNest outputs, std::int64_t version) {
     if (answered_) throw std::runtime_error("set_outputs called twice");
     if (check_outputs_) check(outputs);
@@ -179,24 +183,26 @@ class Batch {
   bool answered_ = false;
 };
 
-// Joins what many callers want computed, and gives each its part of the answer.
+// Joins the inputs of many callers into batches and gives each its slice of the outputs.
 //
 //   compute() \                                       / next() -> Batch: get_inputs()
 //   compute() -> [ inputs inputs ... ] -> join  ->   |
 //   compute() /   <- slice of the outputs  <-         \              set_outputs()
 //
-// Thread safety: compute() and next() may be called from any number of threads. Joining runs in
-// the thread that calls next(), slicing in each caller's own.
-// Closing: close() ends next() and every compute() whose inputs still wait. A batch that was
-// handed out before may still be answered; dropped unanswered, its callers get
-// ClosedBatchingQueue.
+// Thread safety: every method may be called from any number of threads. Joining runs in the thread
+// that calls next(), slicing in each caller's own.
+// Closing: close() ends next() and every compute() whose inputs are not in a batch yet. A batch
+// handed out earlier may still be answered; if it is dropped, its callers get ClosedBatchingQueue.
+// cancel() ends their compute() at once.
 class DynamicBatcher {
  public:
   explicit DynamicBatcher(DynamicBatcherOptions options)
       : options_(options), queue_(options.queue), same_as_first_(options.batch_dim) {}
 
-  // Blocks until answered. Throws std::invalid_argument, ClosedBatchingQueue, AsyncError,
-  // TimeoutError. The inputs must not be written while it waits.
+  // Blocks until the batch that the inputs become part of is answered. Throws std::invalid_argument
+  // for inputs that cannot be joined with the first ones, ClosedBatchingQueue if the batcher is
+  // closed, AsyncError if the batch was dropped, TimeoutError after compute_timeout. The inputs
+  // must not be written to meanwhile.
   Answer compute(ArrayNest inputs) {
     const std::int64_t length = check_inputs(inputs);
     auto reply = std::make_shared<PendingReply>();
@@ -205,7 +211,8 @@ class DynamicBatcher {
     return reply->wait(options_.compute_timeout, options_.batch_dim);
   }
 
-  // Announces a caller of compute() that will call again and again, for a scope.
+  // Registers, for a scope, a thread that calls compute() repeatedly: batches are held back a
+  // moment for it, see BatchingQueue::Regular.
   class Caller {
    public:
     explicit Caller(DynamicBatcher* batcher) : regular_(&batcher->queue_) {}
@@ -214,7 +221,7 @@ class DynamicBatcher {
     BatchingQueue<Computation>::Regular regular_;
   };
 
-  // The next batch; null when closed.
+  // Blocks until there is a batch; null if closed.
   std::unique_ptr<Batch> next() {
     auto computations = queue_.dequeue_many();
     if (!computations) return nullptr;
@@ -224,14 +231,16 @@ class DynamicBatcher {
 
   std::int64_t size() const { return queue_.size(); }
   bool is_closed() const { return queue_.is_closed(); }
+  // Closes the batcher. Throws std::runtime_error if it was closed already.
   void close() {
     if (!try_close()) throw std::runtime_error("Queue was closed already");
   }
+  // Closes the batcher. Returns false if it was closed already.
   bool try_close() {
     closed_->store(true);  // before items are dropped, so that their callers learn why
     return queue_.try_close();
   }
-  // Closes, and ends compute() also for batches that were handed out and may never be answered.
+  // Closes the batcher and ends every compute(), even for batches that were handed out.
   void cancel() EXCLUDES(waiting_mutex_) {
     try_close();
     MutexLock lock(waiting_mutex_);
@@ -240,7 +249,7 @@ class DynamicBatcher {
   const DynamicBatcherOptions& options() const { return options_; }
 
  private:
-  // Keeps a caller's reply where cancel() finds it, for a scope.
+  // Registers a caller's reply with cancel() for a scope.
   class Waiting {
    public:
     Waiting(DynamicBatcher* batcher, PendingReply* reply) : batcher_(batcher), reply_(reply) {
@@ -259,7 +268,7 @@ class DynamicBatcher {
     PendingReply* reply_;
   };
 
-  // The common size along the batch dimension.
+  // Returns the inputs' common size in the batch dimension.
   std::int64_t check_inputs(const ArrayNest& inputs) {
     check_batchable(inputs, options_.batch_dim);
     const std::int64_t length = nest::front(inputs).size(options_.batch_dim);

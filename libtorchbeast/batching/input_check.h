@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a nest must look like to be batched with the others: checked at the door, with both sides.
+// Checks that a nest can be batched with others before it is accepted.
 
 #pragma once
 
@@ -11,12 +11,12 @@
 
 namespace torchbeast {
 
-// "uint8[1, 4, 84, 84]"
+// Formats dtype and shape: "uint8[1, 4, 84, 84]".
 inline std::string summary(const Array& array) {
   return std::string(info(array.dtype()).name) + to_string(array.shape());
 }
 
-// Every leaf needs a batch dimension.
+// Throws std::invalid_argument if a leaf lacks the batch dimension.
 inline void check_batch_dimension(const ArrayNest& nest, std::size_t batch_dim) {
   nest::for_each(
       [&](const Array& array) {
@@ -28,7 +28,7 @@ inline void check_batch_dimension(const ArrayNest& nest, std::size_t batch_dim) 
       nest);
 }
 
-// The same, and there must be a leaf.
+// Throws std::invalid_argument if a leaf lacks the batch dimension, or if there is no leaf.
 inline void check_batchable(const ArrayNest& nest, std::size_t batch_dim) {
   check_batch_dimension(nest, batch_dim);
   if (nest::empty(nest)) throw std::invalid_argument("Cannot enqueue empty vector of tensors");
@@ -36,13 +36,14 @@ inline void check_batchable(const ArrayNest& nest, std::size_t batch_dim) {
 
 // Remembers the first nest and refuses any that could not be joined with it.
 //
-// So one bad caller gets the error, and cannot spoil the batch of the others.
-// Thread safety: check() may be called from any thread.
+// The caller of a bad nest gets the error, and the other callers' batch is unaffected.
+// Thread safety: check() may be called from any number of threads.
 class SameAsFirst {
  public:
   explicit SameAsFirst(std::size_t batch_dim) : batch_dim_(batch_dim) {}
 
-  // Throws nest::NestError or std::invalid_argument naming both sides.
+  // Throws nest::NestError for another structure, std::invalid_argument for another dtype or shape;
+  // the message states both sides.
   void check(const ArrayNest& nest) EXCLUDES(mutex_) {
     const std::shared_ptr<const ArrayNest> first = remember(nest);
     nest::for_each2_with_path([&](const nest::Path& path, const Array& expected,
@@ -57,7 +58,7 @@ class SameAsFirst {
     return first_;
   }
 
-  // Keeps dtype and shape only: the first item's memory is not held for the life of the queue.
+  // Keeps dtype and shape only, so that the first item's memory is not held as long as the queue.
   ArrayNest without_bytes(const ArrayNest& nest) const {
     return nest::map(
         [&](const Array& array) {
@@ -74,7 +75,7 @@ class SameAsFirst {
                                 " at " + path.str() + ", but got " + summary(got));
   }
 
-  // "float32[4, *, 2]": any size fits in the batch dimension.
+  // Formats dtype and shape with any size in the batch dimension: "float32[4, *, 2]".
   std::string pattern(const Array& array) const {
     std::string text = std::string(info(array.dtype()).name) + "[";
     for (std::size_t d = 0; d < array.ndim(); ++d) {

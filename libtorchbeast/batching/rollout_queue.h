@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The queue between actors and learner: nests of arrays in, one joined nest out.
+// The queue of rollouts for the learner: nests of arrays in, one joined nest out.
 
 #pragma once
 
@@ -12,15 +12,15 @@
 
 namespace torchbeast {
 
-// A nest to learn from and, beside it, what the original's structure has no place for.
+// A rollout in the original TorchBeast's structure, and further data that this has no place for.
 struct QueueItem {
   ArrayNest data;
-  ArrayNest info;  // an empty vector where there is none
+  ArrayNest info;  // an empty vector if there is none
 };
 
 struct RolloutQueueOptions {
   std::size_t batch_dim = 1;  // the dimension along which items are joined
-  bool check_inputs = true;   // refuse items without a leaf or without a batch dimension
+  bool check_inputs = true;   // refuse items without a leaf or a batch dimension
   BatchingQueueOptions queue = {};
 };
 
@@ -30,7 +30,7 @@ struct RolloutQueueOptions {
 //
 // Thread safety: every method may be called from any number of threads. Joining runs in the
 // consumer's thread, without a lock.
-// Closing: as BatchingQueue.
+// Closing: as for BatchingQueue.
 class RolloutQueue {
  public:
   explicit RolloutQueue(RolloutQueueOptions options)
@@ -39,8 +39,9 @@ class RolloutQueue {
         data_check_(options.batch_dim),
         info_check_(options.batch_dim) {}
 
-  // Throws std::invalid_argument for an item that cannot be joined with the others, then
-  // ClosedBatchingQueue. The queue shares the arrays: the caller must not write them afterwards.
+  // Adds an item; blocks while the queue is full. Throws std::invalid_argument for an item that
+  // cannot be joined with the others, or else ClosedBatchingQueue if closed. The queue shares the
+  // arrays: the caller must not write to them afterwards.
   void enqueue(QueueItem item) {
     if (options_.check_inputs) {
       check_batchable(item.data, options_.batch_dim);
@@ -51,7 +52,7 @@ class RolloutQueue {
     queue_.enqueue(std::move(item));
   }
 
-  // The next batch; nullopt when closed.
+  // Removes the next batch; nullopt if closed.
   std::optional<QueueItem> dequeue() {
     auto items = queue_.dequeue_many();
     if (!items) return std::nullopt;

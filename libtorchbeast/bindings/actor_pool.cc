@@ -21,7 +21,7 @@ std::shared_ptr<ActorPool> make_pool(
     std::shared_ptr<DynamicBatcher> inference_batcher, const std::vector<std::string>& addresses,
     const py::object& initial_agent_state, std::int64_t rollout_columns, std::uint64_t seed,
     double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s) {
-  choose_polling();  // with the GIL, so that no Python thread uses the environment meanwhile
+  choose_polling();  // with the GIL, so that no Python thread accesses os.environ
   ActorPoolOptions options{
       .unroll_length = unroll_length,
       .endpoints = {addresses.begin(), addresses.end()},
@@ -40,14 +40,14 @@ py::object spec_leaf(const Array& leaf) {
   return py::make_tuple(info(leaf.dtype()).name, py::tuple(py::cast(leaf.shape())));
 }
 
-// A space or options that the server at `address` sent as JSON; None for empty text: not known.
+// Parses the JSON that the server at `address` sent; None for empty text, which means unknown.
 py::object from_json(const std::string& address, const std::string& text) {
   if (text.empty()) return py::none();
   try {
     return py::module_::import("json").attr("loads")(text);
   } catch (const py::error_already_set& error) {
-    const bool unreadable =
-        error.matches(PyExc_ValueError) || error.matches(PyExc_RecursionError);  // nested too deep
+    const bool unreadable = error.matches(PyExc_ValueError) ||
+                            error.matches(PyExc_RecursionError);  // nested too deeply
     if (!unreadable) throw;
     throw std::invalid_argument(address + ": expected JSON, got " + text.substr(0, 80));
   }

@@ -19,9 +19,10 @@ std::string type_name(const py::handle& object) {
   return py::str(py::type::handle_of(object).attr("__name__"));
 }
 
-// torch.Tensor; null where torch is not installed or was never imported: then no leaf is a tensor.
+// Returns torch.Tensor, or null if torch has not been imported: then no leaf is a tensor.
 py::handle tensor_type() {
-  static PyObject* type = nullptr;  // guarded by the GIL; never released, as Python may be gone
+  static PyObject* type =
+      nullptr;  // guarded by the GIL; never released, because Python may be gone
   if (type == nullptr) {
     const py::dict modules = py::module_::import("sys").attr("modules");
     if (modules.contains("torch")) {
@@ -78,7 +79,7 @@ py::array numpy_view(const Array& array) {
   auto* owner = new std::shared_ptr<std::byte>(array.owner());
   const py::capsule keep_alive(
       owner, [](void* held) { delete static_cast<std::shared_ptr<std::byte>*>(held); });
-  // Numpy takes the pointer as writable: it does not copy, and tensors need that.
+  // The array is writable, as tensors require; numpy does not copy.
   return py::array(py::dtype(static_cast<int>(array.dtype())), array.shape(),
                    const_cast<std::byte*>(array.data()), keep_alive);
 }

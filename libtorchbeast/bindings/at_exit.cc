@@ -12,20 +12,20 @@
 namespace torchbeast::bindings {
 namespace {
 
-// Longer than a server waits for an environment that is in the middle of a step.
+// Longer than a server waits, by default, for an environment that is in the middle of a step.
 constexpr auto kLongestWait = std::chrono::seconds(6);
 
-// Never destroyed: threads may leave the core while static objects go.
+// Never destroyed, because threads may leave the core while static objects are destroyed.
 struct Registry {
   Mutex mutex;
   CondVar changed;
   int inside GUARDED_BY(mutex) = 0;
-  // A registration is removed under the lock that its close() runs under: the object outlives it.
+  // A close() runs under the lock that its removal takes, so its object is still alive.
   std::map<int, std::function<void()>> closes GUARDED_BY(mutex);
 };
 
-std::atomic<Registry*> current = new Registry;  // another one in the child of a fork
-std::atomic<int> next_id = 0;                   // never twice, also in a child
+std::atomic<Registry*> current = new Registry;  // replaced in the child of a fork
+std::atomic<int> next_id = 0;                   // unique, also in a child
 
 }  // namespace
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ends what still runs in the core before Python ends.
+// Ends everything that runs in the core before Python finalises.
 //
-// A thread that takes the GIL while Python is finalised is ended on the spot, in the middle of C++
-// frames that cannot bear it: the process aborts or hangs. So everything that threads may wait in
-// is closed when Python's atexit functions run, which is early enough: threads still get the GIL.
+// A thread that takes the GIL during finalisation is ended at once, in the middle of C++ frames
+// that cannot be unwound: the process aborts or hangs. Everything that threads may wait in is
+// therefore closed by Python's atexit functions, while threads can still get the GIL.
 //
-// The child of a fork has none of the threads that wait, and may find any lock taken. It forgets
-// what it inherited: its exit closes nothing of its parent's and waits for nobody.
+// The child of a fork has none of its parent's threads and may find any lock taken. It forgets what
+// it inherited: its exit closes nothing of its parent's and waits for no thread.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace torchbeast::bindings {
 
-// Counts the calling thread as being inside the core, for a scope. At exit these are waited for.
+// Counts the calling thread as inside the core, for a scope. The exit waits for such threads.
 class InsideCore {
  public:
   InsideCore();
@@ -25,14 +25,14 @@ class InsideCore {
   InsideCore& operator=(const InsideCore&) = delete;
 
  private:
-  void* const registry_;  // the process's own, as opposed to one of before a fork
+  void* const registry_;  // the current process's, or one from before a fork
 };
 
-// Has `close` called at exit, until the returned registration is dropped. It must not throw, and
-// not need the GIL.
+// Calls `close` at exit unless the returned registration has been dropped. `close` must neither
+// throw nor need the GIL.
 std::shared_ptr<void> register_for_exit(std::function<void()> close);
 
-// The object, with `close(*object)` called at exit while the object lives.
+// Shares the object and calls `close(*object)` at exit if it is still alive.
 template <typename T, typename Close>
 std::shared_ptr<T> closed_at_exit(std::unique_ptr<T> object, Close close) {
   T* const raw = object.get();
@@ -44,11 +44,11 @@ std::shared_ptr<T> closed_at_exit(std::unique_ptr<T> object, Close close) {
           }};
 }
 
-// Closes everything that is registered, then waits, at most some seconds, until no thread is
-// inside the core. Called without the GIL.
+// Closes everything that is registered, then waits, for a few seconds at most, until no thread is
+// inside the core. Call it without the GIL.
 void close_everything();
 
-// To be called in the child of a fork.
+// Drops everything that was registered. Call it in the child of a fork.
 void forget_everything();
 
 }  // namespace torchbeast::bindings

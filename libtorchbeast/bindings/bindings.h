@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One function for each bound class; bindings/module.cc calls them.
+// One function per bound class, called by bindings/module.cc.
 
 #pragma once
 

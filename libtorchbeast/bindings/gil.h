@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one way across the border: convert with the GIL, block without it, convert with it.
+// Crossing between Python and C++: convert with the GIL, block without it, convert with it.
 
 #pragma once
 
@@ -20,7 +20,7 @@ namespace torchbeast::bindings {
 
 namespace py = pybind11;
 
-// Runs what may block, or takes long, without the GIL. `call` must not touch Python objects.
+// Runs a call that may block or take long, without the GIL. It must not touch Python objects.
 template <typename Call>
 auto without_gil(const Call& call) {
   const InsideCore inside;  // until the GIL is held again
@@ -28,19 +28,19 @@ auto without_gil(const Call& call) {
   return call();
 }
 
-// Lets Ctrl-C through while the main thread waits inside the core.
+// Raises pending signals such as Ctrl-C while the main thread waits inside the core.
 inline void raise_pending_signals() {
   const py::gil_scoped_acquire acquire;
   if (PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-// Makes a call that may wait for the GIL, in a thread that may outlive the interpreter: that of an
-// environment that hangs.
+// Makes a call that may wait for the GIL, in a thread that may outlive the interpreter because its
+// environment hangs.
 //
-// Before 3.14 Python ends a thread that asks for the GIL of a finalised interpreter by unwinding
-// its stack. Destructors would then use Python without the GIL, and gRPC's frames abort the
-// process. So the thread is parked as soon as it leaves Python's own frames; the process is ending
-// anyway.
+// Before 3.14, Python ends a thread that requests the GIL of a finalised interpreter by unwinding
+// its stack. Destructors would then use Python without the GIL, and gRPC's frames would abort the
+// process. The thread is therefore parked as soon as it leaves Python's frames; the process is
+// ending anyway.
 template <typename Call>
 auto parked_at_exit(const Call& call) {
 #ifdef __GLIBCXX__
@@ -49,12 +49,12 @@ auto parked_at_exit(const Call& call) {
   } catch (abi::__forced_unwind&) {
     for (;;) ::pause();
   }
-#else  // elsewhere no stack is unwound
+#else  // other standard libraries unwind no stack
   return call();
 #endif
 }
 
-// Holds the GIL for a scope, in a thread that C++ started.
+// Holds the GIL for a scope, in a thread started by C++.
 class Gil {
  public:
   Gil() {
@@ -65,7 +65,7 @@ class Gil {
   std::optional<py::gil_scoped_acquire> acquire_;
 };
 
-// callable(*args, **kwargs) of an environment, which may hang in it.
+// Calls callable(*args, **kwargs) of an environment, which may hang in it.
 inline py::object called(const py::object& callable, const py::tuple& args,
                          const py::dict& kwargs = py::dict()) {
   PyObject* result =
@@ -74,12 +74,12 @@ inline py::object called(const py::object& callable, const py::tuple& args,
   return py::reinterpret_steal<py::object>(result);
 }
 
-// Keeps the Python thread state of a thread that C++ started, for a scope within that thread.
+// Keeps the Python thread state of a thread started by C++, for a scope within that thread.
 //
-// Without it each gil_scoped_acquire makes a thread state and destroys it again, and with it what
-// Python keeps for a thread: threading.local, context variables, numpy's error state.
-// Made and dropped by the same thread, which takes the GIL for both. Counts as inside the core: the
-// exit of the process waits for it for some seconds.
+// Otherwise each gil_scoped_acquire makes and destroys a thread state, and with it everything that
+// Python keeps per thread: threading.local, context variables, numpy's error state.
+// Must be made and destroyed by the same thread, which takes the GIL for both. Counts as inside the
+// core: the process's exit waits for it for a few seconds.
 class PythonThread {
  public:
   PythonThread() : before_(parked_at_exit(PyGILState_Ensure)) {
@@ -98,7 +98,7 @@ class PythonThread {
   PyThreadState* released_ = nullptr;
 };
 
-// The one holder of a Python object that C++ keeps: it may be copied and dropped by any thread.
+// Holds a Python object for C++. Any thread may copy and drop it; the last copy takes the GIL.
 class SharedObject {
  public:
   explicit SharedObject(py::object object)
@@ -107,7 +107,7 @@ class SharedObject {
           delete held;
         }) {}
 
-  // Needs the GIL.
+  // The caller must hold the GIL.
   const py::object& get() const { return *object_; }
 
  private:

@@ -16,7 +16,7 @@ PYBIND11_MODULE(_C, module) {
 
   py::register_exception<ClosedBatchingQueue>(module, "ClosedBatchingQueue", PyExc_RuntimeError);
   py::register_exception<AsyncError>(module, "AsyncError", PyExc_RuntimeError);
-  // Local: the module nest raises the same C++ type, as a plain ValueError.
+  // Local to this module: the module nest maps the same C++ type to a plain ValueError.
   py::register_local_exception<nest::NestError>(module, "NestError", PyExc_ValueError);
   py::register_exception_translator([](std::exception_ptr failure) {
     try {

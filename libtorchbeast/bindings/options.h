@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Options that several bound classes take from Python in the same form.
+// Converts options that several bound classes share.
 
 #pragma once
 
@@ -19,11 +19,11 @@ inline std::size_t checked_batch_dim(std::int64_t batch_dim) {
   throw std::invalid_argument("batch_dim must be >= 0, got " + std::to_string(batch_dim));
 }
 
-// A year is as good as for ever, and no sum of times overflows.
+// A year is as good as forever, and sums of such times do not overflow.
 inline constexpr double kLongestSeconds = 365.0 * 24 * 3600;
 
-// Throws std::invalid_argument for a negative time or NaN, naming the argument, which counts
-// `units` to a second.
+// Converts an argument to a duration. Throws std::invalid_argument, naming the argument, if it is
+// negative or NaN; the message states it in units of which a second has `units`.
 inline std::chrono::milliseconds from_seconds(const char* name, double seconds, double units = 1) {
   if (!(seconds >= 0)) {
     std::ostringstream message;

@@ -16,7 +16,7 @@
 namespace torchbeast::bindings {
 namespace {
 
-// Environments may insist on seeds of 31 bits.
+// Some environments accept only seeds of 31 bits.
 constexpr std::uint64_t kSeedMask = 0x7fffffff;
 
 std::string traceback_of(const py::error_already_set& error) {
@@ -26,7 +26,7 @@ std::string traceback_of(const py::error_already_set& error) {
   return py::str("").attr("join")(lines).cast<std::string>();
 }
 
-// Runs Python code with the GIL, in a thread that has a PythonThread; what it raises becomes
+// Runs Python code with the GIL, in a thread that has a PythonThread. Exceptions become
 // EnvironmentFailure.
 template <typename Call>
 auto in_python(const Call& call) {
@@ -35,7 +35,7 @@ auto in_python(const Call& call) {
     return call();
   } catch (const py::error_already_set& error) {
     throw EnvironmentFailure(traceback_of(error));
-  } catch (const std::exception& error) {  // a conversion refused what the environment returned
+  } catch (const std::exception& error) {  // a returned value that cannot be converted
     throw EnvironmentFailure(error.what());
   }
 }
@@ -48,7 +48,8 @@ void check_reward(float reward) {
                               ", expected a finite number");
 }
 
-// Discrete spaces can be told by their `n`; others need a description from the program.
+// Describes a discrete space, which is recognised by its `n`, as JSON. Returns "" for other spaces:
+// the program has to describe these.
 std::string discrete_space(const py::object& env) {
   const py::object space = py::getattr(env, "action_space", py::none());
   if (!py::hasattr(space, "n")) return "";
@@ -57,8 +58,8 @@ std::string discrete_space(const py::object& env) {
          ", \"start\": " + std::string(py::str(start)) + "}";
 }
 
-// Appends the shapes of an action's leaves, in the order of nests. False where the space, which is
-// Gymnasium's, one of torchbeast.core.envs or anybody's, does not tell.
+// Appends the shapes of an action's leaves, in the order of its nest. Returns false if the space
+// (Gymnasium's, one of torchbeast.core.envs or any other class) does not provide them.
 bool append_shapes(const py::handle& space, std::vector<Shape>* shapes) {
   const py::object entries =
       py::getattr(space, "spaces", py::reinterpret_borrow<py::object>(space));
@@ -87,7 +88,7 @@ std::optional<std::vector<Shape>> shapes_of_actions(const py::object& env) {
   std::vector<Shape> shapes;
   try {
     if (append_shapes(py::getattr(env, "action_space", py::none()), &shapes)) return shapes;
-  } catch (const std::exception&) {  // a space of another kind: the stream can do without
+  } catch (const std::exception&) {  // a space of another kind: shapes are optional
   }
   return std::nullopt;
 }
@@ -129,7 +130,7 @@ class SinglePythonEnv final : public Env {
   }
 
  private:
-  // Gymnasium takes a seed and returns (obs, info); legacy Gym takes none and returns obs.
+  // Resets. Gymnasium takes a seed and returns (obs, info); legacy Gym takes none, returns obs.
   py::object reset_observation(std::optional<std::uint64_t> seed) {
     py::dict arguments;
     if (seed && takes_seed()) arguments["seed"] = *seed & kSeedMask;
@@ -144,7 +145,7 @@ class SinglePythonEnv final : public Env {
     try {
       const py::object parameters = signature(env_.get().attr("reset")).attr("parameters");
       return parameters.contains("seed") || parameters.contains("kwargs");
-    } catch (const py::error_already_set&) {  // compiled functions may have no signature
+    } catch (const py::error_already_set&) {  // compiled functions may lack a signature
       return false;
     }
   }
@@ -166,7 +167,7 @@ class SinglePythonEnv final : public Env {
     return finished(checked(values[0]), reward, over && !truncated, truncated);
   }
 
-  // Legacy Gym's TimeLimit says so in the info.
+  // Returns whether legacy Gym's TimeLimit marked the episode as truncated.
   static bool time_limit(const py::object& info) {
     if (!py::isinstance<py::dict>(info)) return false;
     const auto dict = py::reinterpret_borrow<py::dict>(info);
@@ -187,7 +188,8 @@ class SinglePythonEnv final : public Env {
     return step;
   }
 
-  // Every observation must look like the first.
+  // Converts an observation. Throws std::invalid_argument if it differs from the first in
+  // structure, dtype or shape.
   ArrayNest checked(const py::object& observation) {
     const ArrayNest converted = from_environment(observation);
     if (!first_) first_ = converted;
@@ -299,7 +301,7 @@ std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
   return in_python([&]() -> std::unique_ptr<Env> {
     py::object env = called(env_class.get(), py::tuple());
     if (py::hasattr(env, "num_envs")) {
-      // Read before the thread is handed over: it must not be dropped while the GIL is held.
+      // Read before `thread` is moved: a failure must not drop it while the GIL is held.
       const std::int64_t num_envs = number_of(env, "num_envs");
       const std::int64_t frame_stack =
           py::hasattr(env, "frame_stack") ? number_of(env, "frame_stack") : 1;

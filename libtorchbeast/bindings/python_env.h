@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A Python environment behind the Env interface.
+// Wraps a Python environment as an Env.
 
 #pragma once
 
@@ -15,11 +15,11 @@ namespace torchbeast::bindings {
 //   step(action) gives (observation, reward, terminated, truncated, episode_end,
 //   final_observation or None), and it restarts ended episodes itself;
 // * anything else is one environment, Gymnasium's (reset(seed=...) -> (obs, info), five values
-//   from step) or legacy Gym's (reset() -> obs, step -> (obs, reward, done, *anything)). Which of
-//   them is seen from what it returns. An ended episode is reset in the same step.
+//   from step) or legacy Gym's (reset() -> obs, step -> (obs, reward, done, *anything)), recognised
+//   by what it returns. When an episode ends, the same step resets the environment.
 //
-// Takes the GIL itself. What the Python code raises comes out as EnvironmentFailure with the
-// traceback; so does a value that is not what the contract says.
+// Takes the GIL itself. An exception of the Python code becomes EnvironmentFailure with the
+// traceback, and so does a return value that violates the contract.
 std::unique_ptr<Env> make_python_env(const SharedObject& env_class);
 
 }  // namespace torchbeast::bindings

@@ -15,7 +15,7 @@
 namespace torchbeast::bindings {
 namespace {
 
-// ("uint8", (1, 84, 84)) is a leaf of an observation's description.
+// Returns whether an object is a leaf of an observation's description: ("uint8", (1, 84, 84)).
 bool is_spec(const py::handle& object) {
   return py::isinstance<py::tuple>(object) && py::len(object) == 2 &&
          py::isinstance<py::str>(object[py::int_(0)]) &&

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Array: dtype, shape and owned bytes. The only tensor the core knows.
+// Array: dtype, shape and owned bytes. The core's only tensor type.
 
 #pragma once
 
@@ -20,10 +20,10 @@
 
 namespace torchbeast {
 
-// Of few dimensions, which need no memory of their own.
+// Up to six dimensions are stored inline, without an allocation.
 using Shape = absl::InlinedVector<std::int64_t, 6>;
 
-// "[2, 3]"
+// Formats a shape: "[2, 3]".
 inline std::string to_string(const Shape& shape) {
   std::string text = "[";
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -39,18 +39,18 @@ inline std::int64_t num_elements(std::span<const std::int64_t> shape) {
 // A dense array in C order.
 //
 // Copying an Array shares its bytes, as copying a shared_ptr does; clone() copies them.
-// Thread safety: as for a shared_ptr. Whoever writes data() must be the only user of the bytes.
+// Thread safety: that of a shared_ptr. A writer of data() must be the only user of the bytes.
 class Array {
  public:
   Array() : Array(DType::kUInt8, {0}) {}
 
-  // Uninitialised. Dimensions must not be negative.
+  // Makes an uninitialised array. Throws std::invalid_argument for a negative dimension.
   Array(DType dtype, Shape shape)
       : dtype_(dtype), shape_(std::move(shape)), num_bytes_(checked_num_bytes(dtype_, shape_)) {
     data_ = BufferPool::instance().allocate(num_bytes_);
   }
 
-  // Dtype and shape of arrays that are still to come: data() is null.
+  // Makes an array that describes others by dtype and shape: data() is null.
   static Array spec(DType dtype, Shape shape) {
     Array array;
     array.dtype_ = dtype;
@@ -83,7 +83,7 @@ class Array {
   const std::byte* data() const { return data_.get(); }
   const std::shared_ptr<std::byte>& owner() const { return data_; }
 
-  // The elements as T. The dtype must be T's.
+  // Returns the elements as T. Throws std::logic_error if the dtype is another.
   template <typename T>
   T* as() {
     check_dtype(kDTypeOf<T>);
@@ -95,7 +95,7 @@ class Array {
     return reinterpret_cast<const T*>(data_.get());
   }
 
-  // The same bytes under another shape with as many elements.
+  // Returns a view with another shape of equally many elements; shares the bytes.
   Array reshaped(Shape shape) const {
     if (torchbeast::num_elements(shape) != num_elements()) {
       throw std::invalid_argument("cannot view shape " + to_string(shape_) + " as " +
@@ -106,7 +106,7 @@ class Array {
     return view;
   }
 
-  // Rows [start, start + length) of the first dimension; shares the bytes.
+  // Returns rows [start, start + length) of the first dimension; shares the bytes.
   Array rows(std::int64_t start, std::int64_t length) const {
     if (ndim() == 0 || start < 0 || length < 0 || start + length > shape_[0]) {
       throw std::invalid_argument("rows " + std::to_string(start) + " to " +
@@ -122,6 +122,7 @@ class Array {
     return view;
   }
 
+  // Copies the bytes.
   Array clone() const {
     Array copy(dtype_, shape_);
     if (num_bytes_ > 0) std::memcpy(copy.data(), data(), num_bytes_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Joining, slicing and repeating arrays, and nests of them, along one dimension.
+// Joins, slices and repeats arrays, and nests of arrays, along one dimension.
 
 #pragma once
 
@@ -13,7 +13,7 @@ namespace torchbeast {
 
 using ArrayNest = nest::Nest<Array>;
 
-// Arrays seen as [outer, size, inner] around one dimension.
+// An array's layout as [outer, size, inner] around one dimension.
 struct DimSplit {
   std::int64_t outer;       // elements before the dimension
   std::int64_t size;        // of the dimension
@@ -21,14 +21,14 @@ struct DimSplit {
 };
 
 inline DimSplit split_at(const Array& array, std::size_t dim) {
-  const std::int64_t size = array.size(dim);  // throws where there is no such dimension
+  const std::int64_t size = array.size(dim);  // throws if there is no such dimension
   const std::span<const std::int64_t> shape(array.shape());
   return {num_elements(shape.first(dim)), size,
           static_cast<std::size_t>(num_elements(shape.subspan(dim + 1))) *
               info(array.dtype()).item_size};
 }
 
-// Whether two arrays can be joined along dim: same dtype and same shape elsewhere.
+// Returns whether two arrays can be joined along dim: same dtype, same shape elsewhere.
 inline bool joinable(const Array& a, const Array& b, std::size_t dim) {
   if (a.dtype() != b.dtype() || a.ndim() != b.ndim()) return false;
   for (std::size_t d = 0; d < a.ndim(); ++d) {
@@ -37,7 +37,7 @@ inline bool joinable(const Array& a, const Array& b, std::size_t dim) {
   return true;
 }
 
-// Concatenation along dim. One array is returned as it is, without a copy.
+// Concatenates arrays along dim. A single array is returned as it is, without a copy.
 inline Array join(std::span<const Array* const> parts, std::size_t dim) {
   if (parts.size() == 1) return *parts[0];
   Shape shape = parts[0]->shape();
@@ -58,7 +58,7 @@ inline Array join(std::span<const Array* const> parts, std::size_t dim) {
   return joined;
 }
 
-// Entries [start, start + length) of dim. Shares the bytes when they are contiguous.
+// Returns entries [start, start + length) of dim. Shares the bytes if they are contiguous.
 inline Array narrow(const Array& array, std::size_t dim, std::int64_t start, std::int64_t length) {
   const DimSplit split = split_at(array, dim);
   if (start == 0 && length == split.size) return array;
@@ -87,13 +87,13 @@ inline Array narrow(const Array& array, std::size_t dim, std::int64_t start, std
   return part;
 }
 
-// The array `times` times along dim.
+// Concatenates `times` copies of an array along dim.
 inline Array repeat(const Array& array, std::size_t dim, std::int64_t times) {
   const std::vector<const Array*> parts(static_cast<std::size_t>(times), &array);
   return join(parts, dim).clone();
 }
 
-// With `dims` dimensions of size 1 before each leaf's own; shares the bytes.
+// Prepends `dims` dimensions of size 1 to each leaf; shares the bytes.
 inline ArrayNest with_leading(const ArrayNest& nest, std::size_t dims) {
   return nest::map(
       [dims](const Array& leaf) {
@@ -104,7 +104,7 @@ inline ArrayNest with_leading(const ArrayNest& nest, std::size_t dims) {
       nest);
 }
 
-// Without the first `dims` dimensions of each leaf, which must be of size 1; shares the bytes.
+// Removes the first `dims` dimensions of each leaf, which must have size 1; shares the bytes.
 inline ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
   return nest::map(
       [dims](const Array& leaf) {
@@ -121,7 +121,7 @@ inline ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
       nest);
 }
 
-// Joins nests of one structure leaf by leaf.
+// Concatenates nests of equal structure, leaf by leaf, along dim.
 inline ArrayNest join(std::span<const ArrayNest* const> nests, std::size_t dim) {
   std::vector<std::vector<Array>> leaves;  // [nest][leaf]
   leaves.reserve(nests.size());
@@ -135,6 +135,7 @@ inline ArrayNest join(std::span<const ArrayNest* const> nests, std::size_t dim) 
   return nest::pack_as(*nests[0], joined);
 }
 
+// Narrows every leaf, as above.
 inline ArrayNest narrow(const ArrayNest& nest, std::size_t dim, std::int64_t start,
                         std::int64_t length) {
   return nest::map([&](const Array& array) { return narrow(array, dim, start, length); }, nest);

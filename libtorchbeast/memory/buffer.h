@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory for arrays, recycled.
+// Recycled memory for arrays.
 //
-// Fresh pages from the operating system cost more than the copy that fills them, and batches have
-// few sizes at a time. So a large buffer goes back to a free list when its last owner lets go, and
-// the next array of about that size takes it.
+// Fresh pages from the operating system cost more than the copy that fills them, and at any time
+// batches come in few sizes. A large buffer therefore returns to a free list when its last owner
+// releases it, and the next array of about that size reuses it.
 
 #pragma once
 
@@ -20,14 +20,14 @@
 
 namespace torchbeast {
 
-// Free lists by size class. Sizes are rounded up by an eighth at the most, so that there are few
-// classes, and batches of nearly the same size share one.
+// Free lists by size class. Sizes are rounded up by at most an eighth, so there are few classes and
+// batches of nearly equal size share one.
 //
 // Thread safety: every method may be called from any thread.
-// Ownership: a buffer belongs to whoever holds its shared_ptr; the pool holds idle ones only, at
-// most max_idle_bytes of them. Where that is reached, buffers of a size that nobody has asked for
-// in `stale_after` make room; without such ones what comes back is freed.
-// instance() is never destroyed: Python may drop arrays at exit.
+// Ownership: a buffer belongs to the holders of its shared_ptr; the pool holds idle buffers only,
+// at most max_idle_bytes of them. At that limit, buffers of sizes not requested within
+// `stale_after` are freed to make room; if there are none, the returning buffer is freed.
+// instance() is never destroyed, because Python may release arrays at exit.
 class BufferPool {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -39,7 +39,7 @@ class BufferPool {
                       Clock::duration stale_after = kStaleAfter)
       : max_idle_bytes_(max_idle_bytes), stale_after_(stale_after) {}
 
-  // Only of pools other than instance(), once nobody holds a buffer of theirs.
+  // Requires that no buffer of this pool is held any more. instance() is never destroyed.
   ~BufferPool() {
     for (auto& [size, idle] : idle_) {
       for (std::byte* buffer : idle.buffers) std::free(buffer);
@@ -53,7 +53,7 @@ class BufferPool {
     return pool;
   }
 
-  // num_bytes of uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
+  // Returns num_bytes of uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
   std::shared_ptr<std::byte> allocate(std::size_t num_bytes) {
     if (num_bytes < kMinPooledBytes || retired_) return small(num_bytes);
     const std::size_t size = rounded(num_bytes);
@@ -67,8 +67,8 @@ class BufferPool {
     return idle_bytes_;
   }
 
-  // Keeps nothing from now on and takes no lock: for the child of a fork(), where a thread that no
-  // longer exists may hold it.
+  // Stops recycling and locking: for the child of a fork(), where a thread that no longer exists
+  // may hold the lock.
   void retire() { retired_ = true; }
 
  private:
@@ -80,7 +80,7 @@ class BufferPool {
     return {bytes, static_cast<std::byte*>(aligned)};
   }
 
-  // Bytes and the count of their owners in one piece, where the standard library can (g++ 12).
+  // Allocates bytes and reference count together where the standard library can (g++ 12).
   static std::shared_ptr<std::byte[]> uninitialised(std::size_t num_bytes) {
 #ifdef __cpp_lib_smart_ptr_for_overwrite
     return std::make_shared_for_overwrite<std::byte[]>(num_bytes);
@@ -89,14 +89,14 @@ class BufferPool {
 #endif
   }
 
-  // The size of the class: its four highest bits count, the others are rounded up.
+  // Returns the class's size: the four highest bits are kept, the rest is rounded up.
   static std::size_t rounded(std::size_t num_bytes) {
     std::size_t step = kMinPooledBytes / 8;
     while (num_bytes / step >= 16) step *= 2;
     return (num_bytes + step - 1) / step * step;
   }
 
-  // `size` must be a multiple of kAlignment.
+  // Allocates new memory. `size` must be a multiple of kAlignment.
   static std::byte* fresh(std::size_t size) {
     void* data = std::aligned_alloc(kAlignment, size);
     if (data == nullptr) throw std::bad_alloc();
@@ -111,7 +111,7 @@ class BufferPool {
   }
 
   void give_back(std::byte* data, std::size_t size) EXCLUDES(mutex_) {
-    std::vector<std::byte*> unwanted;  // freed without the lock
+    std::vector<std::byte*> unwanted;  // freed after unlocking
     retired_ ? unwanted.push_back(data) : keep_idle(data, size, &unwanted);
     for (std::byte* buffer : unwanted) std::free(buffer);
   }
@@ -128,7 +128,7 @@ class BufferPool {
     idle_bytes_ += size;
   }
 
-  // Moves one buffer of the class that was asked for longest ago. False when none is stale.
+  // Moves a buffer of the least recently requested class to *unwanted; false if none is stale.
   bool drop_stale(std::vector<std::byte*>* unwanted) REQUIRES(mutex_) {
     auto oldest = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {

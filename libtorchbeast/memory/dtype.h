@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types that arrays have, here and on the wire. One table; nothing else lists them.
+// The element types of arrays, in memory and on the wire: the only list of them.
 
 #pragma once
 
@@ -52,7 +52,7 @@ inline constexpr const DTypeInfo& info(DType dtype) {
   for (const DTypeInfo& entry : kDTypes) {
     if (entry.dtype == dtype) return entry;
   }
-  return kDTypes[0];  // unreachable: a DType is only made from the table
+  return kDTypes[0];  // unreachable: every DType comes from the table
 }
 
 inline constexpr std::optional<DType> dtype_from_number(std::int64_t number) {

@@ -10,7 +10,7 @@ namespace torchbeast::codec {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
-              "the wire is little endian and arrays are sent as they lie in memory");
+              "the wire is little endian and arrays are sent byte for byte");
 
 DType checked_dtype(const rpcenv::NDArray& message) {
   if (const auto dtype = dtype_from_number(message.dtype())) return *dtype;
@@ -25,7 +25,7 @@ Shape checked_shape(const rpcenv::NDArray& message) {
                                 " dimensions, expected at most " + std::to_string(kMaxDimensions));
   }
   std::int64_t elements =
-      1;  // zeros aside: products of parts of the shape must not overflow either
+      1;  // ignores zeros, because partial products of the shape must not overflow either
   for (const std::int64_t size : message.shape()) {
     if (size < 0 || size > kMaxMessageBytes ||
         (elements *= std::max(size, std::int64_t{1})) > kMaxMessageBytes) {
@@ -48,8 +48,7 @@ Array decode_array_spec(const rpcenv::NDArray& message) {
   return Array::spec(checked_dtype(message), checked_shape(message));
 }
 
-// Walks a message; `leaf` makes an Array of an NDArray.
-// `arrays` counts down from kMaxArrays.
+// Decodes a nest; `leaf` makes an Array of an NDArray, *arrays counts the nodes still allowed.
 template <typename Leaf>
 ArrayNest decode_nest(const rpcenv::ArrayNest& message, const Leaf& leaf, int depth, int* arrays) {
   if (depth > static_cast<int>(nest::kMaxDepth)) {
@@ -109,7 +108,8 @@ Array decode(const rpcenv::NDArray& message) {
   if (array.num_bytes() > 0) {
     std::memcpy(array.data(), message.data().data(), array.num_bytes());
   }
-  if (dtype == DType::kBool) {  // any other byte than 0 and 1 would be undefined behaviour later
+  if (dtype ==
+      DType::kBool) {  // reading any byte other than 0 and 1 as bool is undefined behaviour
     for (std::size_t i = 0; i < array.num_bytes(); ++i) {
       array.data()[i] = static_cast<std::byte>(array.data()[i] != std::byte{0});
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NDArray <-> Array, and nests of them. The one place that distrusts the peer.
+// Converts Array and ArrayNest to and from messages. All validation of a peer's arrays is here.
 
 #pragma once
 
@@ -8,26 +8,27 @@
 
 namespace torchbeast::codec {
 
-// The most bytes that one message may have, either way. gRPC's own default of 4 MiB is too little
-// for stacks of frames from many environments.
+// The maximum size of a message, either way. gRPC's default of 4 MiB is too small for stacks of
+// frames from many environments.
 inline constexpr int kMaxMessageBytes = 256 << 20;
 
-// Arrays of more dimensions are refused, as numpy 1 did.
+// The maximum number of dimensions, as in numpy 1.
 inline constexpr int kMaxDimensions = 32;
 
-// The most arrays, vectors and maps in one nest: each costs memory, however small it is.
+// The maximum number of arrays, vectors and maps in one nest: each costs memory, even an empty one.
 inline constexpr int kMaxArrays = 1 << 16;
 
-// Reading checks everything: dtype known, no negative or overflowing size, bytes == shape x item
-// size, nesting no deeper than nest::kMaxDepth. Throws std::invalid_argument naming both sides.
+// Decodes a message. Throws std::invalid_argument, stating both sides, unless the dtype is known,
+// no dimension is negative or overflows, the data has exactly shape x item size bytes, and the nest
+// is at most nest::kMaxDepth deep.
 Array decode(const rpcenv::NDArray& message);
 ArrayNest decode(const rpcenv::ArrayNest& message);
 
-// Dtype and shape of arrays that carry no data, as in Description.observation.
+// Decodes dtype and shape of arrays without data, as in Description.observation. Throws likewise.
 ArrayNest decode_spec(const rpcenv::ArrayNest& message);
 
 void encode(const Array& array, rpcenv::NDArray* message);
-// Throws std::invalid_argument for an empty vector or map, which the format cannot express.
+// Throws std::invalid_argument for an empty vector or map, which the format cannot represent.
 void encode(const ArrayNest& nest, rpcenv::ArrayNest* message);
 void encode_spec(const ArrayNest& nest, rpcenv::ArrayNest* message);
 

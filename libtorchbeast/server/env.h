@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server needs of an environment: E of them, described, reset and stepped together.
+// The interface of environments to a server: E of them, reset and stepped together.
 
 #pragma once
 
@@ -15,32 +15,32 @@
 
 namespace torchbeast {
 
-// What one step of E environments gives. Leaves and arrays are [E, ...].
+// The result of stepping E environments. Leaves and arrays are [E, ...].
 struct EnvStep {
-  ArrayNest observation;  // of the next episode where one ended
+  ArrayNest observation;  // where an episode ended: the first of the next
   Array reward;           // float32 [E]
   Array terminated;       // bool [E]
   Array truncated;        // bool [E]; never together with terminated
-  Array episode_end;      // bool [E]; the whole game is over, not only a life
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...] of the K truncated ones
+  Array episode_end;      // bool [E]; the whole game is over, not just a life
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated ones
 };
 
-// E environments stepped together; an ended one restarts in the same step.
+// E environments stepped together; one whose episode ended restarts in the same step.
 //
-// Thread safety: one thread, its stream's, makes, uses and destroys it. What it throws ends the
-// stream; EnvironmentFailure carries the environment's own traceback.
+// Thread safety: only the stream's thread makes, uses and destroys it.
+// Errors: an exception ends the stream; EnvironmentFailure contains the environment's traceback.
 class Env {
  public:
   virtual ~Env() = default;
   virtual std::int64_t num_envs() const = 0;
   virtual std::int64_t frame_stack() const = 0;
-  // JSON as in rpcenv.proto; empty when it cannot be told.
+  // One environment's action space as JSON, see rpcenv.proto; empty if unknown.
   virtual std::string action_space() const = 0;
-  // Shapes of one environment's action, leaf by leaf in the order of nests; none when unknown.
+  // The shapes of one environment's action, in the order of its nest's leaves; none if unknown.
   virtual std::optional<std::vector<Shape>> action_shapes() const { return std::nullopt; }
-  // Observation leaves [E, ...].
+  // Starts new episodes. Returns observation leaves [E, ...].
   virtual ArrayNest reset(std::uint64_t seed) = 0;
-  // Action leaves [E, ...].
+  // Steps with action leaves [E, ...].
   virtual EnvStep step(const ArrayNest& action) = 0;
 };
 

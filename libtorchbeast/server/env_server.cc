@@ -18,18 +18,20 @@
 namespace torchbeast {
 namespace {
 
-// A status message travels as a header, and peers refuse headers above 8 KiB. Newlines take three
-// bytes there. The end of a traceback says most.
+// The length to which status messages are shortened, in bytes. They travel as headers, in which a
+// newline takes three bytes, and peers refuse headers above 8 KiB.
 constexpr std::size_t kMaxStatusMessage = 4000;
 
+// Keeps the end of a long message: the end of a traceback is the most useful part.
 std::string shortened(const std::string& message) {
   if (message.size() <= kMaxStatusMessage) return message;
   std::size_t start = message.size() - kMaxStatusMessage;
-  while (start < message.size() && (message[start] & 0xC0) == 0x80) ++start;  // whole characters
+  while (start < message.size() && (message[start] & 0xC0) == 0x80)
+    ++start;  // whole UTF-8 characters
   return "... " + message.substr(start);
 }
 
-// Runs the body of a call and turns what it throws into the status that the protocol names.
+// Runs the body of a call and converts exceptions to the status codes of the protocol.
 template <typename Body>
 grpc::Status as_status(const Body& body) {
   try {
@@ -42,13 +44,13 @@ grpc::Status as_status(const Body& body) {
   }
 }
 
-// Steps and return of the running episode of each environment.
+// Counts the steps and the return of each environment's current episode.
 class EpisodeCounters {
  public:
   explicit EpisodeCounters(std::int64_t num_envs)
       : steps_(static_cast<std::size_t>(num_envs)), returns_(static_cast<std::size_t>(num_envs)) {}
 
-  // Counts a step; the counters then include it.
+  // Includes a step in the counters.
   void add(const EnvStep& step) {
     for (std::size_t e = 0; e < steps_.size(); ++e) {
       steps_[e] += 1;
@@ -56,7 +58,7 @@ class EpisodeCounters {
     }
   }
 
-  // Starts again where an episode ended.
+  // Resets the counters of environments whose episode ended.
   void restart(const EnvStep& step) {
     for (std::size_t e = 0; e < steps_.size(); ++e) {
       if (!step.episode_end.as<bool>()[e]) continue;
@@ -80,7 +82,7 @@ class EpisodeCounters {
   std::vector<float> returns_;
 };
 
-// The "step" that brings the first observation: an episode starts in every environment.
+// Resets the environments and returns their first observations as a step.
 EnvStep first_step(Env& env, std::uint64_t seed) {
   const Shape shape{env.num_envs()};
   return {.observation = env.reset(seed),
@@ -116,14 +118,14 @@ void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorSt
   }
 }
 
-// Whether shape is [1, 1] and then `rest`, or anything where the rest is unknown.
+// Returns whether a shape is [1, 1] followed by `rest`, or by anything if `rest` is null.
 bool is_prefixed(const Shape& shape, const Shape* rest) {
   if (shape.size() < 2 || shape[0] != 1 || shape[1] != 1) return false;
   return rest == nullptr || std::equal(shape.begin() + 2, shape.end(), rest->begin(), rest->end());
 }
 
-// Brings the actions of the original protocol, which come bare or with dimensions [1, 1] before
-// their own, to [1, ...]. The first one decides for all, see rpcenv.proto.
+// Converts actions of the original protocol to leaves [1, ...]. Learners send them with or without
+// leading dimensions [1, 1]; the first action decides for the stream, see rpcenv.proto.
 class OriginalActions {
  public:
   explicit OriginalActions(std::optional<std::vector<Shape>> shapes) : shapes_(std::move(shapes)) {}
@@ -148,19 +150,19 @@ class OriginalActions {
   std::optional<bool> prefixed_;
 };
 
-// One environment behind the original protocol: whole stacks, one `done`.
+// Serves one environment in the original protocol: whole stacks of frames, one `done`.
 class OriginalStream {
  public:
   explicit OriginalStream(Env& env)
       : env_(env), actions_(env.action_shapes()), counters_(1), stack_(env.frame_stack()) {
     if (env.num_envs() != 1) {
       throw std::invalid_argument(
-          "the original protocol carries one environment a stream, this server steps " +
+          "the original protocol carries one environment per stream, this server steps " +
           std::to_string(env.num_envs()) + " together; start it with one");
     }
   }
 
-  // The protocol brings no seed, and every stream needs its own.
+  // The protocol carries no seed, and every stream needs its own.
   void reset(rpcenv::Step* message) { fill(first_step(env_, std::random_device{}()), message); }
 
   void step(const rpcenv::Action& action, rpcenv::Step* message) {
@@ -249,7 +251,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
     return *description_;
   }
 
-  // Holds the lock that only Describe takes: two learners that ask at once make one environment.
+  // Called with the lock, which only Describe uses: simultaneous requests make one environment.
   EnvDescription describe_one() const {
     const std::unique_ptr<Env> env = factory_();
     return {.env_id = options_.env_id,
@@ -279,7 +281,7 @@ void EnvServer::run(const std::function<void()>& poll) {
   begin();
   try {
     serve(poll);
-  } catch (...) {  // whatever ends the server, it is idle afterwards
+  } catch (...) {  // the server is idle again, whatever ended it
     set_state(State::kIdle);
     throw;
   }
@@ -301,15 +303,15 @@ void EnvServer::serve(const std::function<void()>& poll) {
   std::exception_ptr failure;
   try {
     wait_for_stop(poll);
-  } catch (...) {  // the server must be shut down before it goes
+  } catch (...) {  // the server must be shut down before it is destroyed
     failure = std::current_exception();
   }
   shut_down(std::move(server), std::move(service));
   if (failure) std::rethrow_exception(failure);
 }
 
-// gRPC waits for the threads that are in an environment without a limit. So a thread of its own
-// waits, which outlives this object where an environment hangs.
+// gRPC's shutdown waits without limit for threads that are in an environment. It therefore runs in
+// a thread of its own, which outlives this object if an environment hangs.
 void EnvServer::shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<Service> service) {
   std::promise<void> ended;
   std::future<void> end = ended.get_future();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gRPC service around an Env.
+// Serves environments over gRPC.
 
 #pragma once
 
@@ -18,24 +18,24 @@ namespace torchbeast {
 struct EnvServerOptions {
   std::string env_id = {};       // for Describe
   std::int64_t num_streams = 1;  // for Describe
-  // What Describe answers. None: made from an environment of its own at the first question.
+  // The answer to Describe. None: derived, at the first request, from an environment made for it.
   std::optional<EnvDescription> description = {};
-  // How long stop() lets a message in flight finish before streams are cancelled.
+  // How long stop() waits for messages in flight before it cancels the streams.
   std::chrono::milliseconds stop_grace = std::chrono::milliseconds(200);
-  // How long stop() then waits for the step that an environment is in the middle of.
+  // How long stop() then waits for environments that are in the middle of a step.
   std::chrono::milliseconds step_grace = std::chrono::seconds(5);
 };
 
-// Serves environments at one address: one environment for each stream, made when it opens.
+// Serves environments at one endpoint: each stream gets its own Env, made when the stream opens.
 //
 //   learner -> stream -> thread of the stream: Env::reset, Env::step
 //
-// Thread safety: run() in one thread; stop() and wait_until_serving() from any.
-// Closing: stop() ends run(), also with clients connected. Their streams are cancelled; an
-// environment that is in a step is waited for. One that hangs longer than step_grace is left
-// behind: run() returns, nobody serves the address any more, and stop() throws TimeoutError. The
-// thread that hangs, its environment and what they need live on until the step returns, at the
-// longest as the process; this object may go before.
+// Thread safety: one thread calls run(); any thread may call the other methods.
+// Closing: stop() ends run() even while clients are connected. It cancels their streams and waits
+// for environments that are in the middle of a step. One that takes longer than step_grace is
+// abandoned: run() returns, the address is free, and stop() throws TimeoutError. The abandoned
+// thread, its environment and everything they use live until the step returns or the process ends;
+// this object may be destroyed before.
 class EnvServer {
  public:
   EnvServer(EnvFactory factory, Endpoint endpoint, EnvServerOptions options);
@@ -43,19 +43,19 @@ class EnvServer {
   EnvServer(const EnvServer&) = delete;
   EnvServer& operator=(const EnvServer&) = delete;
 
-  // Blocks until stop(). Throws std::runtime_error "Server already running" and ConnectionError,
-  // naming the address, when it is served by another or cannot be bound. `poll` is called about
-  // ten times a second in this thread; what it throws ends the server.
+  // Serves until stop(). Throws std::runtime_error if it is running already, ConnectionError,
+  // naming the address, if that is in use or cannot be bound. `poll` is called about ten times a
+  // second in this thread; an exception from it ends the server and is rethrown.
   void run(const std::function<void()>& poll = [] {});
 
-  // Returns when run() is about to. Throws std::runtime_error "Server not running", and
-  // TimeoutError when an environment was left behind.
+  // Ends run() and waits until it is about to return. Throws std::runtime_error if the server is
+  // not running, TimeoutError if an environment was abandoned.
   void stop() EXCLUDES(mutex_);
 
-  // Ends run(), or the next run(), without waiting for it.
+  // Ends run(), or the next run(), without waiting.
   void request_stop() EXCLUDES(mutex_);
 
-  // False when the server does not serve within the timeout.
+  // Waits until the server is serving. Returns false after `timeout`.
   bool wait_until_serving(std::chrono::milliseconds timeout) EXCLUDES(mutex_);
 
  private:
@@ -76,7 +76,7 @@ class EnvServer {
   CondVar state_changed_;
   State state_ GUARDED_BY(mutex_) = State::kIdle;
   bool stop_requested_ GUARDED_BY(mutex_) = false;
-  bool left_behind_ GUARDED_BY(mutex_) = false;  // an environment, at the last stop
+  bool left_behind_ GUARDED_BY(mutex_) = false;  // whether the last stop abandoned an environment
 };
 
 }  // namespace torchbeast

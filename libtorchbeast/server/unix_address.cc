@@ -48,8 +48,8 @@ bool somebody_listens(const sockaddr_un& name) {
   return listens;
 }
 
-// Binds a name outside the file system that stands for the path: the kernel lets one socket have
-// it and forgets it with its process, even a killed one. No file is left behind.
+// Binds an abstract socket name derived from the path. The kernel gives it to one socket only and
+// releases it with the process, even a killed one; no file is left behind.
 int take_lock(const std::string& address, const std::string& path) {
 #ifdef __linux__
   const std::string whole = fs::weakly_canonical(fs::absolute(path)).string();
@@ -75,7 +75,7 @@ void remove_stale(const std::string& address, const std::string& path, const soc
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
   if (!fs::exists(status)) return;
-  if (!fs::is_socket(status)) refuse(address, "a file that is no socket is there");
+  if (!fs::is_socket(status)) refuse(address, "a file that is not a socket exists there");
   if (somebody_listens(name)) refuse(address, kServedByAnother);
   fs::remove(path, error);
 }
@@ -86,7 +86,7 @@ UnixAddressClaim::UnixAddressClaim(const Endpoint& endpoint) {
   const std::string& address = endpoint.address;
   const auto path = endpoint.unix_path();
   if (!path) return;
-  if (path->empty()) refuse(address, "it names no path; write unix:PATH");
+  if (path->empty()) refuse(address, "expected unix:PATH, got an empty path");
   const sockaddr_un name = socket_address(address, *path);
   std::error_code error;
   const fs::path folder = fs::path(*path).parent_path();
@@ -96,7 +96,7 @@ UnixAddressClaim::UnixAddressClaim(const Endpoint& endpoint) {
   lock_ = take_lock(address, *path);
   try {
     remove_stale(address, *path, name);
-  } catch (...) {  // no destructor runs for what was not constructed
+  } catch (...) {  // the destructor does not run
     ::close(lock_);
     throw;
   }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unix socket addresses, claimed before gRPC gets them: it would silently take over a live one.
+// Claims Unix socket addresses before gRPC binds them, because gRPC would silently take over one
+// that is being served.
 
 #pragma once
 
@@ -9,24 +10,23 @@
 
 namespace torchbeast {
 
-// The right to serve at an address ("unix:PATH"; other schemes need no claim), until destroyed.
+// The exclusive right to serve at a "unix:PATH" address; other addresses need none.
 //
-// A socket file that nobody serves any more is removed, and so is this server's own in the end.
-// Of several claims at one moment one succeeds, in one process or in several (on Linux; elsewhere
-// only a server that listens already is noticed).
+// Construction removes a socket file that is no longer served; destruction removes this server's
+// own. Of several simultaneous claims, in one process or in several, exactly one succeeds. (That
+// holds on Linux; elsewhere only a server that is already listening is detected.)
 class UnixAddressClaim {
  public:
-  // Throws ConnectionError naming the address when somebody serves or claims it, when another kind
-  // of file is there, when its folder is missing, or when the path is empty or longer than the
-  // operating system allows.
+  // Throws ConnectionError, naming the address, if it is served or claimed, if another kind of file
+  // is there, if its folder is missing, or if the path is empty or too long for a socket.
   explicit UnixAddressClaim(const Endpoint& endpoint);
   ~UnixAddressClaim();
   UnixAddressClaim(const UnixAddressClaim&) = delete;
   UnixAddressClaim& operator=(const UnixAddressClaim&) = delete;
 
  private:
-  std::string path_;  // empty: not a unix address
-  int lock_ = -1;     // a socket that is bound as long as the claim lasts
+  std::string path_;  // empty: no Unix address
+  int lock_ = -1;     // a socket that stays bound for the life of the claim
 };
 
 }  // namespace torchbeast

@@ -11,7 +11,7 @@
 namespace torchbeast {
 namespace {
 
-// Reads the observation of a server that cannot describe itself off its first step.
+// Derives the description of a server that does not know Describe from its first step.
 EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientContext& context,
                                  const std::string& address) {
   const auto stream = stub.StreamingEnv(&context);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Asks a server what it serves.
+// Asks a server which environments it serves.
 
 #pragma once
 
@@ -16,15 +16,15 @@
 
 namespace torchbeast {
 
-// Connects to `endpoint` and asks. A server that knows only the original protocol is described by
-// the first step it sends, with protocol_version 0. Throws TimeoutError when none answers in time,
-// std::invalid_argument when the answer makes no sense.
+// Connects to a server and returns its description. For a server that knows only the original
+// protocol, the description is derived from its first step and has protocol_version 0. Throws
+// TimeoutError if no server answers in time, std::invalid_argument for an invalid answer.
 EnvDescription describe_server(const Endpoint& endpoint, std::chrono::milliseconds timeout);
 
-// Makes the context of one call. The maker may keep it, to cancel the call.
+// Makes the context of one call; whoever provides it may keep the context to cancel the call.
 using NewContext = std::function<std::shared_ptr<grpc::ClientContext>()>;
 
-// The same over an open channel to the server at `address`. Throws LostStream too.
+// Describes the server at `address` over a connected channel. Throws LostStream too.
 EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
                                const std::string& address, const NewContext& new_context);
 

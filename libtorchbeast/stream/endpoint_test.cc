@@ -33,7 +33,7 @@ TEST(EndpointTest, ATcpAddressNamesAPort) {
   EXPECT_EQ(Endpoint("unix:/tmp/socket:8000").tcp_port(), std::nullopt);
 }
 
-// A service of no calls: whether somebody listens is all that is asked of it.
+// A service without calls, for tests of whether a server listens.
 class EmptyService final : public rpcenv::RPCEnvServer::Service {};
 
 TEST(EndpointTest, AChannelConnectsToAServerThatListensAtItsEndpoint) {

@@ -14,15 +14,15 @@
 namespace torchbeast {
 namespace {
 
-// How long a call that has ended may take to say why. When no reason comes, the call has not ended:
-// the bytes that were read were no message.
+// How long the status of an ended call may take to arrive. If it does not, the call has not ended:
+// gRPC's blocking interface reports bytes that are no message like the end of the call.
 constexpr std::chrono::milliseconds kReasonTimeout(5000);
 
 Array batched(const Array& array) { return array.reshaped({1, array.size(0)}); }
 
 }  // namespace
 
-// Checks a server's steps and brings them to the form that policy and learner see.
+// Checks a server's steps and converts them to what actor and learner see.
 class EnvStream::Translation {
  public:
   explicit Translation(const EnvDescription& description)
@@ -99,7 +99,7 @@ EnvDescription EnvStream::describe(const std::shared_ptr<grpc::Channel>& channel
       return describing_;
     });
   } catch (const LostStream&) {
-    check_cancelled();  // then this is why it was lost
+    check_cancelled();  // the reason, if so
     throw;
   }
 }
@@ -108,7 +108,7 @@ StreamStep EnvStream::step(const ArrayNest& action) {
   return waiting([&] { return wire_->write(action) ? wire_->read() : std::nullopt; });
 }
 
-// Makes a call that waits for the server's next step, and translates the step.
+// Runs a call that waits for the server's next step, then translates the step.
 template <typename Call>
 StreamStep EnvStream::waiting(const Call& call) {
   check_cancelled();
@@ -128,7 +128,7 @@ void EnvStream::wait_at_most(std::chrono::milliseconds limit) {
   overdue_at_ = (Clock::now() + limit).time_since_epoch().count();
 }
 
-// Throws why there is no next step.
+// Throws the reason why there is no next step.
 void EnvStream::fail() {
   const bool ended = !overdue_;
   if (ended) wait_at_most(std::min(step_timeout_, kReasonTimeout));

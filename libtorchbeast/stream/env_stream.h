@@ -17,8 +17,7 @@
 
 namespace torchbeast {
 
-// One step of a stream's E environments, as policy and learner see it: leaves [1, E, ...], frames
-// stacked.
+// One step of a stream's E environments for actor and learner: leaves [1, E, ...], frames stacked.
 struct StreamStep {
   ArrayNest observation;
   Array reward;                                     // float32 [1, E]
@@ -28,18 +27,18 @@ struct StreamStep {
   Array terminated;                                 // bool [1, E]
   Array truncated;                                  // bool [1, E]
   Array episode_end;                                // bool [1, E]
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], in the order of e
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...]: truncated ones, by e
 };
 
-// A stream's life:
+// A connection to one environment server, in either protocol.
 //
 //   connect(seed) -> first step -> step(action) -> step -> step(action) -> step ...   close()
 //
-// Everything the server sends is checked before it is used; every step must look like the first.
+// Everything the server sends is checked against its description before it is used.
 //
-// Thread safety: one thread uses the stream; cancel() and cancel_if_overdue() may come from
-// another. Ending: cancel() ends whatever blocks, with StreamCancelled. No wait is without a limit
-// as long as somebody calls cancel_if_overdue() now and then.
+// Thread safety: one thread uses the stream; any thread may call cancel() and cancel_if_overdue().
+// Closing: close() ends the stream cleanly; cancel() ends whatever blocks, with StreamCancelled.
+// Every wait is limited, provided that some thread calls cancel_if_overdue() regularly.
 class EnvStream {
  public:
   EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout);
@@ -47,24 +46,23 @@ class EnvStream {
   EnvStream(const EnvStream&) = delete;
   EnvStream& operator=(const EnvStream&) = delete;
 
-  // Connects, and waits for the first step. Throws LostStream when nobody answers in `timeout`,
-  // and as step().
+  // Connects and waits for the first step. Throws LostStream if no server answers within `timeout`;
+  // otherwise like step().
   StreamStep connect(std::uint64_t seed, std::chrono::milliseconds timeout);
 
-  // Sends action leaves [1, E, ...] and waits for what they lead to. Throws LostStream,
-  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback,
-  // std::invalid_argument for a step that makes no sense, bytes that are no message included. Each
-  // message names the address.
+  // Sends an action, leaves [1, E, ...], and waits for the resulting step. Throws LostStream,
+  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback, and
+  // std::invalid_argument for an invalid step or bytes that are no message, all with the address.
   StreamStep step(const ArrayNest& action);
 
   std::int64_t num_envs() const { return description_.num_envs; }
 
-  // Ends the stream in order: the server sees the end and returns OK.
+  // Ends the stream cleanly: the server sees the half-close and returns OK.
   void close();
 
+  // Ends the call in progress, and refuses any other.
   void cancel();
-  // Cancels a step that has been waited for longer than step_timeout, and an ended call whose
-  // reason does not come.
+  // Cancels a step that takes longer than step_timeout, and an ended call without a status.
   void cancel_if_overdue();
 
  private:
@@ -82,13 +80,14 @@ class EnvStream {
   const std::chrono::milliseconds step_timeout_;
   EnvDescription description_;
   std::unique_ptr<Translation> translation_;
-  Mutex mutex_;  // taken to replace or to cancel the two calls below; the stream's own thread
-                 // alone replaces them, so it reads them without
+  // Held to replace or to cancel the two calls below. Only the stream's own thread replaces them,
+  // so it reads them without the lock.
+  Mutex mutex_;
   std::unique_ptr<Wire> wire_;
   std::shared_ptr<grpc::ClientContext> describing_;
   std::atomic<bool> cancelled_ = false;
   std::atomic<bool> overdue_ = false;
-  std::atomic<Clock::rep> overdue_at_ = 0;  // 0: nothing is waited for
+  std::atomic<Clock::rep> overdue_at_ = 0;  // 0: not waiting
 };
 
 }  // namespace torchbeast

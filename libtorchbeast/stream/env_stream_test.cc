@@ -292,6 +292,14 @@ TEST(EnvStreamTest, RewardsThatAreNoNumbersAreRefused) {
   }
 }
 
+TEST(EnvStreamTest, AnEpisodeCannotBeBothTerminatedAndTruncated) {
+  EXPECT_EQ(changed_step([](auto* step) {
+              codec::encode(array_of<bool>({2}, {false, true}), step->mutable_terminated());
+              codec::encode(array_of<bool>({2}, {false, true}), step->mutable_truncated());
+            }),
+            "environment 1 is both terminated and truncated; expected at most one of them");
+}
+
 TEST(EnvStreamTest, FinalObservationsMustMatchTheTruncations) {
   const auto truncate = [](rpcenv::VectorStep* step) {
     codec::encode(array_of<bool>({2}, {true, false}), step->mutable_truncated());

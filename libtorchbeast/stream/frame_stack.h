@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rebuilds stacks of frames from the newest ones, which is all that travels.
+// Rebuilds stacks of frames from the newest frames, which are all that servers send.
 
 #pragma once
 
@@ -15,13 +15,14 @@ namespace torchbeast {
 //
 //   push([E, C, ...]) -> [E, k * C, ...]        the first frame of an episode fills its stack
 //
-// What push() returns is never written again. With k = 1 nothing is copied.
+// Arrays returned by push() are never written to again. With k = 1 nothing is copied.
 // Thread safety: one thread at a time.
 class FrameStack {
  public:
   explicit FrameStack(std::int64_t num_frames) : num_frames_(num_frames) {}
 
-  // starts: bool [E], true where the frame is the first of an episode.
+  // Adds a frame to every stack and returns the stacks. starts: bool [E], true where the frame is
+  // the first of an episode.
   ArrayNest push(const ArrayNest& frames, const Array& starts) {
     if (num_frames_ == 1) return frames;
     const std::vector<Array> leaves = nest::flatten(frames);
@@ -32,8 +33,8 @@ class FrameStack {
     return nest::pack_as(frames, stacks_);
   }
 
-  // Stacks that end in the last frames of episodes which were cut off. Call it before push().
-  // finals: leaves [K, C, ...], of the K environments where truncated (bool [E]) is true.
+  // Returns the final stacks of truncated episodes. Call it before push().
+  // finals: leaves [K, C, ...], the last frames of the K environments with truncated, bool [E].
   ArrayNest with_finals(const ArrayNest& finals, const Array& truncated) const {
     if (num_frames_ == 1) return finals;
     if (stacks_.empty()) {
@@ -62,7 +63,7 @@ class FrameStack {
     return array.size(0) == 0 ? 0 : array.num_bytes() / static_cast<std::size_t>(array.size(0));
   }
 
-  // to = the newest k - 1 frames of `from` and then the new one.
+  // Writes the newest k - 1 frames of `from`, then `frame`, to `to`.
   void shift_in(const std::byte* from, const std::byte* frame, std::size_t frame_bytes,
                 std::byte* to) const {
     const std::size_t kept = frame_bytes * static_cast<std::size_t>(num_frames_ - 1);

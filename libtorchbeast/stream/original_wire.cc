@@ -28,7 +28,7 @@ class OriginalWire final : public Wire {
 
   std::optional<RawStep> read() override {
     if (!stream_->Read(&step_)) return std::nullopt;
-    // The first step says done though no episode has ended.
+    // The first step has done set although no episode has ended.
     const bool end = step_.done() && !std::exchange(first_, false);
     first_ = false;
     return RawStep{.observation = with_leading(codec::decode(step_.observation()), 1),

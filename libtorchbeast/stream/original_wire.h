@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The original TorchBeast's protocol: one environment per stream, whole stacks, no seed.
+// The original TorchBeast's protocol: one environment per stream, whole stacks of frames, no seed.
 
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace torchbeast {
 
-// Its steps have E = 1. The protocol tells neither truncation nor a lost life from the end of a
-// game: every `done` counts as terminated, and every one but the first step's as an episode's end.
+// Steps have E = 1. The protocol does not distinguish truncation, or a lost life, from the end of a
+// game: `done` counts as terminated and, except on the first step, as the end of an episode.
 std::unique_ptr<Wire> make_original_wire(const std::shared_ptr<grpc::Channel>& channel);
 
 }  // namespace torchbeast

@@ -12,7 +12,7 @@
 namespace torchbeast {
 namespace {
 
-// The leaves of `rows` environments, given those of one.
+// Describes the leaves of `rows` environments, given those of one.
 ArrayNest with_rows(std::int64_t rows, const ArrayNest& one) {
   return nest::map(
       [rows](const Array& leaf) {
@@ -23,7 +23,7 @@ ArrayNest with_rows(std::int64_t rows, const ArrayNest& one) {
       one);
 }
 
-// The leaves of another number of environments.
+// Describes the leaves of another number of environments.
 ArrayNest resized(std::int64_t rows, const ArrayNest& nest) {
   return nest::map(
       [rows](const Array& leaf) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a server may send as a step.
+// Validates the steps that a server sends.
 
 #pragma once
 
@@ -16,7 +16,7 @@ class StepCheck {
  public:
   explicit StepCheck(const EnvDescription& description);
 
-  // Throws std::invalid_argument, naming the array and both sides.
+  // Throws std::invalid_argument, naming the array and stating both sides.
   void operator()(const RawStep& raw) const;
 
  private:

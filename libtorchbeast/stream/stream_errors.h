@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a stream can fail: exceptions whose message names the server.
+// The exceptions of streams. Their messages name the server.
 
 #pragma once
 
@@ -13,12 +13,12 @@
 
 namespace torchbeast {
 
-// The stream ended through no fault of the environment: worth another connection.
+// The stream ended through no fault of the environment: reconnecting may help.
 struct LostStream : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
-// cancel() was called.
+// EnvStream::cancel() was called.
 struct StreamCancelled : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
@@ -26,16 +26,17 @@ struct StreamCancelled : std::runtime_error {
 inline constexpr char kNotAMessage[] =
     "expected a step, got bytes that are no message of the protocol";
 
-// "environment server at ADDRESS: message", unless the message begins so already.
+// Prefixes a message with "environment server at ADDRESS: ", unless it begins so already.
 std::string with_origin(const std::string& address, const std::string& message);
 
-// "5 s", or "50 ms" where it is no whole number of seconds.
+// Formats a duration: "5 s", or "50 ms" if it is not a whole number of seconds.
 std::string to_string(std::chrono::milliseconds duration);
 
-// The message for a server that does not accept a connection within `timeout`.
+// Returns the message for a server that accepts no connection within `timeout`.
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout);
 
-// The exception for a call that ended with `status`. OK is a LostStream too: it was not asked for.
+// Returns the exception for a call that the server ended with `status`. OK becomes LostStream too,
+// because the learner did not ask for the end.
 std::exception_ptr as_exception(const grpc::Status& status, const std::string& address);
 
 }  // namespace torchbeast

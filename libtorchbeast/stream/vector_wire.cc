@@ -46,7 +46,7 @@ class VectorWire final : public Wire {
  private:
   std::unique_ptr<rpcenv::RPCEnvServer::Stub> stub_;
   std::unique_ptr<grpc::ClientReaderWriter<rpcenv::VectorAction, rpcenv::VectorStep>> stream_;
-  rpcenv::VectorAction action_;  // reused, so that their memory is
+  rpcenv::VectorAction action_;  // messages are reused, and with them their memory
   rpcenv::VectorStep step_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The protocol of our own servers: E environments per stream, new frames only, a seed.
+// The vector protocol: E environments per stream, newest frames only, seeded.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two protocols have in common: one call, steps in, actions out.
+// The interface that both protocols implement: one call, actions out, steps in.
 
 #pragma once
 
@@ -14,29 +14,29 @@
 
 namespace torchbeast {
 
-// One step of E environments as a server sent it, decoded but not yet compared with what was
-// expected. Leaves and arrays are [E, ...].
+// One step of E environments as the server sent it: decoded, but not yet compared with the server's
+// description. Leaves and arrays are [E, ...].
 struct RawStep {
   ArrayNest observation;  // the newest frames only
   Array reward, terminated, truncated, episode_end, episode_step, episode_return;
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], K truncated environments
+  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated environments
 };
 
 // One call to a server in one protocol.
 //
 //   start() -> read() -> write(), read() -> write(), read() ...  half_close() -> finish()
 //
-// Thread safety: one thread; cancel() from any, also before start(). Calls that block end with the
-// call. Decoding throws std::invalid_argument.
+// Thread safety: one thread; cancel() from any thread, also before start(). It ends whatever
+// blocks. read() throws std::invalid_argument for a message that cannot be decoded.
 class Wire {
  public:
   virtual ~Wire() = default;
-  // start() and write() return false, and read() nothing, once the call is over; finish() then says
-  // why.
+  // start() and write() return false, and read() nullopt, once the call is over; finish() then
+  // returns the reason.
   virtual bool start(std::uint64_t seed) = 0;
   virtual bool write(const ArrayNest& action) = 0;  // leaves [1, E, ...]
   virtual std::optional<RawStep> read() = 0;
-  virtual void half_close() = 0;  // no more actions
+  virtual void half_close() = 0;  // tells the server that no more actions follow
   virtual grpc::Status finish() = 0;
   void cancel() { context_.TryCancel(); }
 
@@ -44,8 +44,8 @@ class Wire {
   grpc::ClientContext context_;
 };
 
-// Ends a call and returns its status. Reads what is left first: unread messages hold the status
-// back.
+// Returns a call's final status. First reads the messages that are left, because gRPC delivers the
+// status after them.
 template <typename Stream, typename Message>
 grpc::Status drained_status(Stream* stream, Message* message) {
   if (stream == nullptr) return grpc::Status::CANCELLED;

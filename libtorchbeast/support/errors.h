@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few exceptions that a caller of the core can tell apart.
+// The exceptions that callers of the core handle differently.
 //
-// Everything else is std::invalid_argument (the caller passed something wrong) or
-// std::runtime_error (the object is in the wrong state). bindings/module.cc registers each once.
+// All other errors are std::invalid_argument (the caller passed something wrong) or
+// std::runtime_error (the object is in the wrong state). bindings/module.cc maps each to
+// its Python exception.
 
 #pragma once
 
@@ -16,22 +17,22 @@ struct ClosedBatchingQueue : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The answer that a compute() waited for can no longer come.
+// The outputs that a compute() was waiting for will never arrive: their batch was dropped.
 struct AsyncError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A stated time passed while waiting for a peer.
+// A peer did not respond within the stated time.
 struct TimeoutError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// A peer could not be reached, or went away.
+// A peer could not be reached, or the connection to it was lost.
 struct ConnectionError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// The environment itself raised. The message carries its own traceback.
+// The environment raised an exception. The message contains its traceback.
 struct EnvironmentFailure : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mutex and condition variable with the annotations that let clang check locking at compile time.
 //
-// Build with clang and -Wthread-safety -Werror to have the mistakes rejected; g++ ignores the
-// annotations. See https://clang.llvm.org/docs/ThreadSafetyAnalysis.html.
+// clang rejects mistakes with -Wthread-safety -Werror; g++ ignores the annotations. See
+// https://clang.llvm.org/docs/ThreadSafetyAnalysis.html.
 
 #pragma once
 
@@ -29,7 +29,7 @@ namespace torchbeast {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a wait looks whether Python has a signal to handle.
+// How often a long wait checks whether Python has a signal to handle.
 inline constexpr auto kPollInterval = std::chrono::milliseconds(100);
 
 class CAPABILITY("mutex") Mutex {
@@ -42,7 +42,7 @@ class CAPABILITY("mutex") Mutex {
   std::mutex mutex_;
 };
 
-// Holds a Mutex for a scope.
+// Locks a Mutex for the current scope.
 class SCOPED_CAPABILITY MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
@@ -54,7 +54,8 @@ class SCOPED_CAPABILITY MutexLock {
   Mutex& mutex_;
 };
 
-// Waits release the mutex and take it again before they return.
+// A condition variable for Mutex. Waits release the mutex and acquire it again before they return;
+// they may wake up for no reason.
 class CondVar {
  public:
   void wait(Mutex& mutex) REQUIRES(mutex) {

@@ -16,19 +16,19 @@
 
 namespace torchbeast::testing {
 
-// What one step of a FakeGame brings.
+// The result of one step of a FakeGame.
 struct GameStep {
-  std::int32_t observation;  // already of the next game where one ended
+  std::int32_t observation;  // of the next game if one ended
   float reward;
   bool terminated, truncated, episode_end;
-  std::int32_t last_observation;  // of the game that was played
+  std::int32_t last_observation;  // of the game that ended
 };
 
-// One deterministic environment whose observations say which environment, game and step they are.
+// One deterministic environment whose observations encode environment, game and step.
 //
-// Every even game is terminated at its end, every odd one truncated. Every third game also loses a
-// life on the way: terminated, though the game goes on. It accepts one action only: the newest
-// observation, so that a policy which answers the wrong environment, or too late, is found out.
+// Even games end terminated, odd ones truncated. Every third game also loses a life in between:
+// terminated, though the game goes on. The only valid action is the newest observation, which
+// exposes a policy that answers the wrong environment, or too late.
 class FakeGame {
  public:
   explicit FakeGame(int env) : env_(env) {}
@@ -64,9 +64,9 @@ class FakeGame {
 struct FakeEnvOptions {
   int num_envs = 1;
   int frame_stack = 1;
-  int first = 0;  // number of the first environment
+  int first = 0;  // the first environment's number
   std::function<void(std::uint64_t seed)> on_reset = [](std::uint64_t) {};
-  std::function<void(int step)> on_step = [](int) {};  // before the step; what it throws ends it
+  std::function<void(int step)> on_step = [](int) {};  // before the step; an exception ends it
   std::function<void()> on_destruction = [] {};
 };
 

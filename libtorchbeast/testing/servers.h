@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Environment servers in the test's own process: a real one, and one that follows a script.
+// Environment servers inside the test process: a real one, and one that follows a script.
 
 #pragma once
 
@@ -20,7 +20,7 @@
 
 namespace torchbeast::testing {
 
-// Addresses in a folder of the test's own, which goes with it.
+// A temporary folder for the addresses of one test.
 class TestFolder {
  public:
   TestFolder() {
@@ -44,7 +44,7 @@ class TestFolder {
   std::filesystem::path path_;
 };
 
-// An EnvServer that serves from construction to destruction.
+// An EnvServer that runs from construction to destruction.
 class RunningServer {
  public:
   RunningServer(EnvFactory factory, const std::string& address, EnvServerOptions options = {})
@@ -72,14 +72,14 @@ class RunningServer {
 using VectorCall = grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>;
 using OriginalCall = grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>;
 
-// What a ScriptedServer answers. A call without a script is one that the server does not know.
+// The answers of a ScriptedServer. Calls without a script are unimplemented.
 struct Script {
   std::function<grpc::Status(rpcenv::Description*)> describe = {};
   std::function<grpc::Status(VectorCall*)> vector_stream = {};
   std::function<grpc::Status(OriginalCall*)> original_stream = {};
 };
 
-// A server that says whatever a test wants it to say.
+// A server that sends whatever a test wants.
 class ScriptedServer {
  public:
   ScriptedServer(Script script, const std::string& address)

@@ -16,17 +16,17 @@
 
 namespace torchbeast::testing {
 
-// How long a test waits for what must happen before it says that it never did.
+// How long a test waits for an event before it fails.
 inline constexpr auto kPatience = std::chrono::seconds(60);
 
-// Ends the whole test program: a thread that hangs cannot be given up in any gentler way.
+// Ends the whole test program, because a hanging thread cannot be ended.
 [[noreturn]] inline void die(const std::string& what) {
   std::fprintf(stderr, "FATAL: %s did not happen within %d s\n", what.c_str(),
                static_cast<int>(kPatience.count()));
   std::abort();
 }
 
-// Something that happens once, and that any number of threads may wait for.
+// An event that happens once and that any number of threads may wait for.
 class Notification {
  public:
   void notify() EXCLUDES(mutex_) {
@@ -54,7 +54,7 @@ class Notification {
   bool happened_ GUARDED_BY(mutex_) = false;
 };
 
-// An environment that hangs in one place until told to go on.
+// A place in which an environment hangs until it is told to continue.
 struct Hanging {
   Notification reached, go_on;
   void here() {
@@ -63,7 +63,7 @@ struct Hanging {
   }
 };
 
-// Waits for a state that cannot notify, such as a queue's size.
+// Waits for a condition that cannot notify, such as a queue's size.
 template <typename Question>
 void until(const Question& question, const char* what = "a state that was waited for") {
   const auto deadline = Clock::now() + kPatience;
@@ -73,14 +73,14 @@ void until(const Question& question, const char* what = "a state that was waited
   }
 }
 
-// A call that runs in a thread of its own.
+// Runs a call in a thread of its own.
 template <typename Result>
 class Background {
  public:
   explicit Background(std::function<Result()> call)
       : future_(std::async(std::launch::async, std::move(call))) {}
 
-  // What it returned; throws what it threw.
+  // Returns the call's result, or rethrows its exception.
   Result get() {
     if (future_.wait_for(kPatience) != std::future_status::ready) die("the end of a thread");
     return future_.get();

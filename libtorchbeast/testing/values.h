@@ -16,7 +16,7 @@
 
 namespace torchbeast::testing {
 
-// The message of the exception that a call threw; says so when it threw another or none.
+// Returns the message of the exception that a call throws, or says that it threw another or none.
 template <typename Expected, typename Call>
 std::string message_of(const Call& call) {
   try {
@@ -29,6 +29,7 @@ std::string message_of(const Call& call) {
   return "nothing was thrown";
 }
 
+// Makes an array of the given values, in C order.
 template <typename T>
 Array array_of(Shape shape, std::initializer_list<T> values) {
   Array array(kDTypeOf<T>, std::move(shape));
@@ -40,6 +41,7 @@ Array array_of(Shape shape, std::initializer_list<T> values) {
   return array;
 }
 
+// Returns the elements in C order.
 template <typename T>
 std::vector<T> values_of(const Array& array) {
   return std::vector<T>(array.as<T>(), array.as<T>() + array.num_elements());
@@ -58,7 +60,7 @@ inline bool same_bytes(const ArrayNest& a, const ArrayNest& b) {
   return same;
 }
 
-// (a, b, ...)
+// Makes the nest (a, b, ...).
 inline ArrayNest tuple(std::vector<ArrayNest> entries) { return ArrayNest(std::move(entries)); }
 
 }  // namespace torchbeast::testing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the compiled module `nest`. A nest is recursive and mixed, so it is `Any` here."""
+"""Type stubs of the compiled module `nest`. Nests are recursive and mixed, hence `Any`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

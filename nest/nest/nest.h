@@ -7,12 +7,12 @@
 //
 //   {obs: (1, 2), reward: 3}   --flatten-->   [1, 2, 3]   --pack_as-->   {obs: (1, 2), reward: 3}
 //
-// Traversal is depth first, maps in sorted key order. The functions have the names and the order of
-// arguments that they have in Python. Standard library only.
+// Traversal is depth first, maps in sorted key order. Functions have the same names and order of
+// arguments as in Python. Needs the standard library only.
 //
-// Depth: a nest has at most kMaxDepth vectors and maps around any place in it. Path enforces it, so
-// every function below that walks a nest, and every reader of foreign data that keeps a Path, ends
-// with a NestError instead of a stack overflow.
+// Depth: at most kMaxDepth vectors and maps may enclose any place in a nest. Path enforces this, so
+// every function below that walks a nest, and every reader of foreign data that keeps a Path,
+// throws NestError instead of overflowing the stack.
 //
 // Thread safety: that of a standard container of T.
 
@@ -32,18 +32,17 @@
 
 namespace nest {
 
-// The largest number of vectors and maps around a place in a nest.
+// The maximum number of vectors and maps that enclose a place in a nest.
 inline constexpr std::size_t kMaxDepth = 256;
 
-// A nest that is too deep, that is of another kind than was asked for, or that does not match
-// another one.
+// A nest is too deep, is not of the requested kind, or does not match another.
 class NestError : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// A place in a nest, kept as a list on the stack of a recursive function and printed only in error
-// messages:
+// A place in a nest, kept as a linked list on the stack of a recursive function and printed only in
+// error messages:
 //
 //   Path root;  Path obs(root, "obs");  Path second(obs, 1);   second.str() == "['obs'][1]"
 //
@@ -58,7 +57,7 @@ class Path {
 
   std::size_t depth() const { return depth_; }
 
-  // "['obs'][1]", and "the root" where nothing is around. A long path is cut short.
+  // Formats the path: "['obs'][1]", or "the root". A long path is shortened.
   std::string str() const {
     if (depth_ == 0) return "the root";
     if (depth_ > kPrintedDepth + 1) return parent_->str();
@@ -106,7 +105,7 @@ class Nest {
   bool is_vector() const { return std::holds_alternative<Vector>(value_); }
   bool is_map() const { return std::holds_alternative<Map>(value_); }
 
-  // Throw NestError where the nest is of another kind.
+  // Throw NestError if the nest is of another kind.
   const T& as_leaf() const { return get<T>(*this, "leaf"); }
   const Vector& as_vector() const { return get<Vector>(*this, "vector"); }
   const Map& as_map() const { return get<Map>(*this, "map"); }
@@ -114,7 +113,8 @@ class Nest {
   Vector& as_vector() { return get<Vector>(*this, "vector"); }
   Map& as_map() { return get<Map>(*this, "map"); }
 
-  // For error messages: "leaf", "vector of length 2", "map with keys 'a', 'b'".
+  // Describes the outermost level for error messages: "leaf", "vector of length 2", "map with keys
+  // 'a', 'b'".
   std::string describe() const {
     if (is_leaf()) return "leaf";
     if (is_vector()) return "vector of length " + std::to_string(as_vector().size());
@@ -151,7 +151,7 @@ inline std::string sizes(std::size_t a, std::size_t b) {
   return std::to_string(a) + " vs " + std::to_string(b);
 }
 
-// The first difference of two maps' keys, as words; "" where there is none.
+// Describes the first difference between two maps' keys; "" if there is none.
 template <typename MapA, typename MapB>
 std::string key_difference(const MapA& a, const MapB& b) {
   if (a.size() != b.size())
@@ -163,7 +163,7 @@ std::string key_difference(const MapA& a, const MapB& b) {
   return "Expected maps to have same keys but found '" + in_a->first + "' vs '" + in_b->first + "'";
 }
 
-// The difference between the outermost levels of two nests, as words; "" where there is none.
+// Describes the difference between the outermost levels of two nests; "" if there is none.
 template <typename A, typename B>
 std::string node_difference(const Nest<A>& a, const Nest<B>& b) {
   if (a.is_leaf() && b.is_leaf()) return "";
@@ -179,9 +179,9 @@ void check_node(const Path& path, const Nest<A>& a, const Nest<B>& b) {
   if (!difference.empty()) throw_difference(difference, path, a.describe(), b.describe());
 }
 
-// The one walker. Calls f(path, leaf, leaves...) for the corresponding leaves of nests of one
-// structure, until f returns false. Returns whether f never did. Throws NestError where the
-// structures differ.
+// Calls f(path, leaf, leaves...) for the corresponding leaves of nests of equal structure, until f
+// returns false. Returns false if f did. Throws NestError if the structures differ. All functions
+// that visit leaves use it.
 template <typename F, typename N, typename... Ns>
 bool walk(F& f, const Path& path, N& nest, Ns&... others) {
   (check_node(path, nest, others), ...);
@@ -198,7 +198,8 @@ bool walk(F& f, const Path& path, N& nest, Ns&... others) {
   return true;
 }
 
-// The one builder. A nest of the same structure, with f(path, leaf) for each leaf.
+// Returns a nest of the same structure, with f(path, leaf) for each leaf. All functions that make
+// nests use it.
 template <typename R, typename F, typename T>
 Nest<R> build(F& f, const Path& path, const Nest<T>& nest) {
   if (nest.is_leaf()) return Nest<R>(R(f(path, nest.as_leaf())));
@@ -233,7 +234,7 @@ void for_each(F&& f, N&& nest) {
   for_each_with_path([&f](const Path&, auto& leaf) { f(leaf); }, nest);
 }
 
-// Throws NestError with both sides and their path where the structures (kinds, lengths, keys)
+// Throws NestError, stating both sides and their path, if the structures (kinds, lengths, keys)
 // differ. Leaves are not compared.
 template <typename A, typename B>
 void check_same_structure(const Nest<A>& a, const Nest<B>& b) {
@@ -241,6 +242,7 @@ void check_same_structure(const Nest<A>& a, const Nest<B>& b) {
   internal::walk(ignore, Path(), a, b);
 }
 
+// Returns whether two nests have equal structure.
 template <typename A, typename B>
 bool same_structure(const Nest<A>& a, const Nest<B>& b) {
   try {
@@ -270,7 +272,7 @@ void for_each2(F&& f, A&& a, B&& b) {
   for_each2_with_path([&f](const Path&, auto& leaf_a, auto& leaf_b) { f(leaf_a, leaf_b); }, a, b);
 }
 
-// The leaves in traversal order.
+// Returns the leaves in traversal order.
 template <typename T>
 std::vector<T> flatten(const Nest<T>& nest) {
   std::vector<T> leaves;
@@ -278,7 +280,7 @@ std::vector<T> flatten(const Nest<T>& nest) {
   return leaves;
 }
 
-// The first leaf in traversal order, nullptr where there is none.
+// Returns the first leaf in traversal order, nullptr if there is none.
 template <typename T>
 const T* find_front(const Nest<T>& nest) {
   const T* front = nullptr;
@@ -290,34 +292,34 @@ const T* find_front(const Nest<T>& nest) {
   return front;
 }
 
-// Whether there is no leaf.
+// Returns whether the nest has no leaf.
 template <typename T>
 bool empty(const Nest<T>& nest) {
   return find_front(nest) == nullptr;
 }
 
-// The first leaf in traversal order. Throws NestError where there is none.
+// Returns the first leaf in traversal order. Throws NestError if there is none.
 template <typename T>
 const T& front(const Nest<T>& nest) {
   if (const T* leaf = find_front(nest)) return *leaf;
   throw NestError("Expected a nest with at least one leaf but got an empty " + nest.describe());
 }
 
-// A nest of the same structure, with f(path, leaf) for each leaf.
+// Returns a nest of the same structure, with f(path, leaf) for each leaf.
 template <typename F, typename T>
 auto map_with_path(F&& f, const Nest<T>& nest) {
   using R = std::remove_cvref_t<std::invoke_result_t<F&, const Path&, const T&>>;
   return internal::build<R>(f, Path(), nest);
 }
 
-// A nest of the same structure, with f(leaf) for each leaf.
+// Returns a nest of the same structure, with f(leaf) for each leaf.
 template <typename F, typename T>
 auto map(F&& f, const Nest<T>& nest) {
   return map_with_path([&f](const Path&, const T& leaf) { return f(leaf); }, nest);
 }
 
-// A nest of the same structure, with f(leaf_a, leaf_b) for each pair of corresponding leaves.
-// Throws as check_same_structure does, before the first call of f.
+// Returns a nest of the same structure, with f(leaf_a, leaf_b) for each pair of corresponding
+// leaves. Throws as check_same_structure does, before the first call of f.
 template <typename F, typename A, typename B>
 auto map2(F&& f, const Nest<A>& a, const Nest<B>& b) {
   check_same_structure(a, b);
@@ -327,8 +329,8 @@ auto map2(F&& f, const Nest<A>& a, const Nest<B>& b) {
   return map([&f, &next](const A& leaf) { return f(leaf, **next++); }, a);
 }
 
-// A nest of the same structure, with f({leaf of nests[0], leaf of nests[1], ...}) for each place.
-// Throws NestError where there is no nest, or where a nest differs from the first; before the first
+// Returns a nest of the same structure, with f({leaf of nests[0], leaf of nests[1], ...}) for each
+// place. Throws NestError if there is no nest, or if one differs from the first; before the first
 // call of f.
 template <typename F, typename T>
 auto map_many(F&& f, const std::vector<Nest<T>>& nests) {
@@ -339,8 +341,8 @@ auto map_many(F&& f, const std::vector<Nest<T>>& nests) {
   return map([&f](const std::vector<T>& column) { return f(column); }, columns);
 }
 
-// A nest of the same structure with the leaves of a sequence, in traversal order. Throws NestError
-// where their numbers differ.
+// Returns a nest of the same structure with the elements of a sequence as leaves, in traversal
+// order. Throws NestError if their numbers differ.
 template <typename T, typename Sequence>
 auto pack_as(const Nest<T>& nest, const Sequence& sequence) {
   std::size_t wanted = 0;

@@ -29,12 +29,12 @@ Leaves are visited depth first, maps in sorted key order:
 >>> nest.flatten({"reward": 3, "obs": [1, (2,)]})
 [1, 2, 3]
 
-Vectors and maps may lie at most MAX_DEPTH deep; a deeper nest, or one that
-contains itself, is a ValueError. A key that is not a string is a TypeError.
-What a callback raises passes through unchanged.
+A nest deeper than MAX_DEPTH, or one that contains itself, is a ValueError. A key
+that is not a string is a TypeError. An exception from a callback passes through
+unchanged.
 )";
 
-constexpr const char* kFlattenDoc = R"(The list of leaves.
+constexpr const char* kFlattenDoc = R"(Returns the list of leaves.
 
 >>> import nest
 >>> nest.flatten(((1, 2), {"b": 4, "a": 3}))
@@ -45,14 +45,14 @@ constexpr const char* kFlattenDoc = R"(The list of leaves.
 []
 )";
 
-constexpr const char* kFrontDoc = R"(The first leaf. A nest without leaves is a ValueError.
+constexpr const char* kFrontDoc = R"(Returns the first leaf. A nest without leaves is a ValueError.
 
 >>> import nest
 >>> nest.front({"b": 2, "a": ((), 1)})
 1
 )";
 
-constexpr const char* kMapDoc = R"(The same structure with f(leaf) for each leaf.
+constexpr const char* kMapDoc = R"(Returns the same structure with f(leaf) for each leaf.
 
 >>> import nest
 >>> nest.map(str, {"b": [1, 2], "a": 3})
@@ -60,9 +60,9 @@ constexpr const char* kMapDoc = R"(The same structure with f(leaf) for each leaf
 )";
 
 constexpr const char* kMapManyDoc =
-    R"(The same structure with f([leaf of each nest]) for each place.
+    R"(Returns the same structure with f([leaf of each nest]) for each place.
 
-The nests must have one structure, else ValueError; f is not called then.
+The nests must have equal structure, else ValueError before any call of f.
 
 >>> import nest
 >>> nest.map_many(sum, (1, {"a": 2}), (10, {"a": 20}), (100, {"a": 200}))
@@ -70,9 +70,9 @@ The nests must have one structure, else ValueError; f is not called then.
 )";
 
 constexpr const char* kMapMany2Doc =
-    R"(The same structure with f(leaf_a, leaf_b) for each pair of corresponding leaves.
+    R"(Returns the same structure with f(leaf_a, leaf_b) for each pair of leaves.
 
-The nests must have one structure, else ValueError; f is not called then.
+The nests must have equal structure, else ValueError before any call of f.
 
 >>> import nest
 >>> nest.map_many2(lambda x, y: x + y, (1, {"a": 2}), (10, {"a": 20}))
@@ -84,7 +84,7 @@ ValueError: nests don't match at ['a']: leaf vs vector of length 0
 )";
 
 constexpr const char* kPackAsDoc =
-    R"(The structure of a nest with the leaves of a sequence, in traversal order.
+    R"(Returns the structure of a nest with the elements of a sequence as leaves.
 
 >>> import nest
 >>> nest.pack_as({"b": 0, "a": (0, 0)}, [1, 2, 3])
@@ -97,7 +97,7 @@ py::list list_of(const std::vector<py::object>& leaves) {
   return list;
 }
 
-// A generator is refused: it would be used up where the nest turns out not to fit.
+// Refuses generators: one would be exhausted even if the nest turned out not to fit.
 std::vector<py::object> elements_of(const py::object& sequence) {
   if (!py::isinstance<py::sequence>(sequence)) {
     throw py::type_error(std::string("Expected a sequence such as a list or tuple but got ") +

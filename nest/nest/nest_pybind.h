@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Conversion between Python objects and Nest<T>.
+// Converts Python objects to and from Nest<T>.
 //
 //   Python                                   C++                        Python
 //   tuple, list and their subclasses    ->   vector                ->   tuple
 //   dict and its subclasses             ->   map (keys: strings)   ->   dict, keys sorted
 //   anything else                       ->   leaf                  ->   the leaf
 //
-// Every function needs the GIL, and so does every copy and destructor of a Nest<py::object>.
+// Every function needs the GIL, and so does copying or destroying a Nest<py::object>.
 
 #pragma once
 
@@ -23,14 +23,14 @@ namespace nest {
 
 namespace internal {
 
-// Keeps the key alive while its own __repr__, which may be anybody's code, runs.
+// `key` owns a reference, which keeps it alive while its __repr__ runs arbitrary code.
 [[noreturn]] inline void throw_bad_key(const pybind11::object& key, const Path& path) {
   throw pybind11::type_error("Expected maps with keys of type str but found " +
                              pybind11::repr(key).cast<std::string>() + " of type " +
                              Py_TYPE(key.ptr())->tp_name + " at " + path.str());
 }
 
-// The UTF-8 text of a map's key. The view lives as long as the key.
+// Returns a map key's UTF-8 text. The view lives as long as the key.
 inline std::string_view key_from_python(pybind11::handle key, const Path& path) {
   if (!PyUnicode_Check(key.ptr()))
     throw_bad_key(pybind11::reinterpret_borrow<pybind11::object>(key), path);
@@ -64,7 +64,7 @@ inline Nest<pybind11::object> map_from_python(pybind11::handle source, const Pat
   return map;
 }
 
-// Runs no Python code before it throws, so nothing can change a list or a dict while it is read.
+// Runs no Python code before it throws, so no list or dict can change while it is read.
 inline Nest<pybind11::object> from_python(pybind11::handle source, const Path& path) {
   if (PyTuple_Check(source.ptr()) || PyList_Check(source.ptr()))
     return vector_from_python(source, path);
@@ -74,19 +74,20 @@ inline Nest<pybind11::object> from_python(pybind11::handle source, const Path& p
 
 }  // namespace internal
 
-// The nest that a Python object is. Throws NestError where it is deeper than kMaxDepth or contains
-// itself, and pybind11::type_error (TypeError in Python) for a key that is not a string.
+// Converts a Python object to a nest. Throws NestError if it is deeper than kMaxDepth or contains
+// itself, pybind11::type_error (TypeError in Python) for a key that is not a string.
 inline Nest<pybind11::object> from_python(pybind11::handle source) {
   return internal::from_python(source, Path());
 }
 
-// The same with leaf(object) -> T for each leaf.
+// As above, with leaf(object) -> T for each leaf.
 template <typename T, typename F>
 Nest<T> from_python(pybind11::handle source, F&& leaf) {
   return map([&leaf](const pybind11::object& object) -> T { return leaf(object); },
              from_python(source));
 }
 
+// Converts a nest to a Python object.
 inline pybind11::object to_python(const Nest<pybind11::object>& nest) {
   if (nest.is_leaf()) return nest.as_leaf();
   if (nest.is_vector()) {
@@ -99,7 +100,7 @@ inline pybind11::object to_python(const Nest<pybind11::object>& nest) {
   return result;
 }
 
-// The same with leaf(T) -> object for each leaf.
+// As above, with leaf(T) -> object for each leaf.
 template <typename T, typename F>
 pybind11::object to_python(const Nest<T>& nest, F&& leaf) {
   return to_python(map([&leaf](const T& value) -> pybind11::object { return leaf(value); }, nest));

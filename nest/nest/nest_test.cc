@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The promises of nest.h, without Python.
+// Tests nest.h without Python.
 
 #include "nest/nest.h"
 
@@ -27,8 +27,7 @@ IntNest Observation() {
   return Map{{"obs", Vector{1, Vector{2, 3}}}, {"empty", Vector{}}, {"a", 0}};
 }
 
-// One of each awkward kind. Each test that loops over it also says that it had something to loop
-// over.
+// One nest of each awkward kind. Tests that loop over it assert that it is not empty.
 std::vector<IntNest> AwkwardNests() {
   return {IntNest(7),
           IntNest(),
@@ -226,8 +225,8 @@ TEST(NestTest, AnExceptionOfTheCallbackPassesThrough) {
                std::length_error);
 }
 
-// The result of f() in a thread with a stack of 512 KiB, the smallest default of the systems that
-// we support (macOS).
+// Runs f() in a thread with a stack of 512 KiB, the smallest default of all supported systems
+// (macOS).
 int OnASmallStack(int (*f)()) {
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);

@@ -494,7 +494,7 @@ class TestAddress:
 
     def test_a_file_that_is_no_socket_is_not_removed(self, address: str) -> None:
         path_of(address).write_text("mine")
-        with pytest.raises(ConnectionError, match=f"{re.escape(address)}.*no socket"):
+        with pytest.raises(ConnectionError, match=f"{re.escape(address)}.*not a socket"):
             Server(Counting, address).run()
         assert path_of(address).read_text() == "mine"
 
