@@ -28,6 +28,7 @@ from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.algos.optimiser_step import StepConfig
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import dtype_for
@@ -127,7 +128,9 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Returns a run of one update; a row is a learnt step."""
     config = LearnerConfig(
         model=case.model,
-        algorithm=ImpalaConfig(total_steps=10**9),
+        algorithm=ImpalaConfig(reward_clipping="abs_one"),
+        step=StepConfig(),
+        total_steps=10**9,
         rollouts=RolloutConfig(
             batch_size=arguments.batch_size, unroll_length=arguments.unroll_length
         ),
@@ -146,7 +149,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
 
     def run() -> int:
         torch.set_num_threads(threads)
-        made.algo.update(rollout)
+        made.optimiser_step.update(rollout)
         return rollout.num_steps
 
     return run

@@ -25,6 +25,7 @@ from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.algos.optimiser_step import StepConfig
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import VecEnv
@@ -106,7 +107,7 @@ def loop_of(
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)
         torch.set_num_threads(inside_of_operations)
-        made.algo.update(batch.rollout())
+        made.optimiser_step.update(batch.rollout())
         torch.set_num_threads(arguments.threads)
         yield seconds | {"learning": time.perf_counter() - before}
 
@@ -119,7 +120,9 @@ def _learner(
     spaces = env.observation_space, env.action_space, env.frame_stack
     config = LearnerConfig(
         model=arguments.model,
-        algorithm=ImpalaConfig(total_steps=10**9),
+        algorithm=ImpalaConfig(reward_clipping="abs_one"),
+        step=StepConfig(),
+        total_steps=10**9,
         rollouts=RolloutConfig(
             batch_size=arguments.num_envs, unroll_length=arguments.unroll_length
         ),

@@ -20,8 +20,8 @@ from torchbeast.cli.flags import (
     PolyBeastLearnerFlags,
 )
 from torchbeast.cli.presets import PRESETS, listing
-from torchbeast.core.algos.base import LinearDecay
 from torchbeast.core.algos.rmsprop import RMSprop
+from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.errors import UsageError
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
@@ -149,12 +149,12 @@ def moves_of_preset(gradients: np.ndarray) -> np.ndarray:
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     names = {"lr": "learning_rate", "alpha": "alpha", "eps": "epsilon", "momentum": "momentum"}
     optimiser = RMSprop([weight], **{name: flags[flag] for name, flag in names.items()})
-    schedule = LinearDecay(optimiser, flags["total_steps"], flags["warmup_steps"])
+    schedule = LinearDecay([optimiser], flags["total_steps"], flags["warmup_steps"])
     places = [0.0]
-    for gradient in gradients:
+    for update, gradient in enumerate(gradients):
+        schedule.set(update * flags["batch_size"] * flags["unroll_length"])
         weight.grad = torch.tensor([gradient])
         optimiser.step()
-        schedule.advance(flags["batch_size"] * flags["unroll_length"])
         places.append(-weight.item())
     return np.diff(places)
 

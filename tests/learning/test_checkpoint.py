@@ -6,14 +6,15 @@ from __future__ import annotations
 import math
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from learners import impala
 
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.contract import ModelInputs
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -23,30 +24,26 @@ def agent(size: int = 4, use_lstm: bool = False) -> Agent:
     return make_agent("mlp", ArraySpec((size,), "float32"), Discrete(3), 1, use_lstm)
 
 
-def impala(model: torch.nn.Module) -> Impala:
-    return Impala(model, distribution_for(Discrete(3)), ImpalaConfig())
-
-
-def checkpoint_of(algo: Impala) -> dict:
-    return {**algo.state_dict(), "stats": {"step": 7}, "flags": {}, "rng": checkpoints.rng_state()}
+def checkpoint_of(step: OptimiserStep[Any]) -> dict:
+    return {**step.state_dict(), "stats": {"step": 7}, "flags": {}, "rng": checkpoints.rng_state()}
 
 
 def test_what_is_saved_comes_back(tmp_path: Path) -> None:
-    algo = impala(agent().model)
-    checkpoints.save(tmp_path / "model.tar", checkpoint_of(algo))
+    step = impala(agent().model)
+    checkpoints.save(tmp_path / "model.tar", checkpoint_of(step))
     saved = checkpoints.load(tmp_path / "model.tar")
     other = impala(agent().model)
     checkpoints.resume(other, saved, tmp_path / "model.tar")
-    ours, theirs = algo.model.state_dict(), other.model.state_dict()
+    ours, theirs = step.algo.actor.state_dict(), other.algo.actor.state_dict()
     assert ours and all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert saved["stats"] == {"step": 7}
 
 
 def test_the_generator_continues_where_it_was(tmp_path: Path) -> None:
-    algo = impala(agent().model)
-    checkpoints.save(tmp_path / "model.tar", checkpoint_of(algo))
+    step = impala(agent().model)
+    checkpoints.save(tmp_path / "model.tar", checkpoint_of(step))
     expected = torch.rand(5)
-    checkpoints.resume(algo, checkpoints.load(tmp_path / "model.tar"), tmp_path / "model.tar")
+    checkpoints.resume(step, checkpoints.load(tmp_path / "model.tar"), tmp_path / "model.tar")
     assert torch.equal(torch.rand(5), expected)
 
 

@@ -83,7 +83,7 @@ def agent(shape: tuple[int, ...], model: str, use_lstm: bool = False) -> Agent:
 
 
 def shared(batch_size: int, agent: Agent, **settings: Any) -> Any:
-    """Threads over pieces, and inside of their operations; rollouts of 20 steps, 6 cores."""
+    """Threads over slices, and inside of their operations; rollouts of 20 steps, 6 cores."""
     compute = chosen(torch_threads=6, **settings)
     return share_cores(compute, batch_size, 20, agent), torch.get_num_threads()
 

@@ -13,7 +13,6 @@ from test_learner_run import train_with
 
 from torchbeast.cli.flags import MonoBeastFlags
 from torchbeast.cli.presets import PRESETS
-from torchbeast.core.algos.impala import ImpalaConfig
 from torchbeast.learning.reward_clipping import UNKNOWN, resolved, sentence
 from torchbeast.reporting.run_folder import RunConfig
 
@@ -41,12 +40,6 @@ def test_it_is_clipping_for_atari_and_for_servers_that_do_not_say(
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Taxi-v3"])
 def test_what_is_given_is_left_as_it_is(given: Any, env_id: str) -> None:
     assert resolved(given, env_id) == given
-
-
-def test_who_forgets_to_decide_is_told_before_anything_is_learnt() -> None:
-    undecided: Any = "auto"
-    with pytest.raises(ValueError, match="reward_clipping must be one of .*, got 'auto'"):
-        ImpalaConfig(reward_clipping=undecided)
 
 
 @pytest.mark.parametrize("env_id", ["Taxi-v3", "PongNoFrameskip-v4"])

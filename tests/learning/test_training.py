@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from learners import impala
 
 from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.algos.base import NonFiniteError
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.training import DONE, Training, TrainingParts
@@ -89,15 +89,13 @@ class Run:
     ) -> None:
         agent = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
         self.model = agent.model
-        config = ImpalaConfig(total_steps=total_steps)
-        self.algo = Impala(self.model, self.model.distribution, config)
+        self.step = impala(self.model, total_steps=total_steps)
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)
         self.parts = TrainingParts(
             source=ListSource(batches),
-            algo=self.algo,
-            model=self.model,
+            optimiser_step=self.step,
             weights=self.weights,
             device=torch.device("cpu"),
             log_files=self.files,
@@ -308,16 +306,16 @@ def test_the_profiler_writes_a_trace_of_one_update(tmp_path: Path) -> None:
 
 def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(6)], total_steps=1000)
-    run.algo.version = 100
+    run.step.counters.version = 100
     traced = []
     run.training = Training(run.parts, 60 * T * B, Progress(), trace=tmp_path / "trace.json")
-    update = run.algo.update
+    update = run.step.update
 
     def note(batch: Rollout) -> dict[str, float]:
         traced.append(torch.autograd._profiler_enabled())  # type: ignore[attr-defined]
         return update(batch)
 
-    run.algo.update = note  # type: ignore[method-assign]
+    run.step.update = note  # type: ignore[method-assign]
     run.learn()
     assert traced == [False] * 4 + [True, False]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from families import FAMILIES, Family, name_of
+from learners import impala
 from test_rollout_buffers import Player, columns_of
 
 from torchbeast import envs
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
 
 E = 2
 
@@ -35,6 +35,6 @@ def test_an_installed_family_is_acted_in_and_learnt_from(
         player.play(0)
     rollout = columns_of(player, E, [(0, 0, E)])
     rollout.check()
-    config = ImpalaConfig(bytes_at_once=1, reward_clipping="none")
-    figures = Impala(player.actor, player.actor.distribution, config).update(rollout)
+    step = impala(player.actor, bytes_at_once=1, reward_clipping="none")
+    figures = step.update(rollout)
     assert math.isfinite(figures["total_loss"]) and figures["grad_norm"] > 0

@@ -14,10 +14,10 @@ import pytest
 import torch
 from assorted import BARE, NESTS, Assorted, assert_is_right
 from compliance.source import Setup, take
+from learners import impala
 from test_rollout_buffers import Player, columns_of
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
 
@@ -82,8 +82,8 @@ def assert_is_right_in_parts(rollout: Rollout, observe: Observe) -> None:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
 @pytest.mark.parametrize("name", NESTS | BARE)
-def test_they_are_acted_on_and_learnt_from_in_pieces_of_any_size(name: str, use_lstm: bool) -> None:
-    """The gradient of the pieces is that of the whole."""
+def test_they_are_acted_on_and_learnt_from_in_slices_of_any_size(name: str, use_lstm: bool) -> None:
+    """The gradient of the slices is that of the whole."""
     observe = (NESTS | BARE)[name]
     torch.manual_seed(0)
     player = Player(environments(observe), model="auto", use_lstm=use_lstm)
@@ -97,9 +97,9 @@ def test_they_are_acted_on_and_learnt_from_in_pieces_of_any_size(name: str, use_
     assert norms == pytest.approx(norms[:1] * 3, rel=1e-3)
 
 
-def _updated(actor: Actor, rollout: Rollout, **pieces: Any) -> float:
+def _updated(actor: Actor, rollout: Rollout, **slices: Any) -> float:
     """The norm of the gradient of one update of a copy."""
     model = copy.deepcopy(actor)
-    figures = Impala(model, model.distribution, ImpalaConfig(**pieces)).update(rollout)
+    figures = impala(model, **slices).update(rollout)
     assert figures["total_loss"] == figures["total_loss"]
     return figures["grad_norm"]

@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from torchbeast.bench.sample import Measure, in_threads
-from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.weights import PublishedWeights
@@ -21,14 +22,14 @@ from torchbeast.processes.supervisor import Supervisor
 
 
 def learner(
-    algo: Impala,
+    step: OptimiserStep[Any],
     rollout: Rollout,
     device: torch.device,
     num_threads: int,
     supervisor: Supervisor,
 ) -> Measure:
     """Returns the measurement of updates; its steps are learnt steps."""
-    weights, lock = PublishedWeights(algo.model), threading.Lock()
+    weights, lock = PublishedWeights(step.algo.actor), threading.Lock()
 
     def thread() -> Callable[[], int]:
         cuda_stream = CudaStream(device)
@@ -37,8 +38,8 @@ def learner(
             with cuda_stream:
                 batch = rollout.map(cuda_stream.to_device)
             with lock:
-                algo.update(batch.map(cuda_stream.hand_over))
-                weights.publish(algo.model, algo.version)
+                step.update(batch.map(cuda_stream.hand_over))
+                weights.publish(step.algo.actor, step.version)
             return rollout.num_steps
 
         return update

@@ -40,7 +40,7 @@ class Stages:
             return make_agent(model, *spaces, flags.model.use_lstm, reads_values=reads_values)
 
         made = assemble_alone(learner_config(flags, self._env.name), agent)
-        self._agent, self._algo, self.compute = made.agent, made.algo, made.compute
+        self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute
         self._space = stacked_space(spaces[0], spaces[2])
 
     @contextmanager
@@ -95,7 +95,7 @@ class Stages:
             self._agent, self._space, rollouts.unroll_length, rollouts.batch_size
         )
         threads = self.compute.learner_threads
-        return learner(self._algo, batch, self.compute.device, threads, self._supervisor)
+        return learner(self._step, batch, self.compute.device, threads, self._supervisor)
 
     def _end_to_end(self) -> Measure:
         from torchbeast.bench.end_to_end import end_to_end

@@ -6,6 +6,8 @@ from __future__ import annotations
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.algos.optimiser_step import StepConfig
+from torchbeast.core.algos.rmsprop import RMSpropConfig
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.evaluation.testing import test
 from torchbeast.learning.assemble import LearnerConfig
@@ -38,17 +40,20 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         baseline_cost=learning.baseline_cost,
         reward_scale=learning.reward_scale,
         reward_clipping=resolved(learning.reward_clipping, env_id),
-        learning_rate=optimiser.learning_rate,
-        alpha=optimiser.alpha,
-        momentum=optimiser.momentum,
-        epsilon=optimiser.epsilon,
-        grad_norm_clipping=optimiser.grad_norm_clipping,
-        total_steps=learning.total_steps,
-        warmup_steps=optimiser.warmup_steps,
+        optimiser=RMSpropConfig(
+            learning_rate=optimiser.learning_rate,
+            alpha=optimiser.alpha,
+            momentum=optimiser.momentum,
+            epsilon=optimiser.epsilon,
+        ),
     )
     return LearnerConfig(
         model=flags.model.model,
         algorithm=algorithm,
+        step=StepConfig(
+            warmup_steps=optimiser.warmup_steps, grad_norm_clipping=optimiser.grad_norm_clipping
+        ),
+        total_steps=learning.total_steps,
         rollouts=flags.rollouts,
         hardware=flags.hardware,
         reproducible=reproducible,

@@ -6,6 +6,8 @@ Values of None are settings that were left open, and pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def require(holds: bool, sentence: str) -> None:
     """ValueError with this sentence unless the condition holds."""
@@ -32,3 +34,9 @@ def between(low: float, high: float, **values: float | None) -> None:
     for name, value in values.items():
         holds = value is None or low <= value <= high
         require(holds, f"{name} must be between {low} and {high}, got {value}")
+
+
+def one_of(choices: Sequence[str], **values: str) -> None:
+    """Every value is one of the choices."""
+    for name, value in values.items():
+        require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")

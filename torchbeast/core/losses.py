@@ -7,9 +7,11 @@ makes the learning rate independent of T * B. Losses are scalars.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
+
+from torchbeast.core.checks import one_of
 
 Reduction = Literal["sum", "mean"]
 RewardClipping = Literal["abs_one", "none"]
@@ -35,8 +37,12 @@ def entropy_loss(entropies: Tensor, reduction: Reduction = "sum") -> Tensor:
     return -_reduce(entropies, reduction)
 
 
-def clip_rewards(rewards: Tensor, clipping: RewardClipping) -> Tensor:
-    """Returns rewards of any shape clipped to [-1, 1] ("abs_one") or unchanged ("none")."""
+def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
+    """Returns rewards of any shape clipped to [-1, 1] ("abs_one") or unchanged ("none").
+
+    ValueError for anything else, such as an "auto" that was not resolved.
+    """
+    one_of(get_args(RewardClipping), reward_clipping=clipping)
     return rewards.clamp(-1.0, 1.0) if clipping == "abs_one" else rewards
 
 

@@ -9,14 +9,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import nn
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.optimiser_step import OptimiserStep, StepConfig, is_separable
+from torchbeast.core.losses import RewardClipping
 from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
@@ -36,6 +39,8 @@ class LearnerConfig:
 
     model: str  # its name; "auto" where the environment decides
     algorithm: ImpalaConfig
+    step: StepConfig
+    total_steps: int
     rollouts: RolloutConfig
     hardware: HardwareConfig
     reproducible: bool = False  # the same on every machine, see hardware.choose
@@ -47,8 +52,13 @@ class Assembled(Generic[Weights]):
 
     compute: Compute
     agent: Agent
-    algo: Impala
+    optimiser_step: OptimiserStep[Any]
     weights: Weights
+
+    @property
+    def algo(self) -> Algorithm[Any]:
+        """What it learns with."""
+        return self.optimiser_step.algo
 
 
 def assemble(
@@ -72,17 +82,18 @@ def assemble(
     torch.set_num_threads(compute.threads)
     agent = make_agent(earlier.model_name(config.model), earlier.reads_values)
     earlier.check_same_model(agent.model_name)
-    agent.model.reward_input = earlier.reward_input(config.algorithm.reward_clipping)
+    clipping = cast(RewardClipping, config.algorithm.reward_clipping)  # "auto" is decided
+    agent.model.reward_input = earlier.reward_input(clipping)
     agent.model.to(compute.device)
     agent.model.compute_dtype = compute.dtype
     if say is not None:
         say(compute, agent)
     if config.hardware.compile:
         agent.model.compile()  # copies of it, which act, stay as they are
-    algo = _algorithm(config, compute, agent)
-    earlier.restore(algo)
-    weights = make_weights(agent.model, algo.version)
-    return Assembled(compute=compute, agent=agent, algo=algo, weights=weights)
+    step = _optimiser_step(config, compute, agent)
+    earlier.restore(step)
+    weights = make_weights(agent.model, step.version)
+    return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
 
 
 def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[PublishedWeights]:
@@ -90,14 +101,18 @@ def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[Pu
     return assemble(config, make_agent, PublishedWeights)
 
 
-def _algorithm(config: LearnerConfig, compute: Compute, agent: Agent) -> Impala:
-    rollouts = config.rollouts
-    threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
-    own = dataclasses.replace(
-        config.algorithm, bytes_at_once=compute.bytes_at_once, num_threads=threads
-    )
+def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> OptimiserStep[Any]:
     _check_extras(agent, Impala.needs)
-    return Impala(agent.model, agent.model.distribution, own)
+    algo, rollouts = Impala(agent.model, config.algorithm), config.rollouts
+    compute = compute if is_separable(algo) else dataclasses.replace(compute, is_whole=True)
+    threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
+    return OptimiserStep(
+        algo,
+        config.step,
+        total_steps=config.total_steps,
+        bytes_at_once=compute.bytes_at_once,
+        num_threads=threads,
+    )
 
 
 def _check_extras(agent: Agent, needs: Sequence[str]) -> None:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: one file, written atomically, loadable with torch.load(weights_only=True).
 
-model_state_dict  optimizer_state_dict  scheduler_state_dict   what is learnt and how
+model_state_dict  optimizer_state_dict                         what is learnt and how
+scheduler_state_dict                                           how far: four counters
+algorithm_state_dict                                           further models and optimisers
 stats                                                          step and other counts
 flags                                                          every flag of the run
 format                                                         FORMAT of the program that wrote it
@@ -24,8 +26,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.core.algos.base import check_fits
+from torchbeast.core.algos.optimiser_step import OptimiserStep
+from torchbeast.core.algos.saving import ALGORITHM
 from torchbeast.core.losses import RewardClipping
+from torchbeast.core.state_dicts import check_fits
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import write_atomically
@@ -142,10 +146,10 @@ def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path
     model.load_state_dict(checkpoint["model_state_dict"])
 
 
-def resume(algo: Any, checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Restores model, optimiser, schedule and generators; UsageError as in `load_model`."""
+def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Restores models, optimisers, counters and generators; UsageError as in `load_model`."""
     with _of_this_model(path):
-        algo.load_state_dict(checkpoint)
+        optimiser_step.load_state_dict(checkpoint)
     if "rng" in checkpoint:
         set_rng_state(checkpoint["rng"])
 
@@ -159,9 +163,9 @@ def _of_this_model(path: Path) -> Iterator[None]:
 
 
 def first_non_finite(state: Mapping[str, Any]) -> str | None:
-    """The name of the first tensor of model or optimiser that holds NaN or an infinity."""
-    for key in ("model_state_dict", "optimizer_state_dict"):
-        for name, tensor in _tensors(state[key], key.removesuffix("_state_dict")):
+    """The name of the first tensor of models or optimisers that holds NaN or an infinity."""
+    for key in ("model_state_dict", "optimizer_state_dict", ALGORITHM):
+        for name, tensor in _tensors(state.get(key, {}), key.removesuffix("_state_dict")):
             if not tensor.isfinite().all():
                 return name
     return None

@@ -6,19 +6,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.losses import RewardClipping
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.progress import Progress
-
-
-class Restorable(Protocol):
-    """What learns."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues from the learnt part of a checkpoint."""
 
 
 class EarlierRun:
@@ -79,10 +73,10 @@ class EarlierRun:
                 "or give another --xpid"
             )
 
-    def restore(self, algo: Restorable) -> None:
-        """Puts what was learnt into `algo`, and torch's generators as they were."""
+    def restore(self, step: OptimiserStep[Any]) -> None:
+        """Puts what was learnt into `step`, and torch's generators as they were."""
         if self._saved is not None:
-            checkpoints.resume(algo, self._saved, self._path)
+            checkpoints.resume(step, self._saved, self._path)
 
     def progress(self) -> Progress:
         """How far it was."""

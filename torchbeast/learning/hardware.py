@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from torchbeast.core.actors.agent import Agent
-from torchbeast.core.algos.pieces import columns_of_a_piece
+from torchbeast.core.algos.slices import columns_of_a_slice
 from torchbeast.core.choices import Precision
 from torchbeast.core.precision import dtype_for, has_bfloat16
 from torchbeast.learning.config import HardwareConfig
@@ -34,14 +34,14 @@ class Compute:
         """One line for the start of a run."""
         where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"Computing {where} in {self._numbers()}, {self._pieces()}, with {threads}."
+        return f"Computing {where} in {self._numbers()}, {self._slices()}, with {threads}."
 
     def _numbers(self) -> str:
         name = str(self.dtype).removeprefix("torch.")
         has = "has" if has_bfloat16(self.device) else "does not have"
         return f"{name} (this hardware {has} bfloat16)"
 
-    def _pieces(self) -> str:
+    def _slices(self) -> str:
         if self.bytes_at_once is None:
             return "whole batches at once"
         return f"{self.bytes_at_once / 1e6:.1f} MB of observations at once"
@@ -66,17 +66,17 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
 
 
 def share_cores(compute: Compute, batch_size: int, unroll_length: int, agent: Agent) -> int:
-    """How many threads learn pieces of a batch; the cores that are left are for each's operations.
+    """How many threads learn slices of a batch; the cores that are left are for each's operations.
 
-    1 on a GPU, where there is one piece, where sums must not depend on who is first, and with a
+    1 on a GPU, where there is one slice, where sums must not depend on who is first, and with a
     compiler, which is used by one thread at a time. Call it before other threads use torch: they
     begin with what was set last.
     """
     size = batch_size, (unroll_length + 1) * agent.observation_bytes
-    columns = columns_of_a_piece(agent.model, size, compute.bytes_at_once, compute.threads)
-    over_pieces = 1 if compute.is_whole else min(compute.threads, -(-batch_size // columns))
-    torch.set_num_threads(max(1, compute.threads // over_pieces))
-    return over_pieces
+    columns = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
+    over_slices = 1 if compute.is_whole else min(compute.threads, -(-batch_size // columns))
+    torch.set_num_threads(max(1, compute.threads // over_slices))
+    return over_slices
 
 
 def precision(config: HardwareConfig, reproducible: bool) -> Precision:

@@ -20,7 +20,7 @@ from torch import nn
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
-from torchbeast.core.algos.base import NonFiniteError
+from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.nest_py import flatten
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
@@ -137,15 +137,14 @@ class LearnerRun:
 
     @property
     def _total_steps(self) -> int:
-        return self._settings.learner.algorithm.total_steps
+        return self._settings.learner.total_steps
 
     def _learn(self, made: Assembled[Any], source: StartableSource, progress: Progress) -> None:
         saving = self._saving(made.agent)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
             parts = TrainingParts(
                 source=source,
-                algo=made.algo,
-                model=made.agent.model,
+                optimiser_step=made.optimiser_step,
                 weights=made.weights,
                 device=made.compute.device,
                 log_files=log_files,

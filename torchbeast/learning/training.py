@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The training loop: collect, update, publish, record. It knows neither gRPC nor processes.
 
-    source.batches() -> algo.update() -> weights.publish() -> log files
+    source.batches() -> optimiser_step.update() -> weights.publish() -> log files
                         one at a time, under one lock; checkpoints are copied under it too
 
 Learner threads run `_learn`; the main thread reads `progress` and calls `checkpoint`.
@@ -10,6 +10,7 @@ Learner threads run `_learn`; the main thread reads `progress` and calls `checkp
 from __future__ import annotations
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -20,10 +21,9 @@ from typing import Any, Protocol
 
 import torch
 
-from torchbeast.core.actors.contract import Actor
-from torchbeast.core.algos.base import NonFiniteError
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.cuda_stream import CudaStream
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.learner_clock import LearnerClock
@@ -41,8 +41,8 @@ _TRACED_UPDATE = 5  # of the process; the first ones are slower
 class Source(Protocol):
     """Where batches come from."""
 
-    def batches(self) -> Iterator[Rollout]:
-        """Batches, until the source is closed; one iterator for each learner thread."""
+    def batches(self) -> Iterator[Any]:
+        """Batches of one kind, until the source is closed; one iterator for each learner thread."""
 
     def status(self) -> dict[str, int]:
         """How full its queues are."""
@@ -59,25 +59,12 @@ class Source(Protocol):
         """Streams that were lost and are not connected again."""
 
 
-class Algo(Protocol):
-    """What learns."""
-
-    version: int  # updates done, also over restarts
-
-    def update(self, rollout: Rollout) -> dict[str, float]:
-        """One step of the optimiser; figures to log."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """The learnt part of a checkpoint, under its keys."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainingParts:
     """What a training loop is made of."""
 
     source: Source
-    algo: Algo
-    model: Actor
+    optimiser_step: OptimiserStep[Any]
     weights: Publisher
     device: torch.device
     log_files: LogFiles
@@ -106,13 +93,13 @@ class Training:
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
-        self._updates_before = parts.algo.version
+        self._updates_before = parts.optimiser_step.version
         self.progress = progress
 
     @property
     def updates(self) -> int:
         """Updates done, also over restarts."""
-        return self._parts.algo.version
+        return self._parts.optimiser_step.version
 
     @property
     def updates_here(self) -> int:
@@ -140,36 +127,38 @@ class Training:
     def _state(self) -> dict[str, Any]:
         """All but the labels; the tensors are the live ones."""
         return {
-            **self._parts.algo.state_dict(),
+            **self._parts.optimiser_step.state_dict(),
             "stats": self.progress.state_dict(),
             "rng": checkpoints.rng_state(),
         }
 
     def _learn(self) -> None:
         cuda_stream = CudaStream(self._parts.device)
-        for rollout in self._parts.source.batches():
+        for on_host in self._parts.source.batches():
             with cuda_stream:  # while another thread's batch is learnt
-                batch = rollout.map(cuda_stream.to_device)
+                batch = on_host.map(cuda_stream.to_device)
             with self._lock:
                 if self._parts.supervisor.ended:
                     return
                 with self._clock.learning():
-                    self._update(batch.map(cuda_stream.hand_over), rollout)
+                    self._update(batch.map(cuda_stream.hand_over), on_host)
 
-    def _update(self, batch: Rollout, on_host: Rollout) -> None:
-        before = time.perf_counter()
+    def _update(self, batch: Batch, on_host: Batch) -> None:
+        # Lags and episodes are told by the host's batch: nothing waits for the device once more.
+        lags, before = on_host.lags(self.updates), time.perf_counter()
         with self._traced():
             figures = self._update_weights(batch)
-        self.progress.step += batch.num_steps
-        self._parts.weights.publish(self._parts.model, self._parts.algo.version)
-        # Episodes are counted on the host: nothing waits for the device once more.
-        self._record(on_host, {**figures, "update_seconds": time.perf_counter() - before})
+        step = self._parts.optimiser_step
+        self.progress.step = step.counters.env_steps
+        self._parts.weights.publish(step.algo.actor, step.version)
+        seconds = time.perf_counter() - before
+        self._record(on_host, {**figures, **lags, "update_seconds": seconds})
         if self.progress.step >= self._total_steps:
             self._parts.supervisor.stop(DONE)
 
-    def _update_weights(self, batch: Rollout) -> dict[str, float]:
+    def _update_weights(self, batch: Batch) -> dict[str, float]:
         try:
-            return self._parts.algo.update(batch)
+            return self._parts.optimiser_step.update(batch)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
 
@@ -187,10 +176,11 @@ class Training:
             return "No state was saved"
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
-    def _record(self, batch: Rollout, figures: dict[str, float]) -> None:
+    def _record(self, batch: Batch, figures: dict[str, float]) -> None:
         returns, lengths = batch.finished_episodes()
         self.progress.loss = figures["total_loss"]
-        self.progress.mean_lag, self.progress.max_lag = figures["mean_lag"], figures["max_lag"]
+        self.progress.mean_lag = figures.get("mean_lag", math.nan)
+        self.progress.max_lag = figures.get("max_lag", math.nan)
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
         self.progress.lengths.extend(lengths)

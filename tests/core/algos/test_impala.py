@@ -10,18 +10,17 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import learners
 import pytest
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.base import (
-    NonFiniteError,
-    clip_gradients,
-    gradient_norm,
-)
+from torchbeast.core.algos.gradients import clip_gradients, gradient_norm
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep, StepConfig
+from torchbeast.core.algos.rmsprop import RMSpropConfig
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -45,13 +44,22 @@ class TinyNet(ActorCritic):
         return ModelOutput(self.policy(x), self.baseline(x).squeeze(-1), core_state)
 
 
-def impala(model: ActorCritic | None = None, **settings: Any) -> Impala:
-    config = ImpalaConfig(**{"entropy_cost": 0.01, "total_steps": 10_000, **settings})
-    return Impala(model or TinyNet(), distribution_for(Discrete(ACTIONS)), config)
+def impala(model: ActorCritic | None = None, **settings: Any) -> OptimiserStep[Any]:
+    return learners.impala(model or TinyNet(), **{"entropy_cost": 0.01, **settings})
 
 
-def weights(algorithm: Impala) -> dict[str, Tensor]:
-    return copy.deepcopy(algorithm.model.state_dict())
+def terms_of(step: OptimiserStep[Any], rollout: Rollout) -> dict[str, Tensor]:
+    return step.algo.losses(rollout).terms
+
+
+def weights(step: OptimiserStep[Any]) -> dict[str, Tensor]:
+    return copy.deepcopy(step.algo.actor.state_dict())
+
+
+class Means(Impala):
+    """Whose terms are means over the steps."""
+
+    reduction = "mean"
 
 
 def slow_losses(model: TinyNet, rollout: Rollout, config: ImpalaConfig) -> dict[str, Tensor]:
@@ -132,11 +140,11 @@ def test_losses_and_gradients_equal_a_slow_loop_from_the_definition(
     make_rollout: Make, ends: Any, reward_clipping: str
 ) -> None:
     algorithm = impala(reward_clipping=reward_clipping)
-    model, config = algorithm.model, algorithm._config
+    model, config = algorithm.algo.actor, algorithm.algo.config
     assert isinstance(model, TinyNet)
     rollout = make_rollout(T, B, **ends)
     assert rollout.reward.abs().max() > 1
-    losses, expected = algorithm.losses(rollout), slow_losses(model, rollout, config)
+    losses, expected = terms_of(algorithm, rollout), slow_losses(model, rollout, config)
     for name, loss in expected.items():
         torch.testing.assert_close(losses[name], loss, rtol=1e-4, atol=1e-5)
         parameters = [p for n, p in model.named_parameters() if (n[0] == "b") == (name[0] == "b")]
@@ -153,19 +161,19 @@ def test_scaled_rewards_are_rewards_multiplied_before_they_are_clipped(
     rollout = make_rollout(T, B, truncated=[(2, 0)])
     plain = impala(reward_clipping=reward_clipping)
     scaling = impala(reward_scale=3.0, reward_clipping=reward_clipping)
-    scaling.model.load_state_dict(plain.model.state_dict())
-    scaled = scaling.losses(rollout)
+    scaling.algo.actor.load_state_dict(plain.algo.actor.state_dict())
+    scaled = terms_of(scaling, rollout)
     rollout.reward[1:] *= 3.0
-    torch.testing.assert_close(scaled, plain.losses(rollout))
+    torch.testing.assert_close(scaled, terms_of(plain, rollout))
 
 
 def test_the_dummy_agent_output_of_row_0_is_never_used(make_rollout: Make) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
-    before = algorithm.losses(rollout)
+    before = terms_of(algorithm, rollout)
     for leaf in (rollout.action, *rollout.extras.values(), rollout.reward, rollout.episode_return):
         leaf[0] = 0
     rollout.done[0] = rollout.truncated[0] = rollout.episode_end[0] = True
-    torch.testing.assert_close(algorithm.losses(rollout), before, rtol=0, atol=0)
+    torch.testing.assert_close(terms_of(algorithm, rollout), before, rtol=0, atol=0)
 
 
 def test_rows_of_another_episode_do_not_change_the_loss_of_a_truncated_one(
@@ -174,11 +182,11 @@ def test_rows_of_another_episode_do_not_change_the_loss_of_a_truncated_one(
     """With a step whose row after it starts another episode, only the final observation counts."""
     rollout = make_rollout(1, B, truncated=[(1, b) for b in range(B)])
     algorithm = impala()
-    before = algorithm.losses(rollout)
+    before = terms_of(algorithm, rollout)
     rollout.observation[1] = 1e3
-    torch.testing.assert_close(algorithm.losses(rollout), before, rtol=0, atol=0)
+    torch.testing.assert_close(terms_of(algorithm, rollout), before, rtol=0, atol=0)
     rollout.final_observation[:] += 1.0
-    assert not torch.equal(algorithm.losses(rollout)["pg_loss"], before["pg_loss"])
+    assert not torch.equal(terms_of(algorithm, rollout)["pg_loss"], before["pg_loss"])
 
 
 def test_a_truncation_learns_as_if_the_episode_went_on(make_rollout: Make) -> None:
@@ -191,7 +199,7 @@ def test_a_truncation_learns_as_if_the_episode_went_on(make_rollout: Make) -> No
         cut, observation=observation, done=nowhere, truncated=nowhere, final_observation=()
     )
     algorithm = impala()
-    torch.testing.assert_close(algorithm.losses(cut), algorithm.losses(going_on))
+    torch.testing.assert_close(terms_of(algorithm, cut), terms_of(algorithm, going_on))
 
 
 def test_an_lstms_truncations_use_the_state_from_before_the_reset(make_rollout: Make) -> None:
@@ -206,7 +214,7 @@ def test_an_lstms_truncations_use_the_state_from_before_the_reset(make_rollout: 
         cut, observation=observation, done=nowhere, truncated=nowhere, final_observation=()
     )
     algorithm = impala(model)
-    torch.testing.assert_close(algorithm.losses(cut), algorithm.losses(going_on))
+    torch.testing.assert_close(terms_of(algorithm, cut), terms_of(algorithm, going_on))
     torch.testing.assert_close(
         unroll(model, cut).final_values[-1], unroll(model, going_on).baseline[-1]
     )
@@ -214,25 +222,28 @@ def test_an_lstms_truncations_use_the_state_from_before_the_reset(make_rollout: 
 
 def test_the_mean_is_the_sum_divided_by_the_steps(make_rollout: Make) -> None:
     rollout, model = make_rollout(T, B), TinyNet()
-    sums = impala(model).losses(rollout)
-    means = impala(model, loss_reduction="mean").losses(rollout)
+    sums = terms_of(impala(model), rollout)
+    means = terms_of(impala(model, kind=Means), rollout)
     for name, total in sums.items():
         torch.testing.assert_close(means[name] * rollout.num_steps, total)
 
 
-@pytest.mark.parametrize("how", ["sum", "mean"])
-def test_an_update_reports_the_mean_entropy_in_nats(make_rollout: Make, how: str) -> None:
-    algorithm, rollout = impala(loss_reduction=how), make_rollout(T, B)
+@pytest.mark.parametrize("entropy_cost", [0.01, 0.0])
+@pytest.mark.parametrize("kind", [Impala, Means])
+def test_an_update_reports_the_mean_entropy_in_nats(
+    make_rollout: Make, kind: type[Impala], entropy_cost: float
+) -> None:
+    algorithm = impala(kind=kind, entropy_cost=entropy_cost)
+    rollout = make_rollout(T, B)
     with torch.no_grad():
-        logits = algorithm.model.policy(rollout.observation[:-1])
+        logits = algorithm.algo.actor.policy(rollout.observation[:-1])
     expected = torch.distributions.Categorical(logits=logits).entropy().mean().item()
     assert algorithm.update(rollout)["entropy"] == pytest.approx(expected, rel=1e-5)
-    assert math.isnan(impala(entropy_cost=0.0).update(rollout)["entropy"])
 
 
 def test_an_update_reports_its_losses_and_changes_the_weights(make_rollout: Make) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
-    losses = algorithm.losses(rollout)
+    losses = terms_of(algorithm, rollout)
     before = weights(algorithm)
     stats = algorithm.update(rollout)
     for name, loss in losses.items():
@@ -241,20 +252,20 @@ def test_an_update_reports_its_losses_and_changes_the_weights(make_rollout: Make
     assert stats["learning_rate"] == pytest.approx(0.00048)
     assert stats["grad_norm"] > 0
     assert all(isinstance(value, float) for value in stats.values())
-    for name, tensor in algorithm.model.state_dict().items():
+    for name, tensor in algorithm.algo.actor.state_dict().items():
         assert not torch.equal(tensor, before[name]), name
 
 
 def test_an_update_is_one_rmsprop_step_with_clipped_gradients(make_rollout: Make) -> None:
     algorithm, rollout = impala(grad_norm_clipping=0.1), make_rollout(T, B)
-    model = copy.deepcopy(algorithm.model)
+    model = copy.deepcopy(algorithm.algo.actor)
     optimizer = torch.optim.RMSprop(model.parameters(), lr=0.00048, alpha=0.99, eps=0.01)
-    sum(impala(model).losses(rollout).values()).backward()
+    torch.stack(list(terms_of(impala(model), rollout).values())).sum().backward()
     norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     assert norm > 0.1
     optimizer.step()
     assert algorithm.update(rollout)["grad_norm"] == pytest.approx(norm.item())
-    torch.testing.assert_close(algorithm.model.state_dict(), model.state_dict())
+    torch.testing.assert_close(algorithm.algo.actor.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("maximum", [0.5, 1e9, math.inf])
@@ -297,7 +308,9 @@ def test_a_gradient_that_is_not_finite_is_named_before_any_weight_is_touched(
 ) -> None:
     algorithm, rollout = impala(), make_rollout(T, B)
     before = weights(algorithm)
-    handle = algorithm.model.baseline.weight.register_hook(lambda gradient: gradient * math.inf)
+    handle = algorithm.algo.actor.baseline.weight.register_hook(
+        lambda gradient: gradient * math.inf
+    )
     with pytest.raises(NonFiniteError, match=r"gradient of baseline\.weight is not finite"):
         algorithm.update(rollout)
     torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)
@@ -333,7 +346,7 @@ def test_steps_count_by_batch_whatever_its_size(make_rollout: Make) -> None:
     algorithm = impala(total_steps=100, learning_rate=1.0)
     algorithm.update(make_rollout(10, 2))
     algorithm.update(make_rollout(10, 3))
-    assert algorithm.optimizer.param_groups[0]["lr"] == pytest.approx(0.5)
+    assert algorithm.algo.optimisers["actor"].param_groups[0]["lr"] == pytest.approx(0.5)
 
 
 def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
@@ -390,18 +403,6 @@ def test_a_checkpoint_with_other_layers_is_refused_by_the_first_missing_one() ->
         recurrent.load_state_dict(plain.state_dict())
 
 
-def test_the_lag_counts_learner_steps_between_acting_and_learning(make_rollout: Make) -> None:
-    algorithm = impala()
-    for _ in range(3):
-        algorithm.update(make_rollout(T, B))
-    versions = torch.full((T + 1, B), 3)
-    versions[0] = -100  # row 0's action was learnt from in the rollout before
-    versions[1, 0] = 1
-    stats = algorithm.update(make_rollout(T, B, policy_version=versions))
-    assert stats["max_lag"] == 2
-    assert stats["mean_lag"] == pytest.approx(2 / (T * B))
-
-
 @pytest.mark.parametrize("use_lstm", [False, True])
 def test_done_may_be_bytes_or_booleans(make_rollout: Make, use_lstm: bool) -> None:
     model = MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), use_lstm)
@@ -413,7 +414,7 @@ def test_done_may_be_bytes_or_booleans(make_rollout: Make, use_lstm: bool) -> No
         truncated=rollout.truncated.byte(),
         episode_end=rollout.episode_end.byte(),
     )
-    torch.testing.assert_close(algorithm.losses(as_bytes), algorithm.losses(rollout))
+    torch.testing.assert_close(terms_of(algorithm, as_bytes), terms_of(algorithm, rollout))
     assert as_bytes.finished_episodes() == rollout.finished_episodes()
 
 
@@ -423,7 +424,7 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
     distribution = distribution_for(Discrete(ACTIONS))
     observation = torch.ones(11, 8, 4)
     for _ in range(60):
-        logits = algorithm.model.policy(observation).detach()
+        logits = algorithm.algo.actor.policy(observation).detach()
         action = distribution.sample(logits)
         rollout = make_rollout(
             10,
@@ -435,23 +436,52 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
             done=torch.ones(11, 8, dtype=torch.bool),
         )
         algorithm.update(rollout)
-    chances = algorithm.model.policy(observation[0, 0]).softmax(-1)
+    chances = algorithm.algo.actor.policy(observation[0, 0]).softmax(-1)
     assert chances[2] > 0.9
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("config", "settings", "message"),
     [
-        ({"discounting": 1.5}, r"discounting must be in \[0, 1\], got 1.5"),
-        ({"total_steps": 0}, "total_steps must be above 0, got 0"),
-        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
-        ({"learning_rate": math.nan}, "learning_rate must be above 0, got nan"),
-        ({"grad_norm_clipping": -1.0}, "grad_norm_clipping must be above 0, got -1.0"),
-        ({"reward_clipping": "soft"}, "reward_clipping must be one of abs_one, none, got 'soft'"),
-        ({"reward_scale": 0.0}, "reward_scale must be above 0, got 0.0"),
-        ({"loss_reduction": "max"}, "loss_reduction must be one of sum, mean, got 'max'"),
+        (ImpalaConfig, {"discounting": 1.5}, "discounting must be between 0 and 1, got 1.5"),
+        (ImpalaConfig, {"entropy_cost": -1.0}, "entropy_cost must be at least 0, got -1.0"),
+        (ImpalaConfig, {"reward_scale": 0.0}, "reward_scale must be greater than 0, got 0.0"),
+        (
+            ImpalaConfig,
+            {"reward_clipping": "soft"},
+            "reward_clipping must be one of auto, abs_one, none, got 'soft'",
+        ),
+        (
+            RMSpropConfig,
+            {"learning_rate": math.nan},
+            "learning_rate must be greater than 0, got nan",
+        ),
+        (RMSpropConfig, {"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
+        (StepConfig, {"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
+        (
+            StepConfig,
+            {"grad_norm_clipping": -1.0},
+            "grad_norm_clipping must be greater than 0, got -1.0",
+        ),
     ],
 )
-def test_an_impossible_setting_is_refused(settings: Any, message: str) -> None:
+def test_an_impossible_setting_is_refused(config: Any, settings: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ImpalaConfig(**settings)
+        config(**settings)
+
+
+def test_total_steps_below_one_are_refused() -> None:
+    with pytest.raises(ValueError, match="total_steps must be greater than 0, got 0"):
+        impala(total_steps=0)
+
+
+def test_a_clipping_that_nobody_has_resolved_is_refused_before_anything_is_learnt(
+    make_rollout: Make,
+) -> None:
+    algorithm = impala(reward_clipping="auto")
+    before = weights(algorithm)
+    with pytest.raises(
+        ValueError, match="reward_clipping must be one of abs_one, none, got 'auto'"
+    ):
+        algorithm.update(make_rollout(T, B))
+    torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)

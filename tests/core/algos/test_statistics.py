@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 from fake_nethack import FakeNetHack
+from learners import impala
 from torch import Tensor
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.base import NonFiniteError
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages.rollout import Rollout
@@ -44,9 +45,8 @@ def make_wide(make_rollout: Make) -> Make:
     return make
 
 
-def learner(model: MLPNet | None = None, **settings: Any) -> Impala:
-    model = model or MLPNet(UNBOUNDED, Discrete(ACTIONS), False)
-    return Impala(model, distribution_for(Discrete(ACTIONS)), ImpalaConfig(**settings))
+def learner(model: MLPNet | None = None, **settings: Any) -> OptimiserStep[Any]:
+    return impala(model or MLPNet(UNBOUNDED, Discrete(ACTIONS), False), **settings)
 
 
 def statistics(model: torch.nn.Module) -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def test_every_row_is_counted_once(make_wide: Make) -> None:
     algorithm, rollouts = learner(), [make_wide() for _ in range(3)]
     for rollout in rollouts:
         algorithm.update(rollout)
-    rows, found = seen_by(rollouts), statistics(algorithm.model)
+    rows, found = seen_by(rollouts), statistics(algorithm.algo.actor)
     assert found["scale.count"] == 3 * T * B == len(rows)
     np.testing.assert_allclose(found["scale.mean"], rows.mean(0), rtol=1e-6)
     np.testing.assert_allclose(found["scale.variance"], rows.var(0), rtol=1e-6)
@@ -74,27 +74,26 @@ def test_a_batch_counts_before_it_is_learnt_from(make_wide: Make) -> None:
     rollout, seen = make_wide(), []
 
     class Looking(Impala):
-        def losses(self, rollout: Rollout) -> dict[str, Tensor]:
-            seen.append(statistics(self.model))
-            return super().losses(rollout)
+        def losses(self, minibatch: Rollout) -> Losses:
+            seen.append(statistics(self.actor))
+            return super().losses(minibatch)
 
     model = MLPNet(UNBOUNDED, Discrete(ACTIONS), False)
-    algorithm = Looking(model, distribution_for(Discrete(ACTIONS)), ImpalaConfig())
-    algorithm.update(rollout)
+    impala(model, Looking).update(rollout)
     np.testing.assert_allclose(seen[0]["scale.mean"], seen_by([rollout]).mean(0), rtol=1e-6)
     torch.testing.assert_close(seen[0], statistics(model), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
-def test_pieces_of_a_batch_are_learnt_with_the_statistics_of_all(
+def test_slices_of_a_batch_are_learnt_with_the_statistics_of_all(
     make_wide: Make, num_threads: int
 ) -> None:
     rollout, whole = make_wide(), learner()
-    model = copy.deepcopy(whole.model)
-    pieces = learner(model, bytes_at_once=1, num_threads=num_threads)
-    assert pieces.update(rollout) == pytest.approx(whole.update(rollout), rel=1e-4)
-    torch.testing.assert_close(statistics(model), statistics(whole.model), rtol=0, atol=0)
-    for name, parameter in whole.model.named_parameters():
+    model = copy.deepcopy(whole.algo.actor)
+    slices = learner(model, bytes_at_once=1, num_threads=num_threads)
+    assert slices.update(rollout) == pytest.approx(whole.update(rollout), rel=1e-4)
+    torch.testing.assert_close(statistics(model), statistics(whole.algo.actor), rtol=0, atol=0)
+    for name, parameter in whole.algo.actor.named_parameters():
         torch.testing.assert_close(model.get_parameter(name).grad, parameter.grad, msg=name)
 
 
@@ -102,17 +101,17 @@ def test_pieces_of_a_batch_are_learnt_with_the_statistics_of_all(
 def test_statistics_are_as_before_when_an_update_fails(make_wide: Make, bad: float) -> None:
     algorithm = learner()
     algorithm.update(make_wide())
-    before, rollout = statistics(algorithm.model), make_wide()
+    before, rollout = statistics(algorithm.algo.actor), make_wide()
     rollout.observation[2, 1, 3] = bad
     with pytest.raises(NonFiniteError):
         algorithm.update(rollout)
-    torch.testing.assert_close(statistics(algorithm.model), before, rtol=0, atol=0)
+    torch.testing.assert_close(statistics(algorithm.algo.actor), before, rtol=0, atol=0)
     algorithm.update(make_wide())
 
 
 def test_statistics_go_to_who_acts_with_the_weights(make_wide: Make) -> None:
     algorithm = learner()
-    model = algorithm.model
+    model = algorithm.algo.actor
     for ring in (PublishedWeights(model), SharedWeights(model)):
         replica = copy.deepcopy(model)
         algorithm.update(make_wide())
@@ -129,7 +128,7 @@ def test_a_resumed_run_goes_on_counting(make_wide: Make) -> None:
     resumed.load_state_dict(copy.deepcopy(whole.state_dict()))
     for algorithm in (whole, resumed):
         algorithm.update(second)
-    torch.testing.assert_close(statistics(resumed.model), statistics(whole.model))
+    torch.testing.assert_close(statistics(resumed.algo.actor), statistics(whole.algo.actor))
 
 
 def test_playing_changes_no_statistics() -> None:
@@ -156,6 +155,6 @@ def test_statistics_of_nethack_do_not_blow_up_the_loss(make_rollout: Make) -> No
         extras={"policy_logits": torch.zeros(T + 1, B, 23)},
         final_observation={name: leaf[0, :0] for name, leaf in observation.items()},
     )
-    algorithm = Impala(agent.model, agent.model.distribution, ImpalaConfig())
+    algorithm = impala(agent.model, reward_clipping="none")
     for _ in range(3):
         assert abs(algorithm.update(rollout)["total_loss"]) < 10 * T * B

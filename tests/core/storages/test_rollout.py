@@ -22,6 +22,20 @@ def test_steps_are_counted_without_the_overlapping_row(make_rollout: Make) -> No
     assert (rollout.unroll_length, rollout.batch_size, rollout.num_steps) == (T, B, T * B)
 
 
+def test_the_lag_counts_versions_between_acting_and_learning(make_rollout: Make) -> None:
+    versions = torch.full((T + 1, B), 3)
+    versions[0] = -100  # row 0's action was learnt from in the rollout before
+    versions[1, 0] = 1
+    lags = make_rollout(T, B, policy_version=versions).lags(3)
+    assert lags["max_lag"] == 2
+    assert lags["mean_lag"] == pytest.approx(2 / (T * B))
+
+
+def test_a_column_has_the_bytes_of_all_rows_and_leaves(make_rollout: Make) -> None:
+    seen = {"a": torch.zeros(T + 1, B, 5), "b": torch.zeros(T + 1, B, 2, 2, dtype=torch.uint8)}
+    assert make_rollout(T, B, observation=seen).column_bytes == (T + 1) * (4 * 5 + 2 * 2)
+
+
 @pytest.mark.parametrize("state", [(), (torch.zeros(2, B, 4), torch.zeros(2, B, 4))])
 def test_a_sound_rollout_passes_its_check(make_rollout: Make, state: Any) -> None:
     make_rollout(T, B, truncated=[(0, 0), (2, 1), (5, 0)], terminated=[(3, 2)], state=state).check()

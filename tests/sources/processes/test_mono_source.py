@@ -21,9 +21,9 @@ import pytest
 import torch
 from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, take
+from learners import impala
 from mono_running import running_mono
 
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
@@ -177,15 +177,13 @@ def learn(
     setup = dataclasses.replace(CATCH, num_groups=num_processes, batch_size=batch_size)
     learnt = Learnt([], [], [])
     with running_mono(setup, num_buffers=num_buffers, fixed_lag=fixed_lag) as running:
-        algo = Impala(
-            running.agent.model, running.agent.model.distribution, ImpalaConfig(entropy_cost=0.01)
-        )
-        algo.version = setup.version
+        step = impala(running.agent.model, entropy_cost=0.01)
+        step.counters.version = setup.version
         for rollout in itertools.islice(running.source.batches(), num_updates):
             learnt.batches.append(digest(rollout))
             learnt.versions.append(set(rollout.policy_version[1:].flatten().tolist()))
-            learnt.losses.append(algo.update(copy_of(rollout))["total_loss"])
-            running.weights.publish(running.agent.model, algo.version)
+            learnt.losses.append(step.update(copy_of(rollout))["total_loss"])
+            running.weights.publish(running.agent.model, step.version)
     assert running.supervisor.failure is None
     return learnt
 

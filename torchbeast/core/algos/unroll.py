@@ -3,8 +3,8 @@
 
 A truncated episode did not end: its return goes on with the value of its own last observation,
 which no row of the rollout holds (the row has the next episode's first). That value needs the
-recurrent state from just before the reset, so a recurrent model runs in pieces, cut at the rows
-with truncations; a feed-forward one runs once over all rows.
+recurrent state from just before the reset, so a recurrent model runs in segments, cut at the
+rows with truncations; a feed-forward one runs once over all rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
+from torchbeast.core.losses import clip_rewards
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
@@ -31,8 +32,26 @@ class Unrolled(NamedTuple):
 def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
     """The model's policies and values of all rows, from initial_agent_state on."""
     if flatten(rollout.initial_agent_state):
-        return _unroll_in_pieces(model, rollout)
+        return _unroll_in_segments(model, rollout)
     return _unroll_at_once(model, rollout)
+
+
+def rewards_and_discounts(
+    rollout: Rollout,
+    final_values: Tensor,
+    discounting: float,
+    reward_scale: float,
+    reward_clipping: str,
+) -> tuple[Tensor, Tensor]:
+    """Rewards and discounts [T, B] as `returns` and `vtrace` take them.
+
+    The discount is 0 where an episode ended, and the reward of a truncated one holds the discounted
+    value of its final observation, final_values [T, B]. This is exact: the recursion only ever sees
+    r + gamma * V, and stops where the discount is 0.
+    """
+    rewards = clip_rewards(reward_scale * rollout.reward[1:], reward_clipping)
+    discounts = discounting * (1.0 - rollout.done[1:].float())
+    return rewards + discounting * final_values, discounts
 
 
 def _unroll_at_once(model: ActorCritic, rollout: Rollout) -> Unrolled:
@@ -45,7 +64,7 @@ def _unroll_at_once(model: ActorCritic, rollout: Rollout) -> Unrolled:
     return Unrolled(output.policy_logits, output.baseline, final_values)
 
 
-def _unroll_in_pieces(model: ActorCritic, rollout: Rollout) -> Unrolled:
+def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
     logits, baselines = [], []
     final_values = torch.zeros_like(rollout.reward[1:])
     rows, columns = rollout.truncations()

@@ -25,7 +25,7 @@ _FLAT_BESIDE = ("truncated", "episode_end", "policy_version")
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """The learner's batch."""
+    """A batch of rollouts, for algorithms that learn from sequences."""
 
     observation: Nest[Tensor]  # leaves [T+1, B, *shape], stacks included
     reward: Tensor  # float32 [T+1, B], raw
@@ -37,7 +37,7 @@ class Rollout:
     initial_agent_state: Nest[Tensor]  # leaves [layers, B, hidden], for row 0; () when feed-forward
     truncated: Tensor  # bool [T+1, B] cut by a time limit
     episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
-    policy_version: Tensor  # int64 [T+1, B] learner steps that the acting weights had seen
+    policy_version: Tensor  # int64 [T+1, B] of the weights that acted
     final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
 
     @property
@@ -52,8 +52,30 @@ class Rollout:
 
     @property
     def num_steps(self) -> int:
-        """T * B: the agent steps that learning from this batch counts for."""
+        """T * B: the steps to learn from."""
         return self.unroll_length * self.batch_size
+
+    @property
+    def env_steps(self) -> int:
+        """Steps that were collected for this batch: all."""
+        return self.num_steps
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of observations in a column."""
+        return sum(leaf[:, 0].nbytes for leaf in flatten(self.observation))
+
+    def new_observations(self) -> Nest[Tensor]:
+        """Leaves [T, B, *shape] of rows 1..T: row 0 came with the rollout before."""
+        observation: Nest[Tensor] = map_leaves(lambda leaf: leaf[1:], self.observation)
+        return observation
+
+    def lags(self, version: int) -> dict[str, float]:
+        """mean_lag and max_lag: versions from the weights that chose the actions of rows 1..T to
+        these.
+        """
+        lags = version - self.policy_version[1:]
+        return {"mean_lag": lags.float().mean().item(), "max_lag": float(lags.max().item())}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """A rollout of what the function makes of each tensor."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch is learnt in pieces, by several threads; what is learnt is the same."""
+"""A batch is learnt in slices, by several threads; what is learnt is the same."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from learners import impala
 
 from torchbeast.core.actors.contract import ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.algos.pieces import Pieces, least_columns
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.optimiser_step import OptimiserStep
+from torchbeast.core.algos.slices import Slices, least_columns
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.precision import computing_in
@@ -33,50 +34,53 @@ Make = Callable[..., Rollout]
 class Recording(Impala):
     """Remembers how many columns each backward had."""
 
-    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
-        self.__dict__.setdefault("seen", []).append(rollout.batch_size)
-        return super().losses(rollout)
+    def losses(self, minibatch: Rollout) -> Losses:
+        self.__dict__.setdefault("seen", []).append(minibatch.batch_size)
+        return super().losses(minibatch)
+
+
+class Means(Recording):
+    """Whose terms are means over the steps."""
+
+    reduction = "mean"
 
 
 def mlp(use_lstm: bool = False) -> MLPNet:
     return MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), use_lstm)
 
 
-def algorithm(kind: type[Impala], model: MLPNet, **settings: Any) -> Any:
-    config = ImpalaConfig(total_steps=10_000, **settings)
-    return kind(model, distribution_for(Discrete(ACTIONS)), config)
-
-
-def assert_learns_the_same(some: Impala, whole: Impala, rollout: Rollout) -> None:
+def assert_learns_the_same(
+    some: OptimiserStep[Rollout], whole: OptimiserStep[Rollout], rollout: Rollout
+) -> None:
     """To the accuracy of float32: sums are added up in another order."""
     assert some.update(rollout) == pytest.approx(whole.update(rollout), rel=1e-4, abs=1e-6)
-    for name, parameter in whole.model.named_parameters():
-        found = some.model.get_parameter(name)
+    for name, parameter in whole.algo.actor.named_parameters():
+        found = some.algo.actor.get_parameter(name)
         torch.testing.assert_close(found.grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
     torch.testing.assert_close(
-        some.model.state_dict(), whole.model.state_dict(), rtol=1e-4, atol=1e-6
+        some.algo.actor.state_dict(), whole.algo.actor.state_dict(), rtol=1e-4, atol=1e-6
     )
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])
-@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("kind", [Recording, Means], ids=["sum", "mean"])
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize(("columns", "seen"), [(0, [1] * 5), (2, [1, 2, 2])])
 def test_an_update_some_columns_at_a_time_is_the_update_of_all(
     make_rollout: Make,
     use_lstm: bool,
-    reduction: str,
+    kind: type[Impala],
     num_threads: int,
     columns: int,
     seen: list[int],
 ) -> None:
     model = mlp(use_lstm)
-    whole = algorithm(Impala, copy.deepcopy(model), loss_reduction=reduction)
+    whole = impala(copy.deepcopy(model), kind)
     cut = {"bytes_at_once": columns * COLUMN, "num_threads": num_threads}
-    parts = algorithm(Recording, model, loss_reduction=reduction, **cut)
+    parts: Any = impala(model, kind, **cut)
     state = map_leaves(torch.randn_like, model.initial_state(5))
     assert_learns_the_same(parts, whole, make_rollout(T, 5, **ENDS, state=state))
-    assert sorted(parts.seen) == seen
+    assert sorted(parts.algo.seen) == seen
 
 
 class Meeting(Impala):
@@ -86,20 +90,20 @@ class Meeting(Impala):
         self.barrier = threading.Barrier(num_threads, timeout=TIMEOUT_S)
         self.threads: set[str] = set()
 
-    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
+    def losses(self, minibatch: Rollout) -> Losses:
         self.threads.add(threading.current_thread().name)
         self.barrier.wait()
-        return super().losses(rollout)
+        return super().losses(minibatch)
 
 
 def test_several_threads_learn_at_the_same_time_and_the_caller_is_one(make_rollout: Make) -> None:
     model = mlp()
-    whole = algorithm(Impala, copy.deepcopy(model))
-    parts = algorithm(Meeting, model, bytes_at_once=2 * COLUMN, num_threads=3)
-    parts.meet(3)
+    whole = impala(copy.deepcopy(model))
+    parts: Any = impala(model, Meeting, bytes_at_once=2 * COLUMN, num_threads=3)
+    parts.algo.meet(3)
     assert_learns_the_same(parts, whole, make_rollout(T, 6))
-    assert len(parts.threads) == 3
-    assert threading.current_thread().name in parts.threads
+    assert len(parts.algo.threads) == 3
+    assert threading.current_thread().name in parts.algo.threads
 
 
 class FailsBesides(Meeting):
@@ -108,27 +112,27 @@ class FailsBesides(Meeting):
     asking_fails = False
     has_failed = False
 
-    def losses(self, rollout: Rollout) -> dict[str, Tensor]:
-        parts = super().losses(rollout)
+    def losses(self, minibatch: Rollout) -> Losses:
+        losses = super().losses(minibatch)
         is_asking = threading.current_thread() is threading.main_thread()
         if is_asking == self.asking_fails and not self.has_failed:
             self.has_failed = True
-            raise RuntimeError("a piece went wrong")
-        return parts
+            raise RuntimeError("a slice went wrong")
+        return losses
 
 
 @pytest.mark.parametrize("asking_fails", [False, True])
 def test_an_error_of_any_thread_is_raised_and_the_next_update_works(
     make_rollout: Make, asking_fails: bool
 ) -> None:
-    parts = algorithm(FailsBesides, mlp(), bytes_at_once=3 * COLUMN, num_threads=2)
-    parts.meet(2)
-    parts.asking_fails = asking_fails
-    before = copy.deepcopy(parts.model.state_dict())
-    with pytest.raises(RuntimeError, match="a piece went wrong"):
+    parts: Any = impala(mlp(), FailsBesides, bytes_at_once=3 * COLUMN, num_threads=2)
+    parts.algo.meet(2)
+    parts.algo.asking_fails = asking_fails
+    before = copy.deepcopy(parts.algo.actor.state_dict())
+    with pytest.raises(RuntimeError, match="a slice went wrong"):
         parts.update(make_rollout(T, 6))
-    torch.testing.assert_close(parts.model.state_dict(), before, rtol=0, atol=0)
-    whole = algorithm(Impala, copy.deepcopy(parts.model))
+    torch.testing.assert_close(parts.algo.actor.state_dict(), before, rtol=0, atol=0)
+    whole = impala(copy.deepcopy(parts.algo.actor))
     assert_learns_the_same(parts, whole, make_rollout(T, 6))
 
 
@@ -145,14 +149,14 @@ def test_threads_in_bfloat16_lose_no_gradient_to_those_that_record_none(
 ) -> None:
     """Values of truncated episodes are computed without a graph, while others record theirs."""
     model = ComputesInBfloat16(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
-    whole = algorithm(Impala, copy.deepcopy(model))
-    parts = algorithm(Impala, model, bytes_at_once=COLUMN, num_threads=3)
+    whole = impala(copy.deepcopy(model))
+    parts = impala(model, bytes_at_once=COLUMN, num_threads=3)
     rollout = make_rollout(
         T, 24, truncated=[(row, column) for row in (2, 4) for column in range(24)]
     )
     expected = whole.update(rollout)["grad_norm"]
     assert parts.update(rollout)["grad_norm"] == pytest.approx(expected, rel=0.02)
-    for name, parameter in whole.model.named_parameters():
+    for name, parameter in whole.algo.actor.named_parameters():
         found = model.get_parameter(name)
         assert found.grad is not None and parameter.grad is not None
         assert (found.grad - parameter.grad).norm() <= 0.05 * parameter.grad.norm(), name
@@ -160,7 +164,7 @@ def test_threads_in_bfloat16_lose_no_gradient_to_those_that_record_none(
 
 def test_helpers_end_when_they_are_not_used_any_more(make_rollout: Make) -> None:
     before = set(threading.enumerate())
-    parts = algorithm(Impala, mlp(), bytes_at_once=COLUMN, num_threads=3)
+    parts = impala(mlp(), bytes_at_once=COLUMN, num_threads=3)
     parts.update(make_rollout(T, 6))
     helpers = set(threading.enumerate()) - before
     assert len(helpers) == 2 and all(thread.daemon for thread in helpers)
@@ -182,7 +186,7 @@ def test_helpers_end_when_they_are_not_used_any_more(make_rollout: Make) -> None
         (2, 6, 1, [2] * 8),
     ],
 )
-def test_pieces_fit_the_cache_and_occupy_the_threads_where_they_are_worth_one(
+def test_slices_fit_the_cache_and_occupy_the_threads_where_they_are_worth_one(
     make_rollout: Make,
     monkeypatch: pytest.MonkeyPatch,
     columns: int,
@@ -190,13 +194,13 @@ def test_pieces_fit_the_cache_and_occupy_the_threads_where_they_are_worth_one(
     num_threads: int,
     expected: list[int],
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.algos.pieces._WORTH_A_THREAD", worth * COLUMN)
-    pieces = Pieces(mlp(), columns * COLUMN, num_threads).split(make_rollout(T, 16))
-    assert [piece.batch_size for piece in pieces] == expected
+    monkeypatch.setattr("torchbeast.core.algos.slices._WORTH_A_THREAD", worth * COLUMN)
+    slices = Slices(mlp(), columns * COLUMN, num_threads).split(make_rollout(T, 16))
+    assert [part.batch_size for part in slices] == expected
 
 
 def test_without_a_size_the_batch_stays_whole(make_rollout: Make) -> None:
-    assert len(Pieces(mlp(), None, 4).split(make_rollout(T, 16))) == 1
+    assert len(Slices(mlp(), None, 4).split(make_rollout(T, 16))) == 1
 
 
 @pytest.mark.parametrize(("net", "expected"), [(MLPNet, 1), (DeepNet, 2), (AtariNet, 9)])
@@ -207,9 +211,9 @@ def test_a_large_recurrent_layer_is_not_fed_few_columns_at_a_time(net: Any, expe
     assert least_columns(net(frames, Discrete(6), False)) == 1
 
 
-def test_pieces_are_as_wide_as_a_recurrent_layer_needs(
+def test_slices_are_as_wide_as_a_recurrent_layer_needs(
     make_rollout: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.core.algos.pieces.least_columns", lambda model: 3)
-    pieces = Pieces(mlp(), 1, 2).split(make_rollout(T, 6))
-    assert [piece.batch_size for piece in pieces] == [3, 3]
+    monkeypatch.setattr("torchbeast.core.algos.slices.least_columns", lambda model: 3)
+    slices = Slices(mlp(), 1, 2).split(make_rollout(T, 6))
+    assert [part.batch_size for part in slices] == [3, 3]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithms are found by name, and a name that is wrong is a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.registry import ALGOS, find
+
+
+class Mine(Impala):
+    """A user's."""
+
+
+def nothing() -> None:
+    """Is no algorithm."""
+
+
+def test_every_registered_algorithm_is_found_and_has_a_config_of_defaults() -> None:
+    assert find("impala") is Impala
+    assert ALGOS
+    for name in ALGOS:
+        assert dataclasses.is_dataclass(find(name).Config())
+
+
+def test_a_users_algorithm_is_found_by_module_and_name() -> None:
+    assert find(f"{__name__}:Mine") is Mine
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("impalla", ValueError, "no algorithm 'impalla': use impala, or my_module:MyAlgo"),
+        ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
+        (f"{__name__}:Other", ValueError, "cannot import the algorithm .* no attribute 'Other'"),
+        (f"{__name__}:nothing", TypeError, "must be a subclass of torchbeast.core.algos.base"),
+        ("builtins:int", TypeError, "builtins:int is no algorithm"),
+    ],
+)
+def test_a_wrong_name_is_a_sentence(name: str, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        find(name)

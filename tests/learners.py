@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What learns in tests: an actor, an algorithm and its optimiser step, of settings by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torchbeast.core.algos.impala import Impala, ImpalaConfig
+from torchbeast.core.algos.optimiser_step import OptimiserStep, StepConfig
+from torchbeast.core.algos.rmsprop import RMSpropConfig
+from torchbeast.core.distributions import distribution_for
+from torchbeast.core.envs.spaces import Discrete
+
+
+def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> OptimiserStep[Any]:
+    """An Impala of the actor. settings: of any of the Configs, or of OptimiserStep.
+
+    An actor that has no distribution yet has three actions.
+    """
+    if not hasattr(actor, "distribution"):
+        actor.distribution = distribution_for(Discrete(3))
+    settings = {"reward_clipping": "abs_one", "total_steps": 10_000} | settings
+    optimiser, step = (_taken(settings, config) for config in (RMSpropConfig, StepConfig))
+    own = _taken(settings, ImpalaConfig)
+    config = ImpalaConfig(optimiser=RMSpropConfig(**optimiser), **own)
+    return OptimiserStep(kind(actor, config), StepConfig(**step), **settings)
+
+
+def _taken(settings: dict[str, Any], config: Any) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(config)}
+    return {name: settings.pop(name) for name in names & set(settings)}

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of many parameters as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Those that there are."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """The 2-norm of all gradients as one vector, 0 where there are none. A scalar tensor: nothing
+    waits for the device.
+    """
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients_of(parameters)]
+    if not norms:
+        return torch.zeros((), device=parameters[0].device)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:
+    """Scales the gradients, whose norm is given, so that their norm is at most the maximum."""
+    if norm > maximum:
+        for gradient in gradients_of(parameters):
+            gradient.mul_(maximum / norm)
+
+
+def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """The name of the first parameter whose gradient holds NaN or an infinity."""
+    for name, parameter in named:
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return name
+    return "all parameters together (its norm overflows)"

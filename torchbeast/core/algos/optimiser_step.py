@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is the same for all algorithms: from a batch to moved weights.
+
+batch -> statistics -> prepare -> for each minibatch:
+    gradients of its slices -> joined over ranks -> checked -> clipped -> step -> after_step
+-> a new version of the weights
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Generic
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.algos import saving
+from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
+from torchbeast.core.algos.counters import Counters
+from torchbeast.core.algos.gradients import (
+    clip_gradients,
+    first_non_finite,
+    gradient_norm,
+    gradients_of,
+)
+from torchbeast.core.algos.schedule import LinearDecay
+from torchbeast.core.algos.slices import Slices
+from torchbeast.core.checks import above, at_least
+from torchbeast.core.losses import Reduction
+
+_TOTAL = "total_loss"
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient is NaN or infinite; the weights are as before the optimiser step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepConfig:
+    """How far one step of an optimiser may go."""
+
+    warmup_steps: int = 0
+    """Steps over which the learning rate grows from 0 at first. RMSprop's average starts at 0: with
+    a small --epsilon the first updates are up to ten times as large as later ones, and can
+    silence a network for good."""
+    grad_norm_clipping: float = 40.0
+    """Largest norm of a gradient."""
+
+    def __post_init__(self) -> None:
+        at_least(0, warmup_steps=self.warmup_steps)
+        above(0, grad_norm_clipping=self.grad_norm_clipping)
+
+
+JoinRanks = Callable[[list[Tensor], Reduction], None]
+"""Replaces gradients in place by their sum over all learners, or by their mean for "mean"."""
+
+
+def only_rank(gradients: list[Tensor], reduction: Reduction) -> None:
+    """Leaves the gradients of the only learner as they are."""
+
+
+def is_separable(algo: Algorithm[Any]) -> bool:
+    """Whether batches may be learnt some columns at a time: algorithm and actor both allow it."""
+    return algo.separable and algo.actor.separable
+
+
+class OptimiserStep(Generic[BatchT]):
+    """Updates an algorithm's models in place. Used by one thread at a time."""
+
+    def __init__(
+        self,
+        algo: Algorithm[BatchT],
+        config: StepConfig,
+        *,
+        total_steps: int,
+        bytes_at_once: int | None = None,
+        num_threads: int = 1,
+        join_ranks: JoinRanks = only_rank,
+    ) -> None:
+        """total_steps: env steps over which learning rates go to 0. bytes_at_once, num_threads: of
+        the slices that a batch is learnt in, where it may be; they change speed and last digits
+        only.
+        """
+        above(0, total_steps=total_steps)
+        self.algo = algo
+        self.counters = Counters()
+        self._config = config
+        self._join_ranks = join_ranks
+        self._minimisers = _minimisers(algo)
+        self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
+        cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
+        self._slices = Slices(algo.actor, *cut)
+
+    @property
+    def version(self) -> int:
+        """Of the weights: batches learnt, over restarts."""
+        return self.counters.version
+
+    def update(self, batch: BatchT) -> dict[str, float]:
+        """Learns from a batch; returns terms, total_loss, metrics and grad_norm (before clipping),
+        means over the minibatches, and learning_rate. Where there are several optimisers, the last
+        two are told of each: "critic_grad_norm".
+
+        NonFiniteError, before any weight is touched, when a loss or a gradient is NaN or infinite;
+        the weights are then as the minibatch before it has left them.
+        """
+        with self._observing(batch):
+            with torch.no_grad():
+                prepared = self.algo.prepare(batch)
+            learnt = [self._learn(minibatch) for minibatch in self.algo.minibatches(prepared)]
+        figures = _means(learnt) | {f"{m.prefix}learning_rate": m.rate for m in self._minimisers}
+        self._count(batch.env_steps)
+        return figures
+
+    @contextmanager
+    def _observing(self, batch: BatchT) -> Iterator[None]:
+        """Running statistics count the batch, unless learning from it fails. All minibatches and
+        slices see the same statistics.
+        """
+        buffers = [buffer for model in self.algo.models.values() for buffer in model.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        self.algo.actor.observe(batch.new_observations())
+        try:
+            yield
+        except BaseException:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            raise
+
+    def _learn(self, minibatch: BatchT) -> dict[str, float]:
+        """One step of every optimiser."""
+        for minimiser in self._minimisers:
+            minimiser.optimiser.zero_grad(set_to_none=True)
+        sums = self._slices.backward(minibatch, self._learning_from(minibatch))
+        for minimiser in self._minimisers:
+            self._join_ranks(gradients_of(minimiser.parameters), self.algo.reduction)
+        norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
+        figures = _fetch({**sums, **norms})
+        self._check_finite(figures)
+        self._step(figures)
+        self.counters.learnt_steps += minibatch.num_steps
+        return figures
+
+    def _learning_from(self, minibatch: BatchT) -> Callable[[BatchT], dict[str, Tensor]]:
+        """The backward of a slice of the minibatch, as a part of the whole."""
+        num_steps = max(1, minibatch.num_steps)  # a mask may leave none
+
+        def learn(columns: BatchT) -> dict[str, Tensor]:
+            terms, metrics = self.algo.losses(columns)
+            share = columns.num_steps / num_steps
+            if self.algo.reduction == "mean":
+                terms = _scaled(terms, share)
+            figures = {**terms, _TOTAL: self._backward(terms), **_scaled(metrics, share)}
+            return {name: figure.detach() for name, figure in figures.items()}
+
+        return learn
+
+    def _backward(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Adds the gradient of each optimiser's terms to its own parameters; the sum of all."""
+        shares = self._shared_out(terms)
+        for number, (minimiser, total) in enumerate(shares, start=1):
+            total.backward(  # type: ignore[no-untyped-call]
+                inputs=minimiser.parameters, retain_graph=number < len(shares)
+            )
+        return torch.stack([total for _, total in shares]).sum()
+
+    def _shared_out(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
+        """Each optimiser with the sum of its terms."""
+        shares: dict[str, list[Tensor]] = {}
+        for term, loss in terms.items():
+            shares.setdefault(self._minimised_by(term), []).append(loss)
+        return [
+            (minimiser, torch.stack(shares[minimiser.name]).sum())
+            for minimiser in self._minimisers
+            if minimiser.name in shares
+        ]
+
+    def _minimised_by(self, term: str) -> str:
+        """The name of an optimiser."""
+        names = list(self.algo.optimisers)
+        found = self.algo.minimised_by.get(term, names[0] if len(names) == 1 else None)
+        if found not in names:
+            raise ValueError(
+                f"{type(self.algo).__name__}.minimised_by gives the term {term} to {found}: give "
+                f"it to one of its optimisers, {', '.join(names)}"
+            )
+        return found
+
+    def _check_finite(self, figures: Mapping[str, float]) -> None:
+        """The terms come first, then their sum. Metrics, which follow, may be NaN."""
+        for name, value in figures.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(self._failure(f"{name} is {value}"))
+            if name == _TOTAL:
+                break
+        for minimiser in self._minimisers:
+            if not math.isfinite(figures[minimiser.norm_name]):
+                name = first_non_finite(_named_parameters(self.algo))
+                raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
+
+    def _failure(self, what: str) -> str:
+        return (
+            f"{what} in optimiser step {self.counters.optimiser_steps}; the weights are as before "
+            "it. Look for NaN in the observations, or lower the learning rate"
+        )
+
+    def _step(self, figures: Mapping[str, float]) -> None:
+        """Clips and moves, each optimiser for itself."""
+        for minimiser in self._minimisers:
+            norm = figures[minimiser.norm_name]
+            clip_gradients(minimiser.parameters, norm, self._config.grad_norm_clipping)
+            minimiser.optimiser.step()
+        self.counters.optimiser_steps += 1
+        with torch.no_grad():
+            self.algo.after_step()
+
+    def _count(self, env_steps: int) -> None:
+        """The batch is learnt."""
+        self.counters.version += 1
+        self.counters.env_steps += env_steps
+        self._schedule.set(self.counters.env_steps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on. The tensors are the live ones: copy to keep."""
+        counters = {"scheduler_state_dict": self.counters.state_dict()}
+        return saving.state_of(self.algo) | counters
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from a state_dict; ValueError, nothing changed, if it is another model's or
+        algorithm's.
+        """
+        counters = Counters()
+        saving.check_state(self.algo, state)
+        counters.load_state_dict(state["scheduler_state_dict"])
+        saving.restore(self.algo, state)
+        self.counters = counters
+        self._schedule.set(counters.env_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Minimiser:
+    """An optimiser with what it moves."""
+
+    name: str
+    prefix: str  # of its figures
+    optimiser: Optimizer
+    parameters: list[nn.Parameter]
+
+    @property
+    def norm_name(self) -> str:
+        return f"{self.prefix}grad_norm"
+
+    @property
+    def rate(self) -> float:
+        return float(self.optimiser.param_groups[0]["lr"])
+
+
+def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
+    if not algo.optimisers:
+        raise ValueError(f"{type(algo).__name__} has no optimiser: put one into optimisers")
+    is_only = len(algo.optimisers) == 1
+    return [
+        _Minimiser(
+            name=name,
+            prefix="" if is_only else f"{name}_",
+            optimiser=optimiser,
+            parameters=_trained(optimiser),
+        )
+        for name, optimiser in algo.optimisers.items()
+    ]
+
+
+def _trained(optimiser: Optimizer) -> list[nn.Parameter]:
+    """Those of its parameters that are not frozen."""
+    return [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
+    """The actor's by their own names, those of other models with the model's before them."""
+    for model_name, model in algo.models.items():
+        prefix = "" if model is algo.actor else f"{model_name}."
+        yield from model.named_parameters(prefix.removesuffix("."))
+
+
+def _scaled(figures: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
+    return {name: share * figure for name, figure in figures.items()}
+
+
+def _fetch(figures: Mapping[str, Tensor]) -> dict[str, float]:
+    """All figures as floats in one transfer from the device."""
+    values = torch.stack([value.detach().float() for value in figures.values()])
+    return dict(zip(figures, values.tolist(), strict=True))
+
+
+def _means(learnt: list[dict[str, float]]) -> dict[str, float]:
+    """By name, over the minibatches that have it."""
+    if not learnt:
+        raise ValueError("minibatches() gave none: an update learns from at least one")
+    values: dict[str, list[float]] = {}
+    for figures in learnt:
+        for name, value in figures.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in values.items()}

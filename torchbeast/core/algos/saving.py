@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint holds of an algorithm.
+
+    model_state_dict      of the actor
+    optimizer_state_dict  of the only optimiser; {} where there are several
+    algorithm_state_dict  {"models": {name: ...}, "optimisers": {name: ...}}: the other models, and
+                          the optimisers where there are several; absent where there are none
+
+The first two are those of all earlier checkpoints, and of the original TorchBeast's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torchbeast.core.algos.base import Algorithm, Optimizer
+from torchbeast.core.state_dicts import check_fits
+
+ALGORITHM = "algorithm_state_dict"
+
+
+def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
+    """State dicts by the keys above; the tensors are the live ones."""
+    only, several = _optimisers(algo)
+    state = {
+        "model_state_dict": algo.actor.state_dict(),
+        "optimizer_state_dict": only.state_dict() if only else {},
+    }
+    further = {"models": _further_models(algo), "optimisers": several}
+    if not any(further.values()):
+        return state
+    return state | {
+        ALGORITHM: {
+            kind: {name: thing.state_dict() for name, thing in things.items()}
+            for kind, things in further.items()
+        }
+    }
+
+
+def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
+    """ValueError, naming the first difference, unless `restore` can put the state back."""
+    check_fits(algo.actor, state["model_state_dict"])
+    models, optimisers = _further_models(algo), _optimisers(algo)[1]
+    further = _further_state(state)
+    _check_names(algo, "models", set(models), set(further["models"]))
+    _check_names(algo, "optimisers", set(optimisers), set(further["optimisers"]))
+    for name, model in models.items():
+        check_fits(model, further["models"][name])
+
+
+def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
+    """Puts back what `state_of` gave, after `check_state`."""
+    only, several = _optimisers(algo)
+    further = _further_state(state)
+    algo.actor.load_state_dict(state["model_state_dict"])
+    if only:
+        only.load_state_dict(state["optimizer_state_dict"])
+    for name, model in _further_models(algo).items():
+        model.load_state_dict(further["models"][name])
+    for name, optimiser in several.items():
+        optimiser.load_state_dict(further["optimisers"][name])
+
+
+def _further_models(algo: Algorithm[Any]) -> dict[str, Any]:
+    return {name: model for name, model in algo.models.items() if model is not algo.actor}
+
+
+def _optimisers(algo: Algorithm[Any]) -> tuple[Optimizer | None, dict[str, Optimizer]]:
+    """The only one and {}, or None and all."""
+    if len(algo.optimisers) == 1:
+        return next(iter(algo.optimisers.values())), {}
+    return None, algo.optimisers
+
+
+def _further_state(state: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    found: Mapping[str, Mapping[str, Any]] = state.get(ALGORITHM, {"models": {}, "optimisers": {}})
+    return found
+
+
+def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]) -> None:
+    if own != saved:
+        raise ValueError(
+            f"the checkpoint is another algorithm's: beside the actor it has the {kind} "
+            f"{_listed(saved)}, and {type(algo).__name__} has {_listed(own)}; "
+            "use the algorithm it was trained with"
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "none"
