@@ -38,7 +38,8 @@ from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import ACTOR_STAGES, alive
+from torchbeast.reporting.diagnosis import alive
+from torchbeast.sources.contract import ACTOR_STAGES
 
 LATE = 120.0  # seconds; processes may have to start first
 COUNTING = "source_models:CountingNet"

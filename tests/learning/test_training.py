@@ -22,9 +22,9 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.training import DONE, Training, TrainingParts
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import Away
 from torchbeast.reporting.log_files import LogFiles, read_logs
 from torchbeast.reporting.progress import Progress
+from torchbeast.sources.contract import Away
 
 T, B = 5, 2
 SOON = 20.0

@@ -20,10 +20,8 @@ from torchbeast.cli.flags import (
 )
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import (
-    ACTOR_STAGES,
     LEARNER_STAGES,
     UNKNOWN,
-    Away,
     Collection,
     Reading,
     Setup,
@@ -36,6 +34,7 @@ from torchbeast.reporting.diagnosis import (
     shares,
     spent,
 )
+from torchbeast.sources.contract import ACTOR_STAGES, Away
 
 FLAGS = {
     "monobeast": MonoBeastFlags(),

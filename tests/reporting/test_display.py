@@ -9,10 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from torchbeast.reporting.diagnosis import Away, Diagnosis, Shares, lost_streams
+from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
 from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.summary import next_commands, summary
+from torchbeast.sources.contract import Away
 
 BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -34,29 +34,22 @@ from torchbeast.learning.recorded import changes
 from torchbeast.learning.reward_clipping import sentence
 from torchbeast.learning.saving import Saving
 from torchbeast.learning.session import Session
-from torchbeast.learning.training import Source, Training, TrainingParts
+from torchbeast.learning.training import Training, TrainingParts
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
-from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
 from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
+from torchbeast.sources.contract import Source
 
 _log = logging.getLogger("torchbeast.learner")
 
 _JOIN_S = 15.0
 
 Weights = TypeVar("Weights", bound=Publisher)
-
-
-class StartableSource(Source, Protocol):
-    """A source that has threads of its own."""
-
-    def start(self, supervisor: Supervisor) -> None:
-        """Begins to collect, in threads of the supervisor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +106,7 @@ class LearnerRun:
         self,
         make_agent: MakeAgent,
         make_weights: Callable[[nn.Module, int], Weights],
-        make_source: Callable[[Learner[Weights]], StartableSource],
+        make_source: Callable[[Learner[Weights]], Source],
     ) -> None:
         """Learns until the end, whatever ends it, and says what came of it."""
         others_serve = self._settings.collection.processes is None
@@ -139,7 +132,7 @@ class LearnerRun:
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
 
-    def _learn(self, made: Assembled[Any], source: StartableSource, progress: Progress) -> None:
+    def _learn(self, made: Assembled[Any], source: Source, progress: Progress) -> None:
         saving = self._saving(made.agent)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
             parts = TrainingParts(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -29,34 +29,14 @@ from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import Away, Reading, spent
+from torchbeast.reporting.diagnosis import Reading, spent
 from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.progress import Progress, mean
+from torchbeast.sources.contract import Source
 
 DONE = "all steps are learnt"
 _UPDATE_S = 120.0  # longest time that one update may take
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
-
-
-class Source(Protocol):
-    """Where batches come from."""
-
-    def batches(self) -> Iterator[Any]:
-        """Batches of one kind, until the source is closed; one iterator for each learner thread."""
-
-    def status(self) -> dict[str, int]:
-        """How full its queues are."""
-
-    def seconds(self) -> dict[str, float]:
-        """What all its actors together have spent their time on since the start: "environment",
-        "inference", "queueing".
-        """
-
-    def hanging(self) -> str:
-        """Who does one thing for a minute and more, by name and in words; "" when nobody does."""
-
-    def away(self) -> list[Away]:
-        """Streams that were lost and are not connected again."""
 
 
 @dataclass(frozen=True, kw_only=True)

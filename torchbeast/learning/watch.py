@@ -8,11 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
-from torchbeast.learning.training import Source, Training
+from torchbeast.learning.training import Training
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
-    Away,
     Diagnosis,
     Shares,
     Window,
@@ -22,6 +21,7 @@ from torchbeast.reporting.diagnosis import (
 from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.watchdog import Watchdog
+from torchbeast.sources.contract import Away, Source
 
 _SHOW_EVERY_S = 1.0
 

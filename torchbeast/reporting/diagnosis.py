@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-ACTOR_STAGES = ("environment", "inference", "queueing")
+from torchbeast.sources.contract import ACTOR_STAGES, Away, describe_away
+
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
 
@@ -28,8 +29,6 @@ _MINIMUM_S = 8.0  # a shorter time says little
 _LARGE_MODEL = 500_000  # parameters; below, an update is mostly overhead
 _MUCH = 0.25  # a share of waiting that is worth a remedy
 _BUSY = 0.5  # a learner with less to do is not the limit, even if actors wait
-
-_NAMED = 3  # addresses in a sentence, at most
 
 Limit = Literal["learner", "room", "environment", "inference", "none"]
 
@@ -156,36 +155,11 @@ def diagnose(shares: Shares, setup: Setup) -> Diagnosis | None:
     return Diagnosis(limit, f"{_finding(limit, shares)}: {_advice(limit, setup)}")
 
 
-class Away(NamedTuple):
-    """A stream that was lost and is not connected again."""
-
-    where: str  # its server's address
-    seconds: float  # since it was lost
-
-
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
     """Names the streams that are lost while `live` others play; None where there are none. More
     servers are no remedy for that.
     """
-    if not away:
-        return None
-    count = f"{len(away)} of {len(away) + live} streams"
-    they_go = "it goes" if len(away) == 1 else "they go"
-    found = f"{count} {since(away)}: {_where(away)}"
-    return Diagnosis("lost", f"{found}; {they_go} on when a server answers there")
-
-
-def since(away: Sequence[Away]) -> str:
-    """lost 12 s ago; of several, the first loss."""
-    first = max(stream.seconds for stream in away)
-    return f"lost{', the first' * (len(away) > 1)} {first:.0f} s ago"
-
-
-def _where(away: Sequence[Away]) -> str:
-    """Each address once, and not all of many."""
-    addresses = list(dict.fromkeys(stream.where for stream in away))
-    more = len(addresses) - _NAMED
-    return ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return Diagnosis("lost", describe_away(away, live)) if away else None
 
 
 def _limit(shares: Shares) -> Limit:

@@ -17,7 +17,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from torchbeast.reporting.diagnosis import UNKNOWN, Away, Diagnosis, Shares, since
+from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares
+from torchbeast.sources.contract import Away, since
 
 _WINDOW_S = 10.0  # over which the displayed rate is measured
 _PLAIN_EVERY_S = 5.0

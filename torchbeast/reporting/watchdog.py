@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchbeast.reporting.diagnosis import alive
-
-STALL_S = 60.0
+from torchbeast.sources.contract import STALL_S
 
 _NONE_ALIVE = {
     "streams": "no environment server is connected",

@@ -37,15 +37,14 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import ACTOR_STAGES, Away
-from torchbeast.reporting.watchdog import STALL_S
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts
 from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.servers.plan import split_evenly
+from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.mono")
 

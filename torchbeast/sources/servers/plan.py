@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbeast.sources.servers.config import FleetConfig
+from torchbeast.sources.spread import split_evenly
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,6 @@ def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
     the most that fill a batch and divide every stream.
     """
     return math.gcd(batch_size, *envs_per_stream)
-
-
-def split_evenly(total: int, num_groups: int) -> list[int]:
-    """Returns the sizes of `num_groups` groups that sum to `total` and differ by at most one."""
-    each, more = divmod(total, num_groups)
-    return [each + (i < more) for i in range(num_groups)]
 
 
 def _plan(num_envs: int, num_streams: int) -> ServerPlan:

@@ -23,11 +23,9 @@ from torchbeast.core.actors.contract import Actor, Mode, specs_of_extras
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import Away, lost_streams
-from torchbeast.reporting.watchdog import STALL_S
 from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.inference import answer, inference_threads
@@ -47,7 +45,7 @@ class PolySource:
         self,
         fleet: Fleet,
         actor: Actor,
-        weights: PublishedWeights,
+        weights: Weights,
         device: torch.device,
         rollouts: RolloutConfig,
         pipeline: PipelineConfig,
@@ -119,9 +117,8 @@ class PolySource:
         given up by the core itself.
         """
         away = self.away()
-        loss = lost_streams(away, self._pool.live_streams())
         long = any(stream.seconds >= STALL_S for stream in away)
-        return loss.sentence if loss and long else ""
+        return describe_away(away, self._pool.live_streams()) if long else ""
 
     def away(self) -> list[Away]:
         """Streams that were lost and are not connected again."""
