@@ -1,7 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchBeast: reinforcement learning from many environments at once, in PyTorch.
 
-Importing this package imports nothing heavy: an environment-server process never loads torch.
+The names in `__all__` are public: they stay where they are. Whatever else a module holds may move.
+Each is imported when it is first used, so importing this package imports nothing heavy: an
+environment-server process never loads torch.
 """
 
-__version__ = "1.0.0"
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"  # of package and wheel: pyproject.toml reads it here
+
+if TYPE_CHECKING:
+    from torchbeast.core import vtrace as vtrace
+    from torchbeast.core.actors.agent import make_agent as make_agent
+    from torchbeast.core.actors.contract import Acted as Acted
+    from torchbeast.core.actors.contract import Actor as Actor
+    from torchbeast.core.actors.contract import ActorCritic as ActorCritic
+    from torchbeast.core.actors.contract import ModelInputs as ModelInputs
+    from torchbeast.core.actors.contract import ModelOutput as ModelOutput
+    from torchbeast.core.algos.base import Algorithm as Algorithm
+    from torchbeast.core.algos.impala import Impala as Impala
+    from torchbeast.core.algos.impala import ImpalaConfig as ImpalaConfig
+    from torchbeast.core.distributions import distribution_for as distribution_for
+    from torchbeast.core.envs.spaces import ArraySpec as ArraySpec
+    from torchbeast.core.envs.spaces import Discrete as Discrete
+    from torchbeast.core.envs.vec_env import SyncVecEnv as SyncVecEnv
+    from torchbeast.core.envs.vec_env import VecEnv as VecEnv
+    from torchbeast.core.envs.vec_env import VecStep as VecStep
+    from torchbeast.core.specs import ActorSpec as ActorSpec
+    from torchbeast.core.specs import AlgoSpec as AlgoSpec
+    from torchbeast.core.storages.rollout import Rollout as Rollout
+    from torchbeast.envs import make as make_env
+    from torchbeast.envs.options import EnvOptions as EnvOptions
+    from torchbeast.envs.spec import EnvSpec as EnvSpec
+    from torchbeast.errors import RunError as RunError
+    from torchbeast.errors import UsageError as UsageError
+    from torchbeast.learning.checkpoint import load as load_checkpoint
+
+# The module of each name, and after a colon the name there, if it is another.
+_FOUND_IN = {
+    "Acted": "core.actors.contract",
+    "Actor": "core.actors.contract",
+    "ActorCritic": "core.actors.contract",
+    "ActorSpec": "core.specs",
+    "AlgoSpec": "core.specs",
+    "Algorithm": "core.algos.base",
+    "ArraySpec": "core.envs.spaces",
+    "Discrete": "core.envs.spaces",
+    "EnvOptions": "envs.options",
+    "EnvSpec": "envs.spec",
+    "Impala": "core.algos.impala",
+    "ImpalaConfig": "core.algos.impala",
+    "ModelInputs": "core.actors.contract",
+    "ModelOutput": "core.actors.contract",
+    "Rollout": "core.storages.rollout",
+    "RunError": "errors",
+    "SyncVecEnv": "core.envs.vec_env",
+    "UsageError": "errors",
+    "VecEnv": "core.envs.vec_env",
+    "VecStep": "core.envs.vec_env",
+    "distribution_for": "core.distributions",
+    "load_checkpoint": "learning.checkpoint:load",
+    "make_agent": "core.actors.agent",
+    "make_env": "envs:make",
+    "vtrace": "core.vtrace",
+}
+
+__all__ = [
+    "Acted",
+    "Actor",
+    "ActorCritic",
+    "ActorSpec",
+    "AlgoSpec",
+    "Algorithm",
+    "ArraySpec",
+    "Discrete",
+    "EnvOptions",
+    "EnvSpec",
+    "Impala",
+    "ImpalaConfig",
+    "ModelInputs",
+    "ModelOutput",
+    "Rollout",
+    "RunError",
+    "SyncVecEnv",
+    "UsageError",
+    "VecEnv",
+    "VecStep",
+    "__version__",
+    "distribution_for",
+    "load_checkpoint",
+    "make_agent",
+    "make_env",
+    "vtrace",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name (PEP 562)."""
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    path, _, attribute = _FOUND_IN[name].partition(":")
+    module = importlib.import_module(f"{__name__}.{path}")
+    return module if path.endswith(f".{name}") else getattr(module, attribute or name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

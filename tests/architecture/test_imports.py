@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who imports whom is what the table in docs/architecture.md says."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "torchbeast"
+TABLE = ROOT / "docs" / "architecture.md"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+class Row(NamedTuple):
+    """What a room may import."""
+
+    rooms: list[str]
+    packages: list[str]
+    lazily: list[str]
+
+
+class Import(NamedTuple):
+    """One import of a module, by the full name of what is imported."""
+
+    name: str
+    line: int
+    is_lazy: bool
+
+
+def rows(text: str) -> dict[str, Row]:
+    """The rows of the table of rooms, low to high."""
+    lines = iter(text.splitlines())
+    assert any(line.startswith("| room |") for line in lines), "there is no table of rooms"
+    next(lines)
+    found = {}
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        room, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        found[room] = Row(*([name.strip() for name in cell.split(",") if name] for cell in cells))
+    return found
+
+
+ROWS = rows(TABLE.read_text())
+
+
+def room_of(module: str) -> str:
+    """The longest room that the module lies in."""
+    path = module.removeprefix("torchbeast.").replace(".", "/")
+    fitting = [room for room in ROWS if path == room or path.startswith(f"{room}/")]
+    assert fitting, f"{module} is in no room of {TABLE.name}"
+    return max(fitting, key=len)
+
+
+def imports(source: str) -> Iterator[Import]:
+    """Every import, wherever it stands. `from torchbeast import envs` is one of torchbeast.envs."""
+    tree = ast.parse(source)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    inside = {id(n) for f in ast.walk(tree) if isinstance(f, functions) for n in ast.walk(f)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "relative imports hide their room"
+            bare = node.module == "torchbeast"
+            names = [f"torchbeast.{a.name}" for a in node.names] if bare else [node.module]
+        else:
+            continue
+        for name in names:
+            yield Import(name, node.lineno, id(node) in inside)
+
+
+def not_allowed(room: str, row: Row, source: str) -> list[str]:
+    """The imports that the row does not allow, with their lines."""
+    return [
+        f"line {found.line} imports {found.name}"
+        for found in imports(source)
+        if not is_allowed(room, row, found)
+    ]
+
+
+def is_allowed(room: str, row: Row, found: Import) -> bool:
+    package = found.name.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return True
+    if package != "torchbeast":
+        return package in row.packages or (found.is_lazy and package in row.lazily)
+    single = found.name.removeprefix("torchbeast.")
+    return room_of(found.name) in (room, *row.rooms) or single in row.rooms
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts).removesuffix(".__init__")
+
+
+CHECKED = [path for path in MODULES if path != PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", CHECKED, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_what_the_row_of_its_room_allows(path: Path) -> None:
+    room = room_of(module_name(path))
+    assert not_allowed(room, ROWS[room], path.read_text()) == []
+
+
+def test_a_row_names_only_rooms_above_it_so_there_is_no_circle() -> None:
+    seen: list[str] = []
+    for room, row in ROWS.items():
+        higher = [name for name in row.rooms if name not in seen and "." not in name]
+        assert not higher, f"{room} imports {higher}, which stand below it in the table"
+        seen.append(room)
+    assert len(seen) > 15
+
+
+def test_a_single_module_that_a_row_names_imports_nothing_of_ours() -> None:
+    singles = [name for row in ROWS.values() for name in row.rooms if "." in name]
+    assert singles
+    for name in singles:
+        source = (PACKAGE / f"{name.replace('.', '/')}.py").read_text()
+        assert not_allowed(name, Row([], [], []), source) == []
+
+
+def test_every_room_of_the_table_exists() -> None:
+    rooms = {room_of(module_name(path)) for path in CHECKED}
+    assert rooms == set(ROWS)
+
+
+def test_nothing_below_the_command_line_imports_it() -> None:
+    below = list(ROWS)[: list(ROWS).index("cli")]
+    assert "learning" in below and "core" in below
+    assert not [room for room in below if "cli" in ROWS[room].rooms]
+
+
+@pytest.mark.parametrize(
+    ("source", "allowed"),
+    [
+        ("import os, numpy", True),
+        ("import torch", False),
+        ("def f():\n    import torch", True),
+        ("def f():\n    import gymnasium", False),
+        ("from torchbeast import errors", True),
+        ("from torchbeast import learning", False),
+        ("from torchbeast.core.nest_py import flatten", True),
+        ("from torchbeast.core import losses", False),
+        ("def f():\n    from torchbeast.cli import flags", False),
+        ("if TYPE_CHECKING:\n    from torchbeast.cli import flags", False),
+    ],
+)
+def test_the_check_sees_imports_wherever_they_stand(source: str, allowed: bool) -> None:
+    row = Row(["errors", "core.nest_py"], ["numpy"], ["torch"])
+    assert (not_allowed("seeds", row, source) == []) == allowed
+
+
+CONFIGS = [path for path in MODULES if path.name == "config.py"]
+
+
+@pytest.mark.parametrize(
+    ("imported", "unwanted"),
+    [
+        (["torchbeast"], ["numpy", "torch", "torchbeast.core"]),
+        ([module_name(path) for path in CONFIGS], ["torch", "libtorchbeast", "tyro"]),
+        (["torchbeast.sources.servers.server_main"], ["torch", "libtorchbeast"]),
+        (["torchbeast.sources.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
+    ],
+)
+def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: list[str]) -> None:
+    code = f"import sys\nimport {', '.join(imported)}\n"
+    code += f"print([name for name in {unwanted} if name in sys.modules])"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert found.stdout.strip() == "[]"
+    assert len(CONFIGS) > 5

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public names of the package, and its one version number."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torchbeast
+
+ROOT = Path(__file__).parents[2]
+SOURCE = (ROOT / "torchbeast" / "__init__.py").read_text()
+
+
+@pytest.mark.parametrize("name", torchbeast.__all__)
+def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    found = getattr(torchbeast, name)
+    assert found is not None and (name == "__version__" or found.__doc__)
+
+
+def test_type_checkers_know_the_names_that_are_imported_when_used() -> None:
+    """They read the block that never runs; both lists must say the same."""
+    checked = next(node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
+    lines = [line for line in checked.body if isinstance(line, ast.ImportFrom)]
+    told = {alias.asname: (line.module, alias.name) for line in lines for alias in line.names}
+    for name, (module, attribute) in told.items():
+        path, _, known_as = torchbeast._FOUND_IN[name].partition(":")
+        is_module = path.endswith(f".{name}")
+        expected = path.rpartition(".")[0] if is_module else path
+        assert (module, attribute) == (f"torchbeast.{expected}", known_as or name)
+    assert set(told) == set(torchbeast._FOUND_IN) == set(torchbeast.__all__) - {"__version__"}
+
+
+def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'no_such_name'"):
+        _ = torchbeast.no_such_name
+    with pytest.raises(ImportError):
+        exec("from torchbeast import no_such_name")
+
+
+def test_a_star_import_and_dir_give_the_public_names() -> None:
+    taken: dict[str, object] = {}
+    exec("from torchbeast import *", taken)
+    assert set(torchbeast.__all__) <= set(taken)
+    assert dir(torchbeast) == sorted(torchbeast.__all__)
+    assert 20 <= len(torchbeast.__all__) <= 35
+
+
+def test_names_of_environments_need_no_torch() -> None:
+    code = (
+        "import sys; from torchbeast import EnvSpec, UsageError, VecEnv, make_env; "
+        "make_env('Catch', 1); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_there_is_one_version_number() -> None:
+    """The wheel reads the package's; what is cited is the same."""
+    project = (ROOT / "pyproject.toml").read_text()
+    assert 'version = { attr = "torchbeast.__version__" }' in project
+    assert not re.search(r'^version = "', project, re.MULTILINE)
+    cited = re.search(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert cited and cited[1] == torchbeast.__version__
+
+
+def test_an_installed_package_has_the_version_of_its_source() -> None:
+    try:
+        installed = importlib.metadata.distribution("torchbeast")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("torchbeast is not installed")
+    if installed.locate_file("torchbeast/__init__.py") != ROOT / "torchbeast" / "__init__.py":
+        pytest.skip("another torchbeast is installed")
+    assert installed.version == torchbeast.__version__
