@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -101,8 +102,9 @@ def loop_of(
     shape = agent.model, seen, made.algo.needs, arguments.unroll_length, arguments.num_envs
     slot, batch = SharedRollouts(*shape, 1), Batch(*shape, pin=False)
     loop = EnvLoop(env, agent.model, 1)
-    while True:
-        seconds = _act(loop, agent, SlotWriter(slot.slots[0], loop.acted.state), arguments)
+    for index in itertools.count():
+        writer = SlotWriter(slot.slots[0], loop.acted.state, 0, index)
+        seconds = _act(loop, agent, writer, arguments)
         before = time.perf_counter()
         batch.clear()
         batch.add(slot.slots[0], 0, arguments.num_envs)

@@ -169,8 +169,9 @@ class ActorPool:
     rollout.
 
     The item's `info` is a dict. "stream" and "rollout", int64 [1, B], number the environment and
-    its rollouts; "policy_version" is int64, "terminated", "truncated" and "episode_end" are bool,
-    [T + 1, B]; "final_observation" has leaves [1, K, ...], by column, then by row.
+    its rollouts, from 0, with a number left out where the stream was lost; "policy_version" is
+    int64, "terminated", "truncated" and "episode_end" are bool, [T + 1, B]; "final_observation" has
+    leaves [1, K, ...], by column, then by row.
     """
 
     def __init__(

@@ -176,7 +176,8 @@ void ActorPool::run_stream(std::size_t index) noexcept {
 void ActorPool::keep_playing(std::size_t index) {
   History history;
   for (std::uint64_t attempt = 0;; ++attempt) {
-    Connection connection{.attempt = attempt, .timeout = patience(history)};
+    Connection connection{
+        .attempt = attempt, .timeout = patience(history), .first_rollout = history.next_rollout};
     try {
       play(index, &connection);
     } catch (const LostStream& lost) {
@@ -198,14 +199,16 @@ std::chrono::milliseconds ActorPool::patience(const History& history) const {
 
 // Records a lost connection. Throws if another attempt would be pointless.
 void ActorPool::judge(const LostStream& lost, const Connection& connection, History* history) {
-  history->pause = connection.was_fruitful || history->pause == kNoPause
+  const bool was_fruitful = connection.rollouts > 0;
+  if (was_fruitful) history->next_rollout += connection.rollouts + 1;
+  history->pause = was_fruitful || history->pause == kNoPause
                        ? kFirstPause
                        : std::min(2 * history->pause, kLongestPause);
   if (connection.came_up) {
     ++lost_;
     history->came_up = true;
     history->away_since = Clock::now();
-    history->fruitless = connection.was_fruitful ? 0 : history->fruitless + 1;
+    history->fruitless = was_fruitful ? 0 : history->fruitless + 1;
   }
   if (history->fruitless >= options_.fruitless_connections) {
     throw fruitless_error(lost, history->fruitless);
@@ -244,7 +247,7 @@ void ActorPool::play(std::size_t index, Connection* connection) {
   const DynamicBatcher::Caller caller(inference_batcher_.get());
   const Alive alive(&live_);
   try {
-    step_until_stopped(&stream, index, std::move(first), &connection->was_fruitful);
+    step_until_stopped(&stream, index, std::move(first), connection);
   } catch (const ClosedBatchingQueue&) {
     stream.close();
     throw;
@@ -263,16 +266,17 @@ Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
   return answer;
 }
 
-// Ends with an exception: ClosedBatchingQueue at the normal end, another for a failure. Sets
-// *fruitful once a rollout has been enqueued.
+// Ends with an exception: ClosedBatchingQueue at the normal end, another for a failure. Counts the
+// rollouts that have been enqueued.
 void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
-                                   bool* fruitful) {
+                                   Connection* connection) {
   const std::int64_t num_envs = stream->num_envs();
   const std::int64_t columns = options_.rollout_columns > 0 ? options_.rollout_columns : num_envs;
   RolloutWriter writer({.unroll_length = options_.unroll_length,
                         .num_envs = num_envs,
                         .columns = columns,
-                        .first_env = static_cast<std::int64_t>(index) * kMaxEnvsPerStream});
+                        .first_env = static_cast<std::int64_t>(index) * kMaxEnvsPerStream,
+                        .first_rollout = connection->first_rollout});
   ArrayNest agent_state = nest::map(
       [num_envs](const Array& leaf) { return repeat(leaf, 1, num_envs); }, initial_agent_state_);
   StageClock& clock = clocks_[index];
@@ -288,7 +292,7 @@ void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamS
     if (writer.append(step, {outputs, answer.version})) {
       clock.enter(Stage::kQueueing);
       hand_over(writer.complete(agent_state), columns);
-      *fruitful = true;
+      ++connection->rollouts;
     }
     clock.enter(Stage::kInference);
     answer = ask(step, agent_state);

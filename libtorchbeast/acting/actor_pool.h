@@ -46,10 +46,12 @@ struct AwayStream {
 //
 // At the start, each server must become reachable within connect_timeout; a connection lost before
 // its first step is retried within that time. Later, a lost stream reconnects with growing pauses;
-// its unfinished rollout is dropped and its environments start new episodes. The loss ends the run
-// only once the stream has been away for reconnect_timeout and fewer than half of the streams are
-// connected. A stream that keeps connecting but is lost each time before it completes a rollout has
-// a broken server, which ends the run too.
+// its unfinished rollout is dropped and its environments start new episodes. The numbers of its
+// rollouts continue with one left out: no two rollouts of an environment share a number, and two
+// with successive numbers have no gap between them. The loss ends the run only once the stream has
+// been away for reconnect_timeout and fewer than half of the streams are connected. A stream that
+// keeps connecting but is lost each time before it completes a rollout has a broken server, which
+// ends the run too.
 //
 // Thread safety: one thread calls run(), once; any thread may call the other methods.
 // Closing: closing the queue or the batcher ends run(). The first failure that reconnecting cannot
@@ -100,8 +102,9 @@ class ActorPool {
   struct Connection {
     std::uint64_t attempt = 0;
     std::chrono::milliseconds timeout{};  // for connecting
+    std::int64_t first_rollout = 0;       // the number of its first rollout
     bool came_up = false;                 // brought a first step
-    bool was_fruitful = false;            // completed a rollout
+    std::int64_t rollouts = 0;            // completed
   };
 
   // A stream's connections so far.
@@ -109,6 +112,7 @@ class ActorPool {
     bool came_up = false;  // ever
     Clock::time_point away_since = Clock::now();
     int fruitless = 0;                  // consecutive connections without a rollout
+    std::int64_t next_rollout = 0;      // the number of the next connection's first rollout
     std::chrono::milliseconds pause{};  // before the next one
   };
 
@@ -117,7 +121,8 @@ class ActorPool {
   std::chrono::milliseconds patience(const History& history) const;
   void judge(const LostStream& lost, const Connection& connection, History* history);
   void play(std::size_t index, Connection* connection);
-  void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step, bool* fruitful);
+  void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
+                          Connection* connection);
   void hand_over(std::vector<QueueItem> items, std::int64_t columns);
   Answer ask(const StreamStep& step, const ArrayNest& agent_state);
   void pause_or_give_up(std::chrono::milliseconds pause) EXCLUDES(mutex_);

@@ -62,7 +62,8 @@ Shape chunk_shape(const Array& row_leaf, std::int64_t rows, std::int64_t columns
 
 }  // namespace
 
-RolloutWriter::RolloutWriter(RolloutWriterOptions options) : options_(options) {
+RolloutWriter::RolloutWriter(RolloutWriterOptions options)
+    : options_(options), rollout_(options.first_rollout) {
   if (options_.columns < 1 || options_.num_envs % options_.columns != 0) {
     throw std::invalid_argument("rollouts of " + std::to_string(options_.columns) +
                                 " columns cannot be cut from a stream of " +

@@ -19,10 +19,11 @@ struct AgentStep {
 };
 
 struct RolloutWriterOptions {
-  std::int64_t unroll_length;  // T
-  std::int64_t num_envs;       // E
-  std::int64_t columns;        // c: environments in one item; divides E
-  std::int64_t first_env = 0;  // the number of the stream's first environment
+  std::int64_t unroll_length;      // T
+  std::int64_t num_envs;           // E
+  std::int64_t columns;            // c: environments in one item; divides E
+  std::int64_t first_env = 0;      // the number of the stream's first environment
+  std::int64_t first_rollout = 0;  // the number of the first rollout
 };
 
 // Builds rollouts of T + 1 rows for E environments, as E / c items of c columns each.
@@ -68,7 +69,7 @@ class RolloutWriter {
   std::optional<ArrayNest> no_finals_;  // leaves [1, 0, ...]
   ArrayNest agent_state_;
   std::int64_t next_row_ = 0;
-  std::int64_t rollout_ = 0;  // the number of the current one
+  std::int64_t rollout_;  // the number of the current one
 };
 
 }  // namespace torchbeast

@@ -165,6 +165,15 @@ TEST(RolloutWriterTest, RolloutsAreNumbered) {
   }
 }
 
+TEST(RolloutWriterTest, NumbersGoOnFromWhereTheyAreToldTo) {
+  RolloutWriter writer({.unroll_length = 2, .num_envs = 1, .columns = 1, .first_rollout = 7});
+  writer.start(step_of(1, 0), agent_of(1, 7), state_of(1, 1));
+  for (std::int64_t k = 7; k < 9; ++k) {
+    const auto items = play(writer, 1, static_cast<std::int32_t>(2 * k), {0, 0});
+    EXPECT_EQ(values_of<std::int64_t>(View(items.at(0)).info("rollout")), (Longs{k}));
+  }
+}
+
 TEST(RolloutWriterTest, FinalObservationsComeByColumnThenByRow) {
   RolloutWriter writer = started(2, 2, 3);
   const View item(play(writer, 2, 1, {0b11, 0b10, 0b01}).at(0));

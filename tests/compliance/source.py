@@ -154,6 +154,16 @@ class SourceCompliance:
                     getattr(after, name),
                 )
 
+    def test_rollouts_are_numbered_by_stream_and_from_0_within_it(
+        self, recording: Recording
+    ) -> None:
+        streams = recording.rollouts[0].stream[0]
+        assert len(streams.unique()) == recording.setup.batch_size == len(streams)
+        for index, rollout in enumerate(recording.rollouts):
+            assert rollout.stream.eq(streams).all(), "one environment keeps its number"
+            assert rollout.rollout_index.eq(index).all()
+            assert rollout.valid is None, "all of it was played"
+
     def test_the_state_goes_on_from_rollout_to_rollout(self, recording: Recording) -> None:
         state = recording.agent.model.initial_state(recording.setup.batch_size)
         for rollout in recording.rollouts:
@@ -332,16 +342,21 @@ class SourceCompliance:
             rollouts = [rollout for taker in takers for rollout in taker.result(LATE)]
         assert running.supervisor.failure is None
         starts: dict[int, list[int]] = {}
+        streams: dict[int, set[int]] = {}
         for rollout in rollouts:
             rollout.check()
-            for column in rollout.observation.unbind(1):
+            for b, column in enumerate(rollout.observation.unbind(1)):
                 number, start = column[0, :2].tolist()
+                assert rollout.rollout_index[:, b].eq(start // length).all()
+                streams.setdefault(number, set()).update(rollout.stream[:, b].tolist())
                 assert column[:, 0].tolist() == [number] * (length + 1)
                 assert column[:, 1].tolist() == list(range(start, start + length + 1))
                 starts.setdefault(number, []).append(start)
         assert sum(map(len, starts.values())) == 3 * 3 * taken_by_each
         for found in starts.values():
             assert sorted(found) == [length * i for i in range(len(found))]
+        assert all(len(found) == 1 for found in streams.values()), "one stream an environment"
+        assert len(set.union(*streams.values())) == len(streams)
 
     def test_an_environment_that_raises_ends_the_run_with_its_traceback(self) -> None:
         with self.running(Setup(env_id="source_envs:Raises")) as running:
@@ -368,8 +383,7 @@ def take(running: Running, count: int) -> list[Rollout]:
 
 
 def copy_of(rollout: Rollout) -> Rollout:
-    fields = dataclasses.fields(Rollout)
-    return Rollout(**{f.name: map_leaves(torch.clone, getattr(rollout, f.name)) for f in fields})
+    return rollout.map(torch.clone)
 
 
 def _record(context: AbstractContextManager[Running], setup: Setup) -> Recording:
@@ -407,6 +421,7 @@ _ROW_FIELDS = (
     "truncated",
     "episode_end",
     "policy_version",
+    "stream",
 )
 
 
@@ -437,6 +452,8 @@ def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
         "episode_end": rows((), "bool"),
         "policy_version": rows((), "int64"),
         "final_observation": seen,
+        "stream": rows((), "int64"),
+        "rollout_index": rows((), "int64"),
     }
 
 

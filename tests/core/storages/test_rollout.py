@@ -29,6 +29,10 @@ def test_the_lag_counts_versions_between_acting_and_learning(make_rollout: Make)
     lags = make_rollout(T, B, policy_version=versions).lags(3)
     assert lags["max_lag"] == 2
     assert lags["mean_lag"] == pytest.approx(2 / (T * B))
+    valid = torch.ones(T + 1, B, dtype=torch.bool)
+    valid[1, 0] = False
+    assert make_rollout(T, B, policy_version=versions, valid=valid).lags(3)["max_lag"] == 0
+    assert make_rollout(T, B, valid=torch.zeros_like(valid)).lags(3) == {}
 
 
 def test_a_column_has_the_bytes_of_all_rows_and_leaves(make_rollout: Make) -> None:
@@ -57,6 +61,9 @@ def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: 
             r"episode_step has shape \[6, 3, 1\], expected \[6, 3\]",
         ),
         ("policy_version", torch.zeros(T, B), r"policy_version has shape \[5, 3\]"),
+        ("stream", torch.zeros(1, B), r"stream has shape \[1, 3\], expected \[6, 3\]"),
+        ("rollout_index", torch.zeros(B), r"rollout_index has shape \[3\], expected \[6, 3\]"),
+        ("valid", torch.zeros(T, B), r"valid has shape \[5, 3\], expected \[6, 3\]"),
         ("truncated", torch.zeros(T + 1, 1), r"truncated has shape \[6, 1\], expected \[6, 3\]"),
         (
             "observation",
@@ -139,8 +146,20 @@ def test_finished_episodes_are_whole_games_of_rows_1_to_T(make_rollout: Make) ->
     assert lengths == [rollout.episode_step[3, 1].item(), rollout.episode_step[5, 2].item()]
 
 
+def test_only_valid_steps_are_counted(make_rollout: Make) -> None:
+    valid = torch.ones(T + 1, B, dtype=torch.bool)
+    valid[0, 1] = valid[2, 0] = valid[5, 0] = valid[4, 2] = False
+    rollout = make_rollout(T, B, terminated=[(2, 0), (3, 1), (4, 2)], valid=valid)
+    rollout.check()
+    assert rollout.num_steps == T * B - 3, "row 0 is no step of this rollout"
+    assert rollout.finished_episodes()[0] == [rollout.episode_return[3, 1].item()]
+    assert [part.num_steps for part in rollout.split(1)] == [T - 2, T, T - 1]
+    assert make_rollout(T, B).valid is None
+
+
 def test_map_reaches_every_leaf(make_rollout: Make) -> None:
-    rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),))
+    valid = torch.ones(T + 1, B, dtype=torch.bool)
+    rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),), valid=valid)
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
         leaves = flatten(getattr(moved, field.name))

@@ -15,6 +15,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -22,13 +23,17 @@ import torch
 from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, take
 from learners import impala
-from mono_running import running_mono
+from mono_running import config_of, running_mono
 
+from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.nest_py import flatten
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.sources.processes.config import ProcessesConfig
+from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.source import MonoSource
 
 
 class TestMonoSource(SourceCompliance):
@@ -41,7 +46,8 @@ class TestMonoSource(SourceCompliance):
 NUMBERED = Setup(
     env_id="source_envs:Numbered", num_envs=4, num_groups=2, batch_size=2, unroll_length=40
 )
-Columns = dict[int, list[torch.Tensor]]  # an environment's number -> its rollouts, [T+1, 3] each
+# An environment's number -> its rollouts, [T+1, 5] each: what it shows, stream, rollout_index.
+Columns = dict[int, list[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,9 @@ def collect(batches: itertools.chain[Rollout], columns: Columns, num_envs: int) 
         assert time.monotonic() < deadline, {n: len(found) for n, found in columns.items()}
         rollout = next(batches)
         rollout.check()
-        for column in rollout.observation.unbind(1):
+        numbers = rollout.stream, rollout.rollout_index
+        rows = torch.cat([rollout.observation, torch.stack(numbers, -1)], -1)
+        for column in rows.unbind(1):
             columns.setdefault(int(column[0, 0]), []).append(column)
 
 
@@ -94,6 +102,47 @@ def test_no_rollout_is_torn_by_the_death_of_its_actor(survived: Survived) -> Non
             assert rollout[:, 0].eq(number).all()
             start = NUMBERED.unroll_length * index
             assert rollout[:, 1].tolist() == list(range(start, start + len(rollout)))
+
+
+def test_a_successor_keeps_the_streams_and_leaves_a_number_out(survived: Survived) -> None:
+    numbers = {
+        number: (int(rollouts[0][0, 3]), [int(rollout[0, 4]) for rollout in rollouts])
+        for number, rollouts in survived.columns.items()
+    }
+    for number in survived.before:
+        indices = numbers[number][1]
+        assert indices == list(range(len(indices)))
+    streams = {numbers[number][0]: number for number in survived.before}
+    assert sorted(streams) == [0, 1, 2, 3]
+    for number in survived.after:
+        stream, indices = numbers[number]
+        assert indices[0] > numbers[streams[stream]][1][-1] + 1, "nothing goes on over the gap"
+        assert indices == list(range(indices[0], indices[0] + len(indices)))
+
+
+def test_a_number_is_left_out_though_the_dead_actor_had_written_all_it_was_granted() -> None:
+    agent = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(2), 1, False)
+    weights = SharedWeights(agent.model)
+    config = config_of(
+        env=EnvSpec("never made"),
+        extras=(),
+        model="mlp",
+        use_lstm=False,
+        num_actors=2,
+        num_processes=1,
+        num_buffers=2,
+        batch_size=1,
+        unroll_length=1,
+    )
+    source = MonoSource(agent, agent.observation_space, weights, torch.device("cpu"), config)
+    (actor,) = source._actors
+    process = actor.process = Mock()
+    actor.start = lambda: None
+    actor.grant(0, None)
+    actor._report({"slot": 0})
+    actor.restart()
+    actor.grant(0, None)
+    assert [call.args[0]["rollout"] for call in process.send.call_args_list] == [0, 2]
 
 
 def test_no_two_environments_share_action_noise(survived: Survived) -> None:
@@ -189,11 +238,9 @@ def learn(
 
 
 def digest(rollout: Rollout) -> str:
-    fields = dataclasses.fields(Rollout)
-    leaves = [leaf for field in fields for leaf in flatten(getattr(rollout, field.name))]
-    return hashlib.sha256(
-        b"".join(leaf.contiguous().numpy().tobytes() for leaf in leaves)
-    ).hexdigest()
+    found = hashlib.sha256()
+    rollout.map(lambda leaf: found.update(leaf.contiguous().numpy().tobytes()))
+    return found.hexdigest()
 
 
 def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:

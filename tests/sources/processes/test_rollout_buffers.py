@@ -18,6 +18,7 @@ from torchbeast.core.nest_py import flatten, map_leaves2
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 T, E = 6, 4
+FIRST_STREAM = 20
 
 
 class Player:
@@ -39,7 +40,7 @@ class Player:
 
     def play(self, slot: int) -> None:
         loop = self.loop
-        writer = SlotWriter(self.rollouts.slots[slot], loop.acted.state)
+        writer = SlotWriter(self.rollouts.slots[slot], loop.acted.state, FIRST_STREAM, slot)
         writer.write(0, loop.row, loop.acted, slot)
         for t in range(1, T + 1):
             loop.act("sample")
@@ -75,6 +76,8 @@ def test_columns_keep_their_rows_wherever_they_come_from(player: Player) -> None
     for column, (slot, there) in enumerate(sources):
         arrays = player.rollouts.slots[slot]
         assert rollout.policy_version[:, column].eq(slot).all()
+        assert rollout.rollout_index[:, column].eq(slot).all()
+        assert rollout.stream[:, column].eq(FIRST_STREAM + there).all()
         for name in ("reward", "done", "observation", "extras", "initial_agent_state"):
             for mine, theirs in zip(
                 flatten(getattr(rollout, name)), flatten(arrays[name]), strict=True

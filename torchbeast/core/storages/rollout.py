@@ -6,6 +6,13 @@ action: `action[t]` and `extras[...][t]` were computed from row t - 1's observat
 row T of the same environment's rollout before; the agent output in an environment's very first row
 0 is a dummy. On a done row the observation is the next episode's first, while reward, episode_step
 and episode_return still belong to the episode that ended.
+
+A stream is one environment, by its number; it is in as many rollouts as it plays. Where
+`rollout_index` goes up by one from a stream's rollout to another, row 0 of the second repeats row T
+of the first. An environment that began anew, because its process died or its connection was lost,
+leaves a number out: (stream, rollout_index) names one rollout of a source, and no two rollouts with
+successive numbers have a gap between them. Another source, such as that of a resumed run, counts
+anew.
 """
 
 from __future__ import annotations
@@ -20,7 +27,7 @@ from torch import Tensor
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 
 _FLAT = ("reward", "done", "episode_step", "episode_return")
-_FLAT_BESIDE = ("truncated", "episode_end", "policy_version")
+_FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "stream", "rollout_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,9 @@ class Rollout:
     episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
     policy_version: Tensor  # int64 [T+1, B] of the weights that acted
     final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
+    stream: Tensor  # int64 [T+1, B] the number of the environment, the same in all rows
+    rollout_index: Tensor  # int64 [T+1, B] which of the stream's rollouts, the same in all rows
+    valid: Tensor | None = None  # bool [T+1, B] step t, to row t, is learnt from; None: all are
 
     @property
     def unroll_length(self) -> int:
@@ -52,7 +62,9 @@ class Rollout:
 
     @property
     def num_steps(self) -> int:
-        """T * B: the steps to learn from."""
+        """The steps to learn from: T * B, or those that are valid."""
+        if self.valid is not None:
+            return int(self.valid[1:].sum())
         return self.unroll_length * self.batch_size
 
     @property
@@ -72,16 +84,18 @@ class Rollout:
 
     def lags(self, version: int) -> dict[str, float]:
         """mean_lag and max_lag: versions from the weights that chose the actions of rows 1..T to
-        these.
+        these. Of valid steps; {} where there is none.
         """
         lags = version - self.policy_version[1:]
+        if self.valid is not None:
+            lags = lags[self.valid[1:]]
+        if not lags.numel():
+            return {}
         return {"mean_lag": lags.float().mean().item(), "max_lag": float(lags.max().item())}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """A rollout of what the function makes of each tensor."""
-        return Rollout(
-            **{f.name: map_leaves(function, getattr(self, f.name)) for f in fields(self)}
-        )
+        return Rollout(**_mapped(function, {f.name: getattr(self, f.name) for f in fields(self)}))
 
     def split(self, max_columns: int) -> list[Rollout]:
         """The same rollouts, at most so many at a time, shared out evenly. Shares memory."""
@@ -99,7 +113,7 @@ class Rollout:
 
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         final = parts.pop("final_observation")  # has no columns
-        parts = {name: map_leaves(rows, nest) for name, nest in parts.items()}
+        parts = _mapped(rows, parts)
         # An LSTM takes no gaps in its state.
         parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
         here = slice(finals[start], finals[end])
@@ -111,15 +125,17 @@ class Rollout:
         return rows + 1, columns
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the games that ended in rows 1..T."""
+        """Returns and lengths of the games that ended in the valid steps to rows 1..T."""
         ended = self.episode_end[1:].bool()
+        if self.valid is not None:
+            ended = ended & self.valid[1:]
         return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
 
     def check(self) -> None:
         """ValueError, naming the field and both shapes, unless all shapes agree."""
         if self.reward.dim() != 2 or self.unroll_length < 1:
             raise ValueError(_mismatch("reward", self.reward, ["T+1 > 1", "B"]))
-        for name in _FLAT + _FLAT_BESIDE:
+        for name in (*_FLAT, *_FLAT_BESIDE, *(["valid"] if self.valid is not None else [])):
             self._check_leading(name, exact=True)
         for name in ("observation", "action", "extras"):
             self._check_leading(name, exact=False)
@@ -150,6 +166,13 @@ class Rollout:
             expected = [count, *seen.shape[2:]]
             if list(leaf.shape) != expected:
                 raise ValueError(_mismatch("final_observation", leaf, expected))
+
+
+def _mapped(function: Callable[[Tensor], Tensor], parts: dict[str, Any]) -> dict[str, Any]:
+    """The function of every leaf; None stays."""
+    return {
+        name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
+    }
 
 
 def _even_bounds(size: int, parts: int) -> list[int]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main of MonoBeast's actor processes; started by source.py, never by a user.
 
-    stdin   one line of JSON for each rollout that may be written: the slot, and the version of the
-            weights to act with (null: always the newest). The process ends when stdin is closed,
-            which also happens when the program dies, by whatever signal.
+    stdin   one line of JSON for each rollout that may be written: the slot, its number, and the
+            version of the weights to act with (null: always the newest). The process ends when
+            stdin is closed, which also happens when the program dies, by whatever signal.
     stdout  one line for each rollout that was written: the slot
 
 The E environments of the process are stepped together, and one forward pass chooses all their
@@ -38,12 +38,12 @@ from torchbeast.processes.child_main import Report, failure, take_stdin, take_st
 from torchbeast.processes.malloc import keep_freed_memory
 from torchbeast.seeds import seed_of
 from torchbeast.sources.processes.activity import Activity, SharedActivities
-from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SharedRollouts, SlotWriter
+from torchbeast.sources.processes.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.sources.processes.shared_weights import SharedWeights
 
 _GRACE_S = 3.0  # for the present step after stdin closed; an environment stuck in one is left
 
-Grant = dict[str, Any]  # {"slot": int, "version": int | None}
+Grant = dict[str, Any]  # {"slot": int, "rollout": int, "version": int | None}
 
 
 class Player:
@@ -58,12 +58,11 @@ class Player:
         self._version: int | None = None
         self._acted_with: int | None = None
 
-    def play(self, slot: RolloutArrays, unroll_length: int, wanted: int | None) -> None:
+    def play(self, writer: SlotWriter, unroll_length: int, wanted: int | None) -> None:
         """Writes a rollout: row 0 is the last row of the one before."""
         loop, activity = self._loop, self._activity
         if self._acted_with is None:  # the very first row 0, which nothing acted for
             self._acted_with = self._weights.version if wanted is None else wanted
-        writer = SlotWriter(slot, loop.acted.state)
         writer.write(0, loop.row, loop.acted, self._acted_with)
         for t in range(1, unroll_length + 1):
             activity.enter("inference")
@@ -124,7 +123,9 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         activity.enter("queueing")
         player = Player(loop, actor, weights, activity, arguments["mode"])
         for grant in grants:
-            player.play(rollouts.slots[grant["slot"]], unroll_length, grant["version"])
+            slot, first_stream = rollouts.slots[grant["slot"]], arguments["first_stream"]
+            writer = SlotWriter(slot, loop.acted.state, first_stream, grant["rollout"])
+            player.play(writer, unroll_length, grant["version"])
             report({"slot": grant["slot"]})
 
 

@@ -90,6 +90,8 @@ def rollout_fields(
         "action": map_leaves(lambda leaf: spec(leaf.shape[2:], _dtype(leaf)), action),
         "extras": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), given),
         "policy_version": spec((), "int64"),
+        "stream": spec((), "int64"),
+        "rollout_index": spec((), "int64"),
         "initial_agent_state": map_leaves(
             lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
             actor.initial_state(columns),
@@ -100,10 +102,16 @@ def rollout_fields(
 class SlotWriter:
     """Writes one rollout into a slot, row by row."""
 
-    def __init__(self, slot: RolloutArrays, state: Nest[torch.Tensor]) -> None:
-        """`state`: with which row 0's observation is to be processed."""
+    def __init__(
+        self, slot: RolloutArrays, state: Nest[torch.Tensor], first_stream: int, index: int
+    ) -> None:
+        """`state`: with which row 0's observation is to be processed. `first_stream`: the number
+        of the slot's first environment; `index`: that of the rollout among its streams'.
+        """
         self._slot = slot
         self._finals = 0
+        slot["stream"][...] = first_stream + np.arange(slot["stream"].shape[1])
+        slot["rollout_index"][...] = index
         _write(slot["initial_agent_state"], ..., _arrays(state))
 
     def write(self, t: int, row: EnvRow, acted: Acted, version: int) -> None:

@@ -19,6 +19,7 @@ machine, however fast its actors are.
 from __future__ import annotations
 
 import collections
+import itertools
 import logging
 import queue
 import threading
@@ -117,12 +118,14 @@ class MonoSource:
             self._free.put(Batch(*shape, self._batch_size, pin))
         counts = split_evenly(processes.num_actors, num_processes)
         self._activities = SharedActivities(num_processes)
+        first_streams = [0, *itertools.accumulate(counts)]
         self._actors = [
             _Actor(
                 index,
                 self,
                 SharedRollouts(*shape, count, processes.slots_per_process()),
                 self._activities.of(index),
+                first_streams[index],
             )
             for index, count in enumerate(counts)
         ]
@@ -267,6 +270,7 @@ class MonoSource:
             "extras": config.extras,
             "mode": config.mode,
             "num_envs": actor.num_envs,
+            "first_stream": actor.first_stream,
             "num_slots": len(actor.rollouts.slots),
             "rollouts": actor.rollouts.descriptor,
             "weights": self._weights.descriptor,
@@ -324,9 +328,15 @@ class _Actor:
     """One actor process, its slots, and what it has been granted."""
 
     def __init__(
-        self, index: int, source: MonoSource, rollouts: SharedRollouts, activity: Activity
+        self,
+        index: int,
+        source: MonoSource,
+        rollouts: SharedRollouts,
+        activity: Activity,
+        first_stream: int,
     ) -> None:
         self.index = index
+        self.first_stream = first_stream
         self.name = f"actor {index}"
         self.rollouts, self.activity = rollouts, activity
         self.num_envs = rollouts.num_envs
@@ -336,6 +346,7 @@ class _Actor:
         self.process: ChildProcess | None = None
         self._source = source
         self._granted: dict[int, int | None] = {}  # slot -> version; written but not reported
+        self._next_rollout = 0
 
     @property
     def pid(self) -> int:
@@ -359,6 +370,7 @@ class _Actor:
     def restart(self) -> None:
         """Another process in the place of a dead one; it is granted what that had not finished."""
         self.incarnation += 1
+        self._next_rollout += 1  # no rollout of its environments goes on from one of those before
         self.start()
         for slot, version in list(self._granted.items()):
             self._send(slot, version)
@@ -377,7 +389,8 @@ class _Actor:
 
     def _send(self, slot: int, version: int | None) -> None:
         assert self.process is not None
-        self.process.send({"slot": slot, "version": version})
+        self.process.send({"slot": slot, "rollout": self._next_rollout, "version": version})
+        self._next_rollout += 1
 
     def _report(self, report: dict[str, Any]) -> None:
         self._granted.pop(report["slot"], None)
