@@ -104,7 +104,7 @@ def test_help_lists_every_preset_with_its_sentence(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("args", [["--preset", "cathc"], ["--preset=cathc"], ["--preset="]])
 def test_an_unknown_preset_is_answered_with_the_known_ones(args: list[str]) -> None:
-    with pytest.raises(UsageError, match="no preset is called '(cathc)?': use .*catch.*pong"):
+    with pytest.raises(UsageError, match="there is no preset '(cathc)?': use .*catch.*pong"):
         parse(MonoBeastFlags, "monobeast", args)
 
 
@@ -123,7 +123,7 @@ def test_an_unknown_preset_ends_a_program_with_exit_code_2() -> None:
     command = [sys.executable, "-m", "torchbeast.monobeast", "--preset", "cathc"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("monobeast: no preset is called 'cathc'")
+    assert done.stderr.startswith("monobeast: there is no preset 'cathc'")
 
 
 def test_a_program_without_any_argument_has_the_defaults() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line, derived from frozen dataclasses; a wrong one is a single sentence.
+"""Parses the command line into frozen dataclasses; reports an error as a single sentence.
 
 A program's flags are one dataclass whose fields are groups (dataclasses too). On the command
 line they are flat: `--num_actors 10`, not `--fleet.num_actors 10`.
@@ -25,13 +25,14 @@ from torchbeast.errors import UsageError
 Flags = TypeVar("Flags")
 
 _BOX = "╭╮╰╯│─ "
-# tyro's words before the sentence of a check. Where a single flag cannot be read, they name that.
+# tyro's words before the sentence of a check; when a flag cannot be parsed, they name that flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
 _ALIASES = {"--num_threads": "--num_learner_threads"}  # the original's names
 
 
 def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> Flags:
-    """The flags in `args` (None: sys.argv); UsageError when they are wrong.
+    """Parses the flags in `args` (None: sys.argv); raises UsageError when they are wrong.
+
     `--help` and `--preset help` print and exit.
     """
     words = [_by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
@@ -54,21 +55,22 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
 
 
 def _by_its_name(word: str) -> str:
-    """A word of the command line, with the name that a flag has here."""
+    """Replaces an alias of a flag in a word of the command line by the flag's name."""
     flag, equals, value = word.partition("=")
     return f"{_ALIASES.get(flag, flag)}{equals}{value}"
 
 
 def _default(flags_type: type[Flags], words: Sequence[str]) -> Flags | None:
-    """The program's defaults with what an earlier run and the preset say; None: its own."""
+    """Returns the defaults changed by an earlier run and the preset; None: the program's own."""
     of_preset = presets.settings(flags_type, words)  # first: it may print a list and exit
     values = {**resuming.settings(flags_type, words), **of_preset}
     return _replaced(flags_type(), values) if values else None
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
-    """A copy of the flags in which the groups' fields of these names have these values. It is not
-    checked: flags on the command line may still change what does not fit.
+    """Returns a copy of the flags with these values in the groups' fields of these names.
+
+    It is not checked, because flags on the command line may still change values that conflict.
     """
     replaced = copy.copy(flags)
     for field in dataclasses.fields(flags):  # type: ignore[arg-type]
@@ -81,7 +83,7 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
 
 
 def _sentence(box: str, flags_type: type) -> str:
-    """What is wrong, in one sentence that names flags as they are typed. Checks name fields."""
+    """Returns the error as a sentence that names flags as they are typed; checks name fields."""
     said = _first_sentence(box)
     if not _OF_A_CHECK.match(said):
         return said
@@ -89,8 +91,9 @@ def _sentence(box: str, flags_type: type) -> str:
 
 
 def _as_typed(sentence: str, flags: Iterable[str]) -> str:
-    """Dashes before the names of flags: single words, such as "model", only where they begin the
-    sentence.
+    """Adds dashes to the names of flags.
+
+    Names that are plain words, such as "model", get them only at the start of the sentence.
     """
     for name in flags:
         where = r"(?<![-\w])" if "_" in name else "^"
@@ -99,8 +102,9 @@ def _as_typed(sentence: str, flags: Iterable[str]) -> str:
 
 
 def _first_sentence(box: str) -> str:
-    """The first part of tyro's box, on one line. A terminal that cannot draw a box gets rules of
-    dashes between the parts.
+    """Returns the first section of tyro's box on one line.
+
+    On a terminal that cannot draw a box, lines of dashes separate the sections.
     """
     lines: list[str] = []
     for line in box.splitlines()[1:]:
@@ -115,12 +119,12 @@ def _first_sentence(box: str) -> str:
 
 
 def names(flags_type: type) -> list[str]:
-    """Every flag of a program, by its name on the command line."""
+    """Returns the names of all flags of a program, as on the command line."""
     return [name for name, _ in kinds(flags_type)]
 
 
 def flatten(flags: Any) -> dict[str, Any]:
-    """Every flag by its name on the command line, without the groups."""
+    """Returns the value of every flag by its name on the command line, without groups."""
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)

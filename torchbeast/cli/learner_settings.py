@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of a learner program, handed to the parts of its run: each gets its own."""
+"""Converts a learner program's flags to the Configs of the parts of its run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchbeast.reporting.diagnosis import Collection
 def run_settings(
     flags: LearnerFlags, env_id: str, collection: Collection, reproducible: bool = False
 ) -> RunSettings:
-    """Of a run in this environment."""
+    """Returns the settings of a run in this environment."""
     learner = learner_config(flags, env_id, reproducible)
     decided = {"reward_clipping": learner.algorithm.reward_clipping}
     return RunSettings(
@@ -32,7 +32,7 @@ def run_settings(
 
 
 def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
-    """Of what learns in this environment."""
+    """Returns the settings of a learner for this environment."""
     learning, optimiser = flags.learning, flags.optimiser
     algorithm = ImpalaConfig(
         discounting=learning.discounting,
@@ -61,6 +61,6 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
 
 
 def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
-    """Plays with the checkpoint of the run; the exit code."""
+    """Evaluates the checkpoint of the run; returns the exit code."""
     film = flags.command.mode == "test_render"
     return test(flags.run.folder, flags.evaluation, asked, seed=flags.run.seed, film=film)

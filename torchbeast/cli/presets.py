@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that belong together, by name: `--preset NAME` makes them the defaults.
+"""Presets: named settings that `--preset NAME` makes the defaults.
 
-docs/results/ says what was seen of each of them. A flag on the command line wins over its preset.
+docs/results/ has their results. A flag on the command line overrides its preset.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from torchbeast.errors import UsageError
 
 
 class Preset(NamedTuple):
-    """Settings of one task."""
+    """The settings of one task."""
 
     sentence: str
     flags: Mapping[str, Any]
-    """By their names on the command line; a program leaves out those that it does not have."""
+    """By name on the command line; a program ignores those that it does not have."""
 
 
 _TOY = {"num_actors": 16, "unroll_length": 20, "batch_size": 8, "entropy_cost": 0.01}
@@ -58,7 +58,7 @@ PRESETS: dict[str, Preset] = {
             **_TOY,
             "env": "Memory",
             "use_lstm": True,
-            # With 0.003 and 0.99 a third of the runs forgot for a while what they had learnt.
+            # With 0.003 and 0.99 a third of the runs temporarily forgot what they had learnt.
             "learning_rate": 0.001,
             "discounting": 0.9,
             "total_steps": 30_000,
@@ -128,7 +128,8 @@ PRESETS: dict[str, Preset] = {
         {
             **_ATARI,
             "model": "deep",
-            # The paper's 0.01 is inside of TensorFlow's root: small gradients are divided by 0.1.
+            # The paper's 0.01 is inside TensorFlow's root, so that small gradients are divided by
+            # 0.1.
             "epsilon": 0.1,
             # TensorFlow's average starts at 1 and needs about 500 updates to forget it.
             "warmup_steps": 320_000,
@@ -139,9 +140,9 @@ PRESETS: dict[str, Preset] = {
 
 
 def settings(flags_type: type, args: Sequence[str]) -> Mapping[str, Any]:
-    """The flags of the preset that `args` names, by their names on the command line.
+    """Returns the flags of the preset that `args` names, by name on the command line.
 
-    `--preset help` prints the presets and exits. Programs that learn nothing have no presets.
+    `--preset help` prints the presets and exits. Only programs that learn have presets.
     """
     name = given(args, "--preset") if issubclass(flags_type, LearnerFlags) else None
     if name is None:
@@ -153,21 +154,21 @@ def settings(flags_type: type, args: Sequence[str]) -> Mapping[str, Any]:
 
 
 def find(name: str) -> Preset:
-    """The preset of that name."""
+    """Returns the preset of that name; raises UsageError if there is none."""
     if name not in PRESETS:
         known = ", ".join(PRESETS)
-        raise UsageError(f"no preset is called {name!r}: use {known}, or help for a list")
+        raise UsageError(f"there is no preset {name!r}: use {known}, or help for a list")
     return PRESETS[name]
 
 
 def listing() -> str:
-    """Every preset with its sentence and settings."""
+    """Describes every preset with its settings."""
     return "\n".join(
         f"{name}\n  {preset.sentence}\n  {_words(preset)}" for name, preset in PRESETS.items()
     )
 
 
 def _words(preset: Preset) -> str:
-    """The settings as they are written on a command line."""
+    """Returns the settings as they are written on a command line."""
     pairs = preset.flags.items()
     return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in pairs)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that a command line leaves to an earlier run: `--xpid NAME` alone resumes that run as it
-was, and `--mode test` alone plays with the latest one.
+"""Settings from an earlier run that the command line refers to.
 
-A flag on the command line, or of a preset that it names, wins over what the run has recorded.
+`--xpid NAME` alone resumes that run with its recorded settings, and `--mode test` alone evaluates
+the latest run. Flags on the command line, or of its preset, override recorded settings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SERVERS_DECIDE = ("env", "observation_keys", "num_actors")  # for a learner alo
 
 
 def settings(flags_type: type, args: Sequence[str]) -> dict[str, Any]:
-    """What an earlier run decides of the command line `args`, by the names of the flags."""
+    """Returns the settings that an earlier run determines for `args`, by the names of flags."""
     if not issubclass(flags_type, LearnerFlags):
         return {}
     xpid, folder = given(args, "--xpid"), _savedir(args)
@@ -36,7 +36,7 @@ def settings(flags_type: type, args: Sequence[str]) -> dict[str, Any]:
 
 
 def given(args: Sequence[str], flag: str) -> str | None:
-    """The value of a flag in a command line; the last counts, as with all flags."""
+    """Returns the value of a flag in a command line; the last one counts."""
     value = None
     for word, following in pairwise([*args, ""]):
         if word == flag and following and not following.startswith("--"):
@@ -51,7 +51,7 @@ def _savedir(args: Sequence[str]) -> Path:
 
 
 def _latest(savedir: Path) -> str:
-    """The name of the run that began last; says which it is."""
+    """Returns the name of the run that started last, and prints it."""
     latest = savedir / "latest"
     if not latest.is_symlink() or not latest.exists():
         raise UsageError(
@@ -63,8 +63,10 @@ def _latest(savedir: Path) -> str:
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
-    """The flags in the checkpoint; in meta.json where a run that has learnt something was killed
-    before its first one. Nothing where no run is.
+    """Returns the flags recorded in the checkpoint, or {} if there is no such run.
+
+    If a run was killed after it learnt but before its first checkpoint, they are those in
+    meta.json.
     """
     path = folder / "model.tar"
     if path.exists():
@@ -82,7 +84,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _usable(flags_type: type, recorded: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The flags that this program has and takes over, with a value that it knows."""
+    """Yields the recorded flags that this program has and restores, with valid values."""
     left_out = [*OF_ONE_COMMAND, *(_SERVERS_DECIDE if flags_type is PolyBeastLearnerFlags else ())]
     for name, kind in kinds(flags_type):
         if name in recorded and name not in left_out:
@@ -92,7 +94,7 @@ def _usable(flags_type: type, recorded: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
-    """Name and type of every flag."""
+    """Yields name and type of every flag."""
     hints = typing.get_type_hints(flags_type)
     for field in dataclasses.fields(flags_type):
         if dataclasses.is_dataclass(hints[field.name]):
@@ -102,7 +104,7 @@ def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
 
 
 def _is_of(kind: Any, value: Any) -> bool:
-    """Whether a flag of this type may have the value."""
+    """Returns whether the value is valid for a flag of this type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return any(_is_of(argument, value) for argument in arguments)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of settings. Each raises ValueError with the field's name, what it must be and what came.
+"""Checks of settings; each raises ValueError with the field's name, its range and its value.
 
-Values of None are settings that were left open, and pass.
+A value of None is a setting without a value, and passes.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ from collections.abc import Sequence
 
 
 def require(holds: bool, sentence: str) -> None:
-    """ValueError with this sentence unless the condition holds."""
+    """Raises ValueError with this sentence unless the condition holds."""
     if not holds:
         raise ValueError(sentence)
 
 
 def at_least(minimum: float, **values: float | None) -> None:
-    """Every value is `minimum` or more."""
+    """Raises ValueError unless every value is `minimum` or more."""
     for name, value in values.items():
         holds = value is None or value >= minimum
         require(holds, f"{name} must be at least {minimum}, got {value}")
 
 
 def above(limit: float, **values: float | None) -> None:
-    """Every value is greater than `limit`."""
+    """Raises ValueError unless every value is greater than `limit`."""
     for name, value in values.items():
         holds = value is None or value > limit
         require(holds, f"{name} must be greater than {limit}, got {value}")
 
 
 def between(low: float, high: float, **values: float | None) -> None:
-    """Every value lies in [low, high]."""
+    """Raises ValueError unless every value is in [low, high]."""
     for name, value in values.items():
         holds = value is None or low <= value <= high
         require(holds, f"{name} must be between {low} and {high}, got {value}")

@@ -14,31 +14,31 @@ DEFAULT_ENV = "PongNoFrameskip-v4"
 
 @dataclass(frozen=True, kw_only=True)
 class _EnvName:
-    """The name comes before the options of what it names."""
+    """The name of the environment, a class of its own so that it comes before the options."""
 
     env: str | None = None
     """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own.
-    Default: PongNoFrameskip-v4; with --mode test that of the run. --mode test in another one needs
-    the same observations and actions."""
+    Default: PongNoFrameskip-v4; with --mode test that of the run. An evaluation in another
+    environment needs the same observations and actions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvConfig(EnvOptions, _EnvName):
-    """What is played."""
+    """The environment."""
 
     @property
     def env_id(self) -> str:
-        """What is trained on."""
+        """The environment to train on."""
         return DEFAULT_ENV if self.env is None else self.env
 
     @property
     def spec(self) -> EnvSpec:
-        """What is trained on, and how it is made."""
+        """The environment to train on, with its options."""
         return EnvSpec(self.env_id, options=self._options)
 
     @property
     def asked(self) -> EnvSpec:
-        """What --mode test is told; the name is empty where that of the run is meant."""
+        """The environment to evaluate in; an empty name stands for that of the run."""
         return EnvSpec(self.env or "", options=self._options)
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of environments: which one, and how it is made, the same in every process."""
+"""Options of environments, the same in every process of a run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torchbeast.core.checks import at_least, require
 
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
-    """Options of `envs.make` that must be the same wherever a run makes its environments.
+    """Options of `envs.make` that must be the same in every process of a run.
 
     They go to other processes as `as_json()`, and into checkpoints as the flags of these names.
     """
 
     observation_keys: tuple[str, ...] = ()
     """Leaves of a dict observation that the network sees, such as --observation_keys blstats
-    inventory/glyphs; others are dropped where the environment runs. Default: all; with
+    inventory/glyphs; the others are dropped where the environment runs. Default: all; with
     --mode test those of the run."""
     sticky_actions: float | None = None
-    """Atari: chance, at each emulated frame, that a game does the action before again. Default:
-    what the id promises, 0.25 for ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with --mode
-    test that of the run."""
+    """Atari: probability, at each emulated frame, of repeating the previous action. Default: that
+    of the id, 0.25 for ALE/Pong-v5 and Pong-v0, 0 for PongNoFrameskip-v4; with --mode test that
+    of the run."""
     frame_skip: int | None = None
-    """Atari: emulated frames for each action. Default: 4; with --mode test that of the run."""
+    """Atari: emulated frames per action. Default: 4; with --mode test that of the run."""
     full_action_space: bool = False
-    """Atari: all 18 actions of the console in every game, not only those that it uses."""
+    """Atari: offer all 18 actions of the console instead of only those that the game uses."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
@@ -41,20 +41,20 @@ class EnvOptions:
 
     @staticmethod
     def of(values: Mapping[str, Any]) -> EnvOptions:
-        """The options among these values; what is missing has its default."""
+        """Returns the options among these values; missing ones have their defaults."""
         names = {field.name for field in dataclasses.fields(EnvOptions)}
         return EnvOptions(**{name: value for name, value in values.items() if name in names})
 
     def or_else(self, others: EnvOptions) -> EnvOptions:
-        """These options, and the others' where these have their defaults."""
+        """Returns these options, with the others' in place of defaults."""
         return dataclasses.replace(others, **self._chosen())
 
     def of_atari(self) -> list[str]:
-        """The names of those that were chosen and only Atari games have."""
+        """Returns the names of options that are set and apply to Atari games only."""
         return [name for name in self._chosen() if name != "observation_keys"]
 
     def _chosen(self) -> dict[str, Any]:
-        """Those that have not their defaults."""
+        """Returns the options that differ from their defaults."""
         return {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
@@ -62,7 +62,7 @@ class EnvOptions:
         }
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values, from which `of` makes the same again."""
+        """Returns plain values, from which `of` restores the options."""
         return dataclasses.asdict(self)
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plays whole episodes to measure an agent; video."""
+"""Evaluation: playing whole episodes to measure an agent, and videos of them."""

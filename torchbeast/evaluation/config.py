@@ -10,15 +10,15 @@ from torchbeast.core.checks import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How whole episodes are played with the checkpoint of a run."""
+    """Evaluation of the checkpoint of a run."""
 
     num_episodes: int = 10
-    """Whole episodes that --mode test plays."""
+    """Number of whole episodes that --mode test plays."""
     sampled: bool = False
-    """--mode test plays with actions sampled as in training, not with the most likely ones."""
+    """Use sampled actions in --mode test, as in training, instead of the most likely ones."""
     random_start: int | None = None
-    """--mode test begins each episode with 0 to this many random actions: the most likely ones
-    play a deterministic game the same way every time. Default: 30 in Atari games, else 0."""
+    """Start each episode of --mode test with 0 to this many random actions, because the most likely
+    actions repeat a deterministic game. Default: 30 in Atari games, else 0."""
 
     def __post_init__(self) -> None:
         at_least(1, num_episodes=self.num_episodes)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays whole episodes with a checkpoint and reports their returns.
 
-The environment runs in this process. Each of E environments plays its own share of the episodes:
-counting the first N that end anywhere would favour short ones.
+The environments run in this process. Each of them plays its own share of the episodes: counting the
+first N that end in any environment would favour short ones.
 
-The most likely actions in a deterministic game make one game again and again: games of Pong that
-begin after another number of frames are alike from the first ball on. So an evaluation counts the
-distinct episodes, and may begin each with random actions.
+Greedy actions repeat the same game in a deterministic environment: games of Pong that start a few
+frames later are the same from the first ball on. An evaluation therefore counts the distinct
+episodes, and may start each with random actions.
 """
 
 from __future__ import annotations
@@ -28,26 +28,27 @@ from torchbeast.core.nest_py import Nest, flatten, map_leaves2
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8
-COMPARED_STEPS = 100  # at the end of episodes, by which two are the same
+COMPARED_STEPS = 100  # last steps of episodes, by which they are compared
 
 
 class Episodes(NamedTuple):
-    """Whole games, in the order in which they ended."""
+    """Whole episodes, in the order in which they ended."""
 
     returns: list[float]
-    lengths: list[int]  # steps
-    endings: list[int]  # of the last COMPARED_STEPS steps: equal where all of them are
+    lengths: list[int]  # env steps
+    endings: list[int]  # hashes of the last COMPARED_STEPS steps
 
     @property
     def distinct(self) -> int:
-        """How many differ in their return or their last steps. Those that end alike are one game,
-        though one of them may have begun a few frames later.
+        """The number of episodes that differ in their return or in their last steps.
+
+        Episodes that only start a few frames later than others are not distinct.
         """
         return len(set(zip(self.returns, self.endings, strict=True)))
 
 
 class RandomStarts:
-    """Begins each episode with random actions: 0 to `most` of them, drawn anew for each."""
+    """Starts each episode with random actions, a random number of them from 0 to `most`."""
 
     def __init__(self, env: VecEnv, most: int, seed: int) -> None:
         self._env, self._most = env, most
@@ -58,7 +59,7 @@ class RandomStarts:
         return self._rng.integers(0, self._most + 1, self._env.num_envs)
 
     def replace(self, action: Nest[Tensor]) -> Nest[Tensor]:
-        """The actions [1, E, ...], random ones where an episode has not had all of its own."""
+        """Returns actions [1, E, ...], with random ones where an episode has just started."""
         starting = self._left > 0
         if not starting.any():
             return action
@@ -70,7 +71,7 @@ class RandomStarts:
         return replaced
 
     def count(self, episode_end: np.ndarray) -> None:
-        """Draws anew where an episode has ended, [E]."""
+        """Draws a new number of random actions where an episode ended; episode_end: bool [E]."""
         self._left = np.where(episode_end, self._draw(), self._left)
 
 
@@ -80,7 +81,7 @@ def _mixed(starting: np.ndarray, action: Tensor, drawn: np.ndarray) -> Tensor:
 
 
 class Endings:
-    """The last steps of the episodes that are being played, as checksums."""
+    """Checksums of the last steps of the running episodes."""
 
     def __init__(self, num_envs: int) -> None:
         self._steps: list[collections.deque[int]] = [
@@ -88,23 +89,23 @@ class Endings:
         ]
 
     def add(self, observation: Any, action: Nest[Tensor], reward: np.ndarray) -> None:
-        """One step: what was seen (leaves `[E, ...]`), what was done `[1, E, ...]`, its reward."""
+        """Adds a step: observation [E, ...], action [1, E, ...] and reward [E]."""
         leaves = [*flatten(observation), *(leaf[0].numpy() for leaf in flatten(action)), reward]
         for index, steps in enumerate(self._steps):
             steps.append(zlib.crc32(b"".join(leaf[index].tobytes() for leaf in leaves)))
 
     def take(self, index: int) -> int:
-        """The ending of environment `index`'s episode, which is forgotten."""
+        """Returns and clears the checksum of environment `index`'s episode."""
         ending = hash(tuple(self._steps[index]))
         self._steps[index].clear()
         return ending
 
 
 class Watcher(Protocol):
-    """Sees every observation of an evaluation, such as a video writer."""
+    """A callback that receives every observation of an evaluation, such as a video writer."""
 
     def __call__(self, observation: Any) -> None:
-        """observation: nest of arrays `[E, ...]`."""
+        """Receives an observation, a nest of arrays [E, ...]."""
 
 
 def play(
@@ -116,10 +117,10 @@ def play(
     greedy: bool = True,
     random_start: int = 0,
 ) -> Episodes:
-    """Plays `num_episodes` whole games, `env.num_envs` of them at a time.
+    """Plays `num_episodes` whole episodes, `env.num_envs` of them at a time.
 
-    greedy: the policy's most likely actions; else samples, from torch's generator.
-    random_start: each game begins with 0 to this many random actions.
+    greedy: take the most likely actions; else sample them with torch's generator.
+    random_start: start each episode with 0 to this many random actions.
     """
     left = np.array([len(share) for share in np.array_split(range(num_episodes), env.num_envs)])
     played = Episodes([], [], [])
@@ -145,13 +146,13 @@ def play(
 
 
 def _indices(mask: np.ndarray) -> list[int]:
-    """Where it holds."""
+    """Returns the indices where the mask is true."""
     found: list[int] = np.flatnonzero(mask).tolist()
     return found
 
 
 def report(episodes: Episodes) -> str:
-    """The returns, their mean, median and spread, the lengths, and how many differ, in words."""
+    """Describes returns, lengths and the number of distinct episodes in words."""
     returns, lengths, _ = episodes
     spread = statistics.stdev(returns) if len(returns) > 1 else 0.0
     each = ", ".join(f"{value:g}" for value in returns)

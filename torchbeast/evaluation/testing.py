@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--mode test` and `test_render` of every program: plays with the checkpoint of a run.
+"""`--mode test` and `test_render` of every program: evaluates the checkpoint of a run.
 
-Checkpoints of the original TorchBeast are played too.
+Checkpoints of the original TorchBeast can be evaluated too.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.reward_clipping import UNKNOWN
 
-_ATARI_RANDOM_START = 30  # the literature's number of no-ops
-_THAT_OF_THE_RUN = EnvSpec("")
+_ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
+_ENV_OF_THE_RUN = EnvSpec("")
 
 
 def test(
     folder: Path,
     config: EvaluationConfig,
-    asked: EnvSpec = _THAT_OF_THE_RUN,
+    asked: EnvSpec = _ENV_OF_THE_RUN,
     *,
     seed: int | None = None,
     film: bool = False,
 ) -> int:
-    """Plays whole episodes and prints their returns; the exit code.
+    """Plays whole episodes, prints their returns, and returns the exit code.
 
-    folder: of the run whose checkpoint plays.
-    asked: what to play; what it leaves open, the name included, is as the run was trained.
-    film: also writes a video into the folder.
+    folder: the folder of the run whose checkpoint is evaluated.
+    asked: the environment; its name and options default to those of training.
+    film: also write a video into the folder.
     """
     path = folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
@@ -68,7 +68,7 @@ def test(
 
 
 def _random_start(env: VecEnv, config: EvaluationConfig) -> int:
-    """What is asked for, else enough to tell games of Atari apart, which are deterministic."""
+    """Returns the number asked for; by default 30 in Atari games, which are deterministic."""
     if config.random_start is not None:
         return config.random_start
     return _ATARI_RANDOM_START if is_atari(env.env_id) else 0
@@ -109,8 +109,9 @@ def _play(
 
 
 def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
-    """What is asked for, and as in training where that leaves it open. Keyword arguments of one
-    environment are not those of another.
+    """Returns the environment asked for, with the name and options of training as defaults.
+
+    Keyword arguments of the training environment are not used for another one.
     """
     options = asked.options.or_else(trained_on.options)
     if asked.name not in ("", trained_on.name):
@@ -122,14 +123,14 @@ def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
 def _environment(spec: EnvSpec, num_envs: int, film: bool) -> VecEnv:
     if spec.name in ("", UNKNOWN):
         raise UsageError(
-            "the checkpoint does not say which environment it was trained on: give --env"
+            "the checkpoint does not name the environment it was trained on: give --env"
         )
     return make_environment(spec, num_envs, film)
 
 
 @contextmanager
 def _fitting(trained_on: str, played: str) -> Iterator[None]:
-    """In another environment than it was trained in, a model that does not fit is no wonder."""
+    """Explains a mismatch between a model and another environment than that of training."""
     try:
         yield
     except UsageError as error:
@@ -137,7 +138,7 @@ def _fitting(trained_on: str, played: str) -> Iterator[None]:
             raise
         raise UsageError(
             f"a model that was trained on {trained_on} cannot play {played}, whose "
-            f"observations or actions are others ({error}): leave out --env"
+            f"observations or actions differ ({error}): leave out --env"
         ) from error
 
 

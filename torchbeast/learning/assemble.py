@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts a learner together: device, dtype, threads, network, algorithm, weights, in this order.
+"""Assembles a learner: device, dtype, threads, network, algorithm and weights, in this order.
 
-The programs, bench and benchmarks/ all learn with what is made here.
+The programs, bench and benchmarks/ all use it.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from torchbeast.sources.config import RolloutConfig
 
 Weights = TypeVar("Weights", bound=Publisher)
 MakeAgent = Callable[[str, bool], Agent]
-"""Called with the name of a network, and whether it reads leaves by their values."""
+"""Makes an agent from the name of a network and whether it uses the bounds of spaces."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
-    """What a learner is made of."""
+    """The settings of a learner."""
 
-    model: str  # its name; "auto" where the environment decides
+    model: str  # name of the network; "auto": chosen by the observation space
     algorithm: ImpalaConfig
     step: StepConfig
     total_steps: int
     rollouts: RolloutConfig
     hardware: HardwareConfig
-    reproducible: bool = False  # the same on every machine, see hardware.choose
+    reproducible: bool = False  # same results on every machine, see hardware.choose
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assembled(Generic[Weights]):
-    """A learner, ready to learn."""
+    """An assembled learner."""
 
     compute: Compute
     agent: Agent
@@ -68,12 +68,12 @@ def assemble(
     earlier: EarlierRun | None = None,
     say: Callable[[Compute, Agent], None] | None = None,
 ) -> Assembled[Weights]:
-    """A learner on this machine, as far as the earlier run was where one is resumed.
+    """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
-    say: called once the network is on its device, before it is compiled or learns.
+    say: called when the network is on its device, before it is compiled or learns.
 
-    Sets torch's threads, which the start of the weights depends on too: call it before other
-    threads use torch.
+    Sets torch's number of threads, on which initial weights depend too: call it before other
+    threads use torch. Raises UsageError when the earlier run had another network.
     """
     earlier = EarlierRun() if earlier is None else earlier
     compute = choose(config.hardware, config.reproducible)
@@ -89,7 +89,7 @@ def assemble(
     if say is not None:
         say(compute, agent)
     if config.hardware.compile:
-        agent.model.compile()  # copies of it, which act, stay as they are
+        agent.model.compile()  # copies of it, which act, are not compiled
     step = _optimiser_step(config, compute, agent)
     earlier.restore(step)
     weights = make_weights(agent.model, step.version)
@@ -97,7 +97,7 @@ def assemble(
 
 
 def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[PublishedWeights]:
-    """A new learner whose weights are read by threads of this process."""
+    """Assembles a new learner whose weights are read by threads of this process."""
     return assemble(config, make_agent, PublishedWeights)
 
 
@@ -116,7 +116,7 @@ def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> Op
 
 
 def _check_extras(agent: Agent, needs: Sequence[str]) -> None:
-    """UsageError when the model does not give what the algorithm needs of acting."""
+    """Raises UsageError when the model lacks extras that the algorithm needs."""
     try:
         specs_of_extras(agent.model, needs)
     except ValueError as error:

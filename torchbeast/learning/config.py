@@ -11,29 +11,32 @@ from torchbeast.core.choices import Precision
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """How the learner uses this machine."""
+    """The learner's use of this machine."""
 
     num_learner_threads: int | None = None
-    """Threads that prepare and learn batches, one update at a time; also --num_threads.
-    Default: 2 with a GPU (one copies while one learns), else 1."""
+    """Threads that prepare batches and learn from them, one update at a time; also --num_threads.
+    Default: 2 with a GPU (one copies while the other learns), else 1."""
     torch_threads: int | None = None
-    """Threads that an update computes with on the CPU: each learns slices of the batch, which are
-    added up in no certain order. Default: the cores this process may use; with --fixed_lag 1,
-    and more are inside of operations, because another number adds up in another order."""
+    """CPU threads of an update: each learns from slices of the batch, whose gradients are added in
+    no fixed order. Default: the cores this process may use; with --fixed_lag 1. With --fixed_lag
+    more threads run inside operations, and their number changes the order of sums."""
     precision: Precision = "auto"
-    """What features are computed in; everything else is float32. auto: bfloat16 where the hardware
-    multiplies it (AMX, AVX512-BF16, tensor cores), else float32; with --fixed_lag float32."""
+    """Floating-point type of features; everything else is float32. auto: bfloat16 where the
+    hardware supports it (AMX, AVX512-BF16, tensor cores), else float32; with --fixed_lag float32.
+    """
     megabytes_at_once: float | None = None
-    """Observations (MB) whose gradients are computed at once; 0: all. Less fits the cache, more
-    has less overhead; what is learnt is the same. Default: 2.7 on the CPU, all on a GPU."""
+    """Size of a slice of the batch, in MB of observations; 0: the whole batch. Small slices fit the
+    cache, large ones have less overhead; the gradients are the same. Default: 2.7 on the CPU, the
+    whole batch on a GPU."""
     compile: bool = False
-    """Compile the network for learning with torch.compile: a minute and more at the start, and a
-    C++ compiler. It gained nothing on the CPU it was measured on."""
+    """Compile the network for learning with torch.compile. Needs a C++ compiler, and a minute or
+    more at the start. It gained nothing on the CPU it was measured on.
+    """
     disable_cuda: bool = False
-    """Use the CPU although there is a GPU."""
+    """Use the CPU even if there is a GPU."""
     write_profiler_trace: bool = False
-    """Write trace.json (chrome://tracing) of some updates to the run's folder, as one thread sees
-    them. Slows those updates."""
+    """Write a trace of some updates on one thread (trace.json, for chrome://tracing) to the run's
+    folder. Slows those updates."""
 
     def __post_init__(self) -> None:
         at_least(1, num_learner_threads=self.num_learner_threads)
@@ -43,10 +46,10 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When checkpoints are written."""
+    """Checkpoints."""
 
     disable_checkpoint: bool = False
-    """Write no model.tar: the run can be neither resumed nor tested."""
+    """Write no model.tar: the run can be neither resumed nor evaluated."""
     checkpoint_interval: float = 600.0
     """Seconds between checkpoints; one is also written at the end, on Ctrl-C and on SIGTERM."""
 

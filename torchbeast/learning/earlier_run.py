@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checkpoint of an earlier run of the same name decides of a run that resumes it."""
+"""The earlier run that is resumed, and the settings that its checkpoint determines."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from torchbeast.reporting.progress import Progress
 
 
 class EarlierRun:
-    """The run that is resumed; without a checkpoint every answer is a new run's."""
+    """The run that is resumed; without a checkpoint all answers are those of a new run."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """path: of the checkpoint, which need not exist."""
+        """Reads the checkpoint at `path`, which need not exist."""
         self._path = Path() if path is None else path
         self._saved = None if path is None or not path.exists() else checkpoints.load(path)
 
     @property
     def recorded(self) -> Mapping[str, Any] | None:
-        """The settings that it recorded; None without a checkpoint."""
+        """The recorded settings; None without a checkpoint."""
         return None if self._saved is None else self._saved["flags"]
 
     def seed(self, asked: int | None) -> int:
-        """What is asked for, else the recorded seed, else a random one."""
+        """Returns the seed asked for, else the recorded one, else a random one."""
         if asked is not None:
             return asked
         recorded = None if self.recorded is None else self.recorded.get("seed")
         return secrets.randbits(31) if recorded is None else int(recorded)
 
     def model_name(self, asked: str) -> str:
-        """What is asked for; the recorded network where that leaves it open, or is what was asked
-        for then.
+        """Returns the name of the network.
+
+        It is the recorded one if `asked` is "auto" or the same as in the earlier run, else `asked`.
         """
         if self._saved is None or asked not in ("auto", self._saved["flags"].get("model")):
             return asked
@@ -45,17 +46,15 @@ class EarlierRun:
 
     @property
     def reads_values(self) -> bool:
-        """Whether the network reads leaves by what their space says of the values."""
+        """Whether the network uses bounds and categories of the observation space."""
         return self._saved is None or checkpoints.reads_values(self._saved)
 
     def reward_input(self, learnt_from: RewardClipping) -> RewardClipping:
-        """As rewards are learnt from; in a run that is resumed as its weights know them."""
+        """Returns the clipping of the network's reward input; a resumed run keeps its own."""
         return learnt_from if self._saved is None else checkpoints.reward_input(self._saved)
 
     def check_same_model(self, now: str) -> None:
-        """UsageError for another network: weights of one may fit another that computes something
-        else.
-        """
+        """Raises UsageError for another network, even one with weights of the same shapes."""
         before = now if self._saved is None else checkpoints.model_name(self._saved)
         if now != before != "auto":
             raise UsageError(
@@ -64,7 +63,10 @@ class EarlierRun:
             )
 
     def check_same_environment(self, now: str, others_serve: bool) -> None:
-        """UsageError for another environment. others_serve: servers that run already decide it."""
+        """Raises UsageError for another environment.
+
+        others_serve: whether running servers decide the environment.
+        """
         before = None if self.recorded is None else self.recorded.get("env")
         if before is not None and before != now:
             raise UsageError(
@@ -74,12 +76,12 @@ class EarlierRun:
             )
 
     def restore(self, step: OptimiserStep[Any]) -> None:
-        """Puts what was learnt into `step`, and torch's generators as they were."""
+        """Restores `step` and torch's random generators from the checkpoint."""
         if self._saved is not None:
             checkpoints.resume(step, self._saved, self._path)
 
     def progress(self) -> Progress:
-        """How far it was."""
+        """Returns the progress of the earlier run; zero without a checkpoint."""
         progress = Progress()
         if self._saved is not None:
             progress.load_state_dict(self._saved["stats"])

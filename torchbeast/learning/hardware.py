@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the learner uses this machine: chosen from the hardware where its Config leaves it open."""
+"""Chooses device, precision, threads and slices of a learner from its Config and the hardware."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
-# cache each: half as much has more overhead, twice as much is slower with the deep network.
+# cache each: half of it has more overhead, twice as much is slower with the deep network.
 _CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compute:
-    """What was chosen."""
+    """The chosen device, precision and threads."""
 
     device: torch.device
     dtype: torch.dtype  # of features
-    threads: int  # of the learner on the CPU: cores that it may occupy
-    bytes_at_once: int | None  # of observations in one backward; None: all
-    is_whole: bool  # one thread at a time uses the network to learn
-    learner_threads: int  # that prepare and learn batches
+    threads: int  # number of CPU cores that the learner may use
+    bytes_at_once: int | None  # bytes of observations in a slice; None: the whole batch
+    is_whole: bool  # only one thread at a time may learn with the network
+    learner_threads: int  # threads that prepare batches and learn from them
 
     def __str__(self) -> str:
-        """One line for the start of a run."""
+        """Returns a line for the start of a run."""
         where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
         return f"Computing {where} in {self._numbers()}, {self._slices()}, with {threads}."
@@ -48,10 +48,10 @@ class Compute:
 
 
 def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
-    """What the Config says, else what suits the hardware.
+    """Chooses what the Config leaves open from the hardware.
 
-    reproducible: what is left open is the same on every machine, and sums do not depend on which
-        thread is first.
+    reproducible: choose the same on every machine, and only sums that do not depend on the order in
+        which threads finish.
     """
     use_cuda = torch.cuda.is_available() and not config.disable_cuda
     device = torch.device("cuda:0" if use_cuda else "cpu")
@@ -80,7 +80,7 @@ def share_cores(compute: Compute, batch_size: int, unroll_length: int, agent: Ag
 
 
 def precision(config: HardwareConfig, reproducible: bool) -> Precision:
-    """What features are computed in, on every device; "auto" where each decides for itself."""
+    """Returns the precision of features on all devices; "auto": each device chooses."""
     return "float32" if reproducible and config.precision == "auto" else config.precision
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the learner has learnt and how long it has waited."""
+"""Measures how long the learner has learnt and how long it has waited."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from contextlib import contextmanager
 
 
 class LearnerClock:
-    """Seconds since it was made: "learning" (an update is under way) and "waiting" (none is).
+    """Splits wall-clock time into "learning" (during an update) and "waiting" (between updates).
 
-    The two add up to the time on the wall, however many learner threads there are: updates are
-    done one at a time. An update that is still under way counts as far as it is. Read by any
-    thread.
+    The two add up to the time since the clock was made for any number of learner threads, because
+    updates run one at a time. A running update counts up to now. May be read by any thread.
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
@@ -22,11 +21,11 @@ class LearnerClock:
         self._lock = threading.Lock()
         self._began = now()
         self._learnt = 0.0
-        self._since: float | None = None  # of the update that is under way
+        self._since: float | None = None  # start of the running update
 
     @contextmanager
     def learning(self) -> Iterator[None]:
-        """Around one update; one thread at a time."""
+        """Measures an update; used by one thread at a time."""
         with self._lock:
             self._since = self._now()
         try:
@@ -36,7 +35,7 @@ class LearnerClock:
                 self._learnt, self._since = self._learning(self._now()), None
 
     def seconds(self) -> dict[str, float]:
-        """What was spent until now."""
+        """Returns the seconds spent until now, by stage."""
         with self._lock:
             now = self._now()
             learning = self._learning(now)

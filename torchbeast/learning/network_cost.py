@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a network costs, by leaf of the observation: said when a run begins.
+"""Measures the cost of a network by leaf of the observation, which a run prints at its start.
 
-A leaf that nobody needs may take most of the time, and only its name tells which.
+A leaf that is not needed may take most of the time.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.precision import computing_in
 
-_ROWS = 16  # that are acted on at once
+_ROWS = 16  # observations in the measured batch
 _TRIES = 3
-_NAMED = 3  # leaves that the sentence names
+_NAMED = 3  # leaves named in the sentence
 
 
 class Cost(NamedTuple):
-    """Of one leaf's torso, or of a whole network."""
+    """The cost of one leaf's torso, or of a whole network."""
 
     name: str
     kind: str
     parameters: int
-    microseconds: float  # a step, forward, of 16 at once, on one core or the GPU
+    microseconds: float  # per step of a forward pass of 16, on one core or the GPU
 
 
 def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
-    """The whole network first, then its leaves, the dearest first; none of a user's own network.
+    """Returns the cost of the whole network, then those of its leaves, the most expensive first.
 
-    space: as the policy sees it. Measured on the model's device, with its dtype.
+    space: the observation space as the policy sees it. Measured on the model's device, in its
+    dtype. A user's own network has no costs by leaf.
     """
     observation = map_leaves(lambda spec: _zeros(spec, model, 1, _ROWS), space)
     whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
@@ -48,7 +49,7 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
 
 
 def sentence(found: list[Cost]) -> str:
-    """The cost of a step in one line, with the leaves that matter."""
+    """Returns the cost of a step in one line, with the most expensive leaves."""
     whole, *leaves = found
     said = (
         f"Acting costs about {whole.microseconds:,.0f} us a step ({whole.parameters:,} parameters)"
@@ -64,7 +65,7 @@ def sentence(found: list[Cost]) -> str:
 
 
 def table(found: list[Cost]) -> str:
-    """Every leaf in a line."""
+    """Returns a line for the network and each leaf."""
     return "\n".join(
         f"{cost.name}: {cost.parameters:,} parameters, {cost.microseconds:,.1f} us a step"
         + (f", {cost.kind}" if cost.kind else "")
@@ -82,7 +83,7 @@ def _of_leaves(model: TorsoActorCritic, space: ObservationSpace) -> Iterator[Cos
 
 
 def _paths(space: ObservationSpace, path: str) -> Iterator[tuple[str, ArraySpec]]:
-    """Leaves with their names, in order: camera, pair.0."""
+    """Yields leaves with their names, in order: camera, pair.0."""
     if isinstance(space, ArraySpec):
         yield path, space
         return

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Of one command, not of a run.
+# Flags of one command, not of a run.
 OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
 
 
 def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """The settings of a run that is resumed which are others than before, a line for each. What
-    was not recorded, as in a run of another program, is left out, and so is the model, which
-    cannot change.
+    """Returns a line for each setting of a resumed run that differs from the recorded one.
+
+    Settings that were not recorded, as in a run of another program, are left out, and so is the
+    model, which cannot change.
     """
     return [
         f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
@@ -24,5 +25,5 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as both JSON and the command line give it."""
+    """Converts tuples to lists, so that values of the command line and JSON can be compared."""
     return list(value) if isinstance(value, tuple) else value

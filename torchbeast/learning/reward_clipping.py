@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `--reward_clipping auto` means, once it is known what is played.
+"""Resolves `--reward_clipping auto` by the environment.
 
-Games of Atari count in units of their own, from 1 in Pong to thousands, so their rewards are
-clipped. Elsewhere the size of a reward says something: clipped, Taxi's -10 for a forbidden action
-is the same as the -1 of every other step.
+Atari games have scores of very different sizes, from 1 in Pong to thousands, so their rewards are
+clipped. Elsewhere the size of a reward is meaningful: clipping makes Taxi's -10 for a forbidden
+action equal to the -1 of every other step.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Literal
 from torchbeast.core.losses import RewardClipping
 from torchbeast.envs.atari import is_atari
 
-UNKNOWN = "unknown"  # what servers of the original TorchBeast serve, which do not say
+UNKNOWN = "unknown"  # environment of servers of the original TorchBeast, which do not name it
 
 
 def resolved(clipping: RewardClipping | Literal["auto"], env_id: str) -> RewardClipping:
-    """What is asked for, or what "auto" means in this environment. The original's learner clips
-    unless told otherwise.
+    """Returns the clipping to use; "auto" is resolved by the environment.
+
+    With an unknown environment rewards are clipped, the default of the original's learner.
     """
     if clipping != "auto":
         return clipping
@@ -26,6 +27,6 @@ def resolved(clipping: RewardClipping | Literal["auto"], env_id: str) -> RewardC
 
 
 def sentence(clipping: str) -> str:
-    """What is done to rewards, for the start of a run."""
+    """Returns a sentence about the clipping, for the start of a run."""
     how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]
     return f"Learning from rewards {how} (--reward_clipping {clipping})."

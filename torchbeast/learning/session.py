@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of a program's run: signals, the run's folder, and the one error that is reported."""
+"""The session of a program's run: signals, the run's folder, and the error that is reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchbeast.reporting.run_folder import RunFolder
 
 
 class Session(NamedTuple):
-    """What the parts of a run share."""
+    """The supervisor and the folder of a run."""
 
     supervisor: Supervisor
     folder: RunFolder
@@ -22,9 +22,9 @@ class Session(NamedTuple):
 
 @contextmanager
 def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
-    """A run from its folder to its end; raises its first failure, as UsageError or RunError.
+    """Opens a run and ends it; raises the run's first failure as UsageError or RunError.
 
-    Whatever the body raises is a failure of the run like one of its threads.
+    An exception of the body is a failure of the run, like one of its threads.
 
     path: the run's folder. settings: every flag by its name, for meta.json.
     """
@@ -44,7 +44,7 @@ def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
 
 
 def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:
-    """Raises what failed first, if anything did."""
+    """Raises a failure as UsageError or RunError; a no-op without one."""
     if failure is None:
         return
     if isinstance(failure.error, UsageError):

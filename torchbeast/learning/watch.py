@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main thread's part of a run: show it, save now and then, notice that nothing moves."""
+"""The main thread of a run: displays it, saves periodically, and warns when it is stuck."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ Adviser = Callable[[Shares], Diagnosis | None]
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """What is watched, and how often it is saved."""
+    """Watches a run: its display, checkpoints and warnings."""
 
     training: Training
     source: Source
     saving: Saving
-    advise: Adviser  # what limits the run, by its time shares
+    advise: Adviser  # names the limit of the run from its time shares
     title: str
     total_steps: int
-    rollouts_at_once: int  # that the learner takes
+    rollouts_at_once: int  # rollouts in a batch
     save_every_s: float
 
     def until_the_end(self, supervisor: Supervisor) -> None:
-        """Returns when the supervisor ends the run."""
+        """Watches until the supervisor ends the run."""
         watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
         window, saved_at = Window(), time.monotonic()
         with Display(self.title) as display:
@@ -64,7 +64,7 @@ class Watch:
         display.show(self._shown(self.training.progress, status, away, shares, diagnosis))
 
     def _save_if_possible(self, display: Display) -> None:
-        """A full disk may have room again at the next time; the run need not end for it."""
+        """Saves; a failure is only a warning, since a full disk may have room again next time."""
         try:
             self.saving.save(self.training)
         except CheckpointNotWritten as error:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights on their way from the learner to the threads that act.
+"""Publication of weights from the learner to the threads that act.
 
     learner -- publish(model) -> one immutable snapshot -- refresh(replica) -> inference threads
 
-A snapshot is a copy that nobody writes again, so no reader sees weights of two versions. A thread
-loads the newest one into its own replica of the model between two batches.
+A snapshot is an immutable copy, so no reader sees weights of two versions. Each thread loads the
+newest one into its own replica of the model between two batches.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Weights after `version` updates."""
+    """An immutable copy of the weights after `version` updates."""
 
     version: int
     tensors: dict[str, Tensor]
-    written: torch.cuda.Event | None  # the GPU has made the copy; None: no GPU
+    written: torch.cuda.Event | None  # recorded after the copy on the GPU; None: on the CPU
 
 
 class Publisher(Protocol):
-    """Where the learner leaves its weights."""
+    """The destination of the learner's weights."""
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Makes the model's present weights the newest."""
+        """Publishes the model's current weights as this version."""
 
 
 class PublishedWeights:
-    """The newest snapshot. One thread publishes, any number read."""
+    """The newest snapshot. One thread publishes, any number of threads read."""
 
     def __init__(self, model: nn.Module, version: int = 0) -> None:
         self._snapshot = _snapshot(model, version)
@@ -44,12 +44,13 @@ class PublishedWeights:
         return self._snapshot.version
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Makes the model's present weights the newest snapshot."""
+        """Publishes the model's current weights as this version."""
         self._snapshot = _snapshot(model, version)  # replaced in one assignment
 
     def refresh(self, replica: nn.Module, version: int | None) -> int:
-        """Loads the newest snapshot when `replica` holds another version;
-        the version it then holds.
+        """Loads the newest snapshot unless `replica` already holds it; returns its version.
+
+        version: the version that `replica` holds; None: unknown.
         """
         snapshot = self._snapshot
         if snapshot.version != version:
@@ -68,7 +69,7 @@ def _snapshot(model: nn.Module, version: int) -> Snapshot:
 
 
 def _load(replica: nn.Module, snapshot: Snapshot) -> None:
-    """Streams differ: the reader's waits for the copy, whose memory is kept until it has read."""
+    """Loads a snapshot; the reader's CUDA stream waits for the copy and keeps its memory alive."""
     if snapshot.written is None:
         replica.load_state_dict(snapshot.tensors)
         return

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processor cores that a program has."""
+"""The number of processor cores available to a program."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def available_cores() -> int:
-    """The cores this process may run on, which a container or taskset may have made fewer."""
+    """Returns the number of cores this process may run on; containers and taskset limit it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

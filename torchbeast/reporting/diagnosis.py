@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run spends its time on, which stage limits it, and what to do about it.
+"""Diagnoses a run: where its time goes, which stage limits it, and what helps.
 
     actors    environment   stepping
               inference     choosing actions (MonoBeast), waiting for them (PolyBeast)
@@ -7,8 +7,8 @@
     learner   learning      in an update
               waiting       for a batch
 
-Actors that wait for room mean a slow learner; a learner that waits means slow actors, and then
-the larger share of their time names the stage.
+If actors wait for room, the learner is slow. If the learner waits, the actors are slow, and their
+largest share of time names the stage.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
 
 _WINDOW_S = 10.0
-_MINIMUM_S = 8.0  # a shorter time says little
-_LARGE_MODEL = 500_000  # parameters; below, an update is mostly overhead
-_MUCH = 0.25  # a share of waiting that is worth a remedy
-_BUSY = 0.5  # a learner with less to do is not the limit, even if actors wait
+_MINIMUM_S = 8.0  # shares over a shorter time are unreliable
+_LARGE_MODEL = 500_000  # parameters; updates of smaller models are mostly overhead
+_MUCH = 0.25  # share of waiting that is worth advice
+_BUSY = 0.5  # a learner with a smaller share of learning is not the limit
 
 Limit = Literal["learner", "room", "environment", "inference", "none"]
 
 
 class Reading(NamedTuple):
-    """What was spent since the start, by stage, at one moment."""
+    """The seconds spent in each stage since the start, at one moment."""
 
     time: float
     seconds: Mapping[str, float]
 
 
 class Shares(NamedTuple):
-    """Of the actors' time (the first three add up to 1) and of the learner's (the last two).
+    """Shares of the actors' time (the first three add up to 1) and of the learner's (the last two).
 
-    NaN where nothing is known.
+    NaN where unknown.
     """
 
     environment: float
@@ -62,7 +62,7 @@ UNKNOWN = Shares(*[math.nan] * 5)
 
 
 class Diagnosis(NamedTuple):
-    """Which stage limits the run, and one sentence that says so and what helps."""
+    """The stage that limits the run, and a sentence about it and what helps."""
 
     limit: Limit | Literal["lost"]  # lost: streams, see lost_streams
     sentence: str
@@ -70,17 +70,17 @@ class Diagnosis(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """How a program collects."""
+    """How a program collects rollouts."""
 
     program: str  # monobeast, polybeast, polybeast_learner
-    num_actors: int  # environments in all
-    processes: int | None  # of this run that step environments here; None: others' servers
+    num_actors: int  # number of environments
+    processes: int | None  # processes of this run that step environments; None: others' servers
     fixed_lag: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What advice depends on."""
+    """The facts that advice depends on."""
 
     collection: Collection
     cores: int
@@ -94,17 +94,17 @@ class Setup:
 
     @property
     def processes(self) -> int | None:
-        """Processes of this run that step environments here; None: others' servers."""
+        """Number of processes of this run that step environments; None: others' servers."""
         return self.collection.processes
 
     @property
     def has_free_cores(self) -> bool:
-        """Whether some core has no process of the run that steps environments."""
+        """Whether there are more cores than processes of this run that step environments."""
         return self.processes is not None and self.processes < self.cores
 
 
 def setup_of(collection: Collection, cores: int, has_gpu: bool, model_size: int) -> Setup:
-    """What advice depends on. `model_size`: parameters."""
+    """Returns the facts that advice depends on; model_size: number of parameters."""
     return Setup(
         collection=collection,
         cores=cores,
@@ -114,7 +114,7 @@ def setup_of(collection: Collection, cores: int, has_gpu: bool, model_size: int)
 
 
 def spent(now: Reading, before: Reading) -> dict[str, float]:
-    """Seconds of every stage between two readings."""
+    """Returns the seconds of every stage between two readings."""
     return {
         name: max(0.0, now.seconds.get(name, 0.0) - before.seconds.get(name, 0.0))
         for name in STAGES
@@ -122,24 +122,24 @@ def spent(now: Reading, before: Reading) -> dict[str, float]:
 
 
 def shares(now: Reading, before: Reading) -> Shares:
-    """Of the time between two readings."""
+    """Returns the shares of the time between two readings."""
     seconds = spent(now, before)
-    return Shares(**_parts(seconds, ACTOR_STAGES), **_parts(seconds, LEARNER_STAGES))
+    return Shares(**_fractions(seconds, ACTOR_STAGES), **_fractions(seconds, LEARNER_STAGES))
 
 
-def _parts(seconds: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+def _fractions(seconds: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
     total = sum(seconds[name] for name in names)
     return {name: seconds[name] / total if total > 0 else math.nan for name in names}
 
 
 class Window:
-    """Shares over the last ten seconds."""
+    """Computes shares over the last ten seconds."""
 
     def __init__(self) -> None:
         self._readings: collections.deque[Reading] = collections.deque()
 
     def add(self, now: Reading) -> Shares:
-        """The shares at this reading; unknown until a few seconds are seen."""
+        """Adds a reading and returns the shares; unknown for the first few seconds."""
         self._readings.append(now)
         while len(self._readings) > 2 and now.time - self._readings[1].time >= _WINDOW_S:
             self._readings.popleft()
@@ -148,7 +148,7 @@ class Window:
 
 
 def diagnose(shares: Shares, setup: Setup) -> Diagnosis | None:
-    """What limits the run; None while too little is known."""
+    """Names the limit of the run; None while the shares are unknown."""
     if any(map(math.isnan, shares)):
         return None
     limit = _limit(shares)
@@ -156,8 +156,9 @@ def diagnose(shares: Shares, setup: Setup) -> Diagnosis | None:
 
 
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
-    """Names the streams that are lost while `live` others play; None where there are none. More
-    servers are no remedy for that.
+    """Names the lost streams, while `live` others play; None if there are none.
+
+    It takes the place of the usual advice, because more servers would not help.
     """
     return Diagnosis("lost", describe_away(away, live)) if away else None
 
@@ -227,7 +228,7 @@ def _faster_environments(setup: Setup) -> str:
 
 
 def _more_processes(setup: Setup) -> str:
-    """The number of processes follows that of environments, unless it was given."""
+    """Advises more processes, by the flag that limits their number."""
     by_itself = "--num_servers" if setup.program == "polybeast" else "--num_processes"
     flag = "--num_actors" if setup.processes == setup.collection.num_actors else by_itself
     return f"raise {flag}; {setup.processes} of {setup.cores} cores step environments"
@@ -243,13 +244,15 @@ def _faster_inference(setup: Setup) -> str:
 
 
 def percent(share: float) -> str:
-    """62 %; a dash for NaN."""
+    """Formats a share as "62 %"; NaN as a dash."""
     return "-" if math.isnan(share) else f"{100 * share:.0f} %"
 
 
 def alive(status: Mapping[str, int]) -> tuple[str, int]:
-    """What collects, by its name, and how many of it live: streams of environment servers in
-    PolyBeast, actor processes in MonoBeast."""
+    """Returns the kind of collectors, and how many are alive.
+
+    They are streams of environment servers in PolyBeast, and actor processes in MonoBeast.
+    """
     for name in ("streams", "actors"):
         if (count := status.get(f"live_{name}")) is not None:
             return name, count

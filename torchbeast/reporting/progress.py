@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is."""
+"""The progress of a run, and its means over recent episodes."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-_RECENT = 100  # episodes in the mean return that is shown
+_RECENT = 100  # episodes in the displayed mean return
 
 
 @dataclass
 class Progress:
-    """How far a run is. Written under the training lock."""
+    """Steps, episodes and recent figures of a run. Written under the training lock."""
 
     step: int = 0
     episodes: int = 0
     loss: float = float("nan")
     mean_lag: float = float("nan")  # of the last batch
-    max_lag: float = float("nan")  # likewise
+    max_lag: float = float("nan")  # of the last batch
     returns: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=_RECENT)
     )
@@ -29,15 +29,15 @@ class Progress:
     )
 
     def mean_return(self) -> float:
-        """Of the last 100 episodes; NaN before the first has ended."""
+        """Returns the mean return of the last 100 episodes; NaN if none has ended."""
         return mean(self.returns)
 
     def mean_length(self) -> float:
-        """Likewise, in steps."""
+        """Returns the mean length of the last 100 episodes in env steps; NaN if none has ended."""
         return mean(self.lengths)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers."""
+        """Returns the progress as plain numbers."""
         return {
             "step": self.step,
             "episodes": self.episodes,
@@ -46,7 +46,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restores `state_dict`; what a checkpoint of another program lacks starts anew."""
+        """Restores `state_dict`; entries missing in a checkpoint start from zero."""
         self.step = state.get("step", 0)
         self.episodes = state.get("episodes", 0)
         self.returns.extend(state.get("returns", ()))
@@ -54,6 +54,6 @@ class Progress:
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean; NaN of no values. The learner thread may add some meanwhile."""
+    """Returns the mean, NaN of no values; copies them first: the learner thread may add some."""
     recent = list(values)
     return statistics.fmean(recent) if recent else float("nan")

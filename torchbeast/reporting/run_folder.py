@@ -34,10 +34,11 @@ class RunConfig:
     """A run's name, the place of its files, and its seed."""
 
     xpid: str = field(default_factory=_new_xpid)
-    """Name of the run. The name of an earlier run resumes it with the settings that it recorded;
-    flags that are given here win. Default: made from the time."""
+    """Name of the run. The name of an earlier run resumes that run with its recorded settings,
+    which flags on the command line override. Default: made from the time.
+    """
     savedir: str = "~/logs/torchbeast"
-    """The run's files lie in {savedir}/{xpid}."""
+    """Parent folder: the run's files are in {savedir}/{xpid}."""
     seed: int | None = None
     """Seed of the whole run: weights, actions, every environment.
     Default: random, recorded in meta.json."""
@@ -51,7 +52,7 @@ class RunConfig:
 
     @property
     def folder(self) -> Path:
-        """{savedir}/{xpid}"""
+        """The run's folder, {savedir}/{xpid}."""
         return Path(self.savedir).expanduser().absolute() / self.xpid
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings that every source has."""
+"""Settings common to all sources."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torchbeast.core.checks import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
-    """What one update learns from."""
+    """The batch of an update."""
 
     batch_size: int = 8
-    """Rollouts in one update."""
+    """Number of rollouts in one update."""
     unroll_length: int = 80
-    """Steps in one rollout. Longer: fewer, larger updates and older data."""
+    """Steps in one rollout. Longer rollouts give fewer, larger updates and older data."""
 
     def __post_init__(self) -> None:
         at_least(1, batch_size=self.batch_size, unroll_length=self.unroll_length)
@@ -23,10 +23,10 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorsConfig:
-    """Environments of a run that starts its own."""
+    """Environments of a run that starts them itself."""
 
     num_actors: int = 4
-    """Environments in all. Each costs memory; more make larger inference batches."""
+    """Number of environments in all. Each costs memory; more make larger inference batches."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actors=self.num_actors)

@@ -12,10 +12,10 @@ class ModelConfig:
 
     model: str = "auto"
     """deep (IMPALA ResNet), shallow (the original's AtariNet, 3x faster), shallow-norm (AtariNet
-    with standardised images and an orthogonal start: learns Pong in fewer steps), small (one
+    with standardised images and orthogonal initialisation: learns Pong in fewer steps), small (one
     convolution), mlp, my_module:MyNet; auto: deep for images, in MonoBeast shallow, as in the
     original programs; small for images below 36 pixels and maps of names, mlp for vectors.
-    docs/observations.md says what is an image."""
+    docs/observations.md defines images and maps."""
     use_lstm: bool = False
-    """Give the network a recurrent memory. Costs speed;
-    needed where one observation does not tell the state."""
+    """Give the network a recurrent memory (LSTM). Costs speed; needed where a single observation
+    does not determine the state."""

@@ -9,24 +9,26 @@ from torchbeast.core.checks import at_least, require
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.config import ActorsConfig
 
-MAX_FIXED_LAG = 509  # two more versions of the weights are what shared memory has places for
+MAX_FIXED_LAG = 509  # shared memory has room for two more versions of the weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessesConfig(ActorsConfig):
-    """Environments and the processes that act in them."""
+    """Environments, and the actor processes that step them and choose actions."""
 
     num_processes: int | None = None
-    """Actor processes that they are spread over, each with a copy of the network.
-    Default: one a core, at most one an environment; with --fixed_lag 2, else 1, on every
-    machine."""
+    """Number of actor processes, each with a copy of the network. Default: one per core, at most
+    one per environment; with --fixed_lag on every machine 2, or 1 if --num_actors is odd.
+    """
     num_buffers: int | None = None
-    """Rollouts of one environment that are written or wait for the learner, at least one for each
-    of --num_actors; more: older data (at most about --num_buffers / --batch_size updates old).
-    Default: two for each environment."""
+    """Number of rollouts of one environment that are being written or wait for the learner, at
+    least --num_actors. More buffers mean older data, at most about --num_buffers / --batch_size
+    updates old. Default: two per environment.
+    """
     fixed_lag: int | None = None
-    """Learn from rollouts that were acted with weights exactly this many updates old, in a fixed
-    order: the same curve on every machine. Costs speed. Default: whatever is ready."""
+    """Make the run reproducible: learn from rollouts collected with weights exactly this many
+    updates old, in a fixed order. Costs speed. Default: learn from whatever is ready.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +50,7 @@ class ProcessesConfig(ActorsConfig):
         )
 
     def processes(self) -> int:
-        """How many actor processes."""
+        """Returns the number of actor processes."""
         if self.num_processes is not None:
             return self.num_processes
         if self.fixed_lag is not None:
@@ -56,21 +58,24 @@ class ProcessesConfig(ActorsConfig):
         return min(self.num_actors, available_cores())
 
     def buffers(self) -> int:
-        """How many rollouts of one environment are written or wait."""
+        """Returns the number of rollouts of one environment that are written or wait."""
         return self.num_buffers or 2 * self.num_actors
 
     def slots_per_process(self) -> int:
-        """A slot holds a rollout of every environment of its process."""
+        """Returns the slots per process; a slot holds a rollout of each of its environments."""
         return self.buffers() // self.num_actors
 
     def batches_ahead(self, batch_size: int) -> int:
-        """What the slots leave of the buffers: batches that are full before a learner wants them,
-        so that a process with a single slot gets it back early.
+        """Returns the number of batches that can be filled ahead in the buffers beyond the slots.
+
+        With them a process with a single slot gets it back early.
         """
         return (self.buffers() - self.slots_per_process() * self.num_actors) // batch_size
 
     def check_fixed_lag(self, batch_size: int) -> None:
-        """ValueError unless whole rollouts of a process fill a batch, where the lag is fixed."""
+        """Raises ValueError if the lag is fixed and whole rollouts of processes cannot fill a
+        batch.
+        """
         if self.fixed_lag is None:
             return
         each, rest = divmod(self.num_actors, self.processes())

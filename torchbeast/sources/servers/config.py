@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of PolyBeast's source: its environment servers, and what lies behind them."""
+"""Settings of PolyBeast's source: environment servers, inference and the learner's queue."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from torchbeast.sources.config import ActorsConfig
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """What lies between the environment servers and the learner."""
+    """Inference, and the queue between the environment servers and the learner."""
 
     num_inference_threads: int | None = None
-    """Threads that choose actions, each with its own copy of the network.
-    Default: 2 with a GPU, else one for every four cores, at least one; one where the operations
-    of one use all cores (see --torch_threads)."""
+    """Number of threads that choose actions, each with its own copy of the network.
+    Default: 2 with a GPU, else one for every four cores, at least one; one if its operations use
+    all cores (see --torch_threads)."""
     max_learner_queue_size: int | None = None
-    """Rollouts that may wait for the learner; more: older data. Default: two batches."""
+    """Rollouts that may wait for the learner; more mean older data. Default: two batches.
+    """
 
     def __post_init__(self) -> None:
         at_least(1, num_inference_threads=self.num_inference_threads)
         at_least(1, max_learner_queue_size=self.max_learner_queue_size)
 
     def queue_size(self, batch_size: int) -> int:
-        """How many rollouts may wait; ValueError where they could never make a batch."""
+        """Returns how many rollouts may wait; raises ValueError if fewer than a batch."""
         size = self.max_learner_queue_size
         require(
             size is None or size >= batch_size,
@@ -38,11 +39,10 @@ class PipelineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig(ActorsConfig):
-    """Environments and the processes that serve them, of a program that starts its own."""
+    """Environments, and the server processes that the program starts for them."""
 
     num_servers: int | None = None
-    """Server processes that they are spread over.
-    Default: one a core, at most one an environment."""
+    """Number of server processes. Default: one per core, at most one per environment."""
     pipes_basename: str | None = None
     """Server i listens at {pipes_basename}.{i}, e.g. unix:/tmp/polybeast.
     Default: sockets in a folder of this run."""
@@ -57,20 +57,20 @@ class FleetConfig(ActorsConfig):
         )
 
     def servers(self) -> int:
-        """How many server processes."""
+        """Returns the number of server processes."""
         return self.num_servers or min(self.num_actors, available_cores())
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServedFleetConfig:
-    """The environment servers to learn from, which run already."""
+    """The running environment servers to learn from."""
 
     num_actors: int | None = None
-    """Environments to find: servers {pipes_basename}.0, .1, ... are asked until exactly this many
-    are found. Default: those of all servers there."""
+    """Number of environments: servers {pipes_basename}.0, .1, ... are asked until exactly this many
+    are found. Default: the environments of all servers found."""
     pipes_basename: str | None = None
-    """Where the servers listen. Default: the folder of this user where polybeast_env listens by
-    default."""
+    """Common part of the servers' addresses. Default: that of polybeast_env, in a folder of this
+    user."""
     connect_timeout: float = 20.0
     """Seconds to wait for each server to answer at the start."""
 
@@ -81,14 +81,14 @@ class ServedFleetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ServedEnvConfig:
-    """What is played: the environment servers decide."""
+    """The environment, which the servers decide."""
 
     env: str | None = None
-    """Refuse servers that serve another environment. Default: learn whatever they serve. With
-    --mode test, which needs no servers: play this one. Default: that of the run."""
+    """Refuse servers of another environment. Default: learn whatever they serve. With --mode test,
+    which needs no servers: the environment to play. Default: that of the run."""
     num_actions: int | None = None
-    """Size of the action set; needed only with servers of the original TorchBeast,
-    which do not describe themselves."""
+    """Number of actions; needed only with servers of the original TorchBeast, which do not describe
+    their environment."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actions=self.num_actions)
@@ -99,9 +99,9 @@ class ServersConfig:
     """Environment servers for a learner in another terminal or on another machine."""
 
     num_servers: int = 4
-    """Server processes. About one a core is best."""
+    """Number of server processes. About one per core is best."""
     num_actors: int | None = None
-    """Environments in all, spread over the servers. Default: one a server."""
+    """Number of environments of all servers together. Default: one per server."""
     pipes_basename: str | None = None
     """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
 
