@@ -22,9 +22,8 @@ class LinearDecay:
     def __init__(
         self, optimisers: Iterable[HasLearningRate], total_steps: int, warmup_steps: int = 0
     ) -> None:
-        groups = [group for optimiser in optimisers for group in optimiser.param_groups]
-        self._groups = groups
-        self._initial = [float(group["lr"]) for group in groups]
+        self._optimisers = list(optimisers)
+        self._initial = [float(group["lr"]) for group in self._groups()]
         self._total_steps = total_steps
         self._warmup_steps = warmup_steps
         self.set(0)
@@ -33,5 +32,9 @@ class LinearDecay:
         """Sets the learning rates of an update that begins after so many env steps."""
         remaining = max(0.0, 1.0 - env_steps / self._total_steps)
         warmth = min(1.0, env_steps / self._warmup_steps) if self._warmup_steps else 1.0
-        for group, initial in zip(self._groups, self._initial, strict=True):
+        for group, initial in zip(self._groups(), self._initial, strict=True):
             group["lr"] = initial * remaining * warmth
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Asked anew each time: loading a state gives an optimiser of torch.optim other groups."""
+        return [group for optimiser in self._optimisers for group in optimiser.param_groups]

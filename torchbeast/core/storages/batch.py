@@ -51,3 +51,8 @@ class Batch(Protocol):
 
     def split(self: Self, max_columns: int) -> Sequence[Self]:
         """The same columns, at most so many at a time, shared out evenly. Shares memory."""
+
+
+def even_bounds(size: int, parts: int) -> list[int]:
+    """Where `parts` parts of `size` begin, and `size`; no two differ by more than one."""
+    return [size * i // parts for i in range(parts + 1)]

@@ -25,6 +25,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.storages.batch import even_bounds
 
 _FLAT = ("reward", "done", "episode_step", "episode_return")
 _FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "stream", "rollout_index")
@@ -101,7 +102,7 @@ class Rollout:
         """The same rollouts, at most so many at a time, shared out evenly. Shares memory."""
         if max_columns >= self.batch_size:
             return [self]
-        bounds = _even_bounds(self.batch_size, -(-self.batch_size // max_columns))
+        bounds = even_bounds(self.batch_size, -(-self.batch_size // max_columns))
         finals = [0, *self.truncated[1:].sum(0).cumsum(0).tolist()]
         return [self._columns(start, end, finals) for start, end in pairwise(bounds)]
 
@@ -173,11 +174,6 @@ def _mapped(function: Callable[[Tensor], Tensor], parts: dict[str, Any]) -> dict
     return {
         name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
     }
-
-
-def _even_bounds(size: int, parts: int) -> list[int]:
-    """Where `parts` parts of `size` begin, and `size`; no two differ by more than one."""
-    return [size * i // parts for i in range(parts + 1)]
 
 
 def _mismatch(name: str, leaf: Tensor, expected: list[Any]) -> str:

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A toy off-policy algorithm, with numbers computed by hand: two optimisers, a target network, and
+transitions of a replay, on the step, counters and checkpoints that all algorithms share.
+
+Of a state s the actor chooses w s; the critic says u s + v a of an action a.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+import math
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from learners import impala
+from torch import Tensor, nn
+
+from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
+from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep, StepConfig
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.transition import Transitions
+
+DISCOUNT, TAU, ACTOR_RATE, CRITIC_RATE = 0.5, 0.25, 0.01, 0.1
+
+
+class LinearActor(Actor):
+    """Chooses w s."""
+
+    separable = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.w * observation
+
+    def choose(self, inputs: ModelInputs, state: Any, mode: Mode) -> Acted:
+        return Acted(self(inputs.observation), {}, state)
+
+    @property
+    def extra_specs(self) -> dict[str, ArraySpec]:
+        return {}
+
+
+class LinearCritic(nn.Module):
+    """Says u s + v a."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.u, self.v = nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, observation: Tensor, action: Tensor) -> Tensor:
+        return self.u * observation + self.v * action
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyConfig:
+    """Settings of the toy."""
+
+    momentum: float = 0.0
+    """Of both optimisers."""
+
+
+class Toy(Algorithm[Transitions]):
+    """A deterministic policy gradient with a target critic."""
+
+    Config = ToyConfig
+    actor_type = LinearActor
+    takes = Transitions
+    mode = "explore"
+    reduction = "mean"
+    separable = True
+    minimised_by: ClassVar = {"critic_loss": "critic", "actor_loss": "actor"}
+
+    def __init__(self, actor: Actor, config: ToyConfig) -> None:
+        super().__init__(actor, config)
+        self.critic = LinearCritic()
+        self.target = copy.deepcopy(self.critic)
+        self.models |= {"critic": self.critic, "target": self.target}
+        self.optimisers = {
+            "actor": torch.optim.SGD(actor.parameters(), ACTOR_RATE, config.momentum),
+            "critic": torch.optim.SGD(self.critic.parameters(), CRITIC_RATE, config.momentum),
+        }
+
+    def losses(self, minibatch: Transitions) -> Losses:
+        seen, following = minibatch.observation, minibatch.next_observation
+        with torch.no_grad():
+            after = self.target(following, self.actor(following))
+        targets = minibatch.reward + DISCOUNT * (1.0 - minibatch.terminated.float()) * after
+        values = self.critic(seen, minibatch.action)
+        terms = {
+            "actor_loss": -self.critic(seen, self.actor(seen)).mean(),
+            "critic_loss": 0.5 * (values - targets).square().mean(),
+        }
+        return Losses(terms, {"value": values.mean()})
+
+    def after_step(self) -> None:
+        assert not torch.is_grad_enabled()
+        for old, new in zip(self.target.parameters(), self.critic.parameters(), strict=True):
+            old.lerp_(new, TAU)
+
+
+def two_transitions(env_steps: int = 1) -> Transitions:
+    return Transitions(
+        observation=torch.tensor([1.0, 2.0]),
+        action=torch.tensor([1.0, -1.0]),
+        reward=torch.tensor([0.5, 1.0]),
+        terminated=torch.tensor([False, True]),
+        next_observation=torch.tensor([2.0, 1.0]),
+        env_steps=env_steps,
+    )
+
+
+def random_transitions(count: int = 6) -> Transitions:
+    return two_transitions().map(lambda leaf: torch.randn(count).to(leaf.dtype))
+
+
+def toy(momentum: float = 0.0, total_steps: int = 10, **settings: Any) -> Any:
+    algo = Toy(LinearActor(), ToyConfig(momentum=momentum))
+    return OptimiserStep(algo, StepConfig(), total_steps=total_steps, **settings)
+
+
+def numbers(module: Any) -> list[float]:
+    return [parameter.item() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize(
+    "slices", [{}, {"bytes_at_once": 1}, {"bytes_at_once": 1, "num_threads": 2}]
+)
+def test_each_optimiser_minimises_its_own_terms_in_its_own_network(slices: dict[str, int]) -> None:
+    """The second transition ended, so its target is its reward.
+
+    targets: 0.5 + 0.5 (2 + 2 * 0.5 * 2) = 2.5, and 1;  values: 1 + 2 = 3, and 2 - 2 = 0
+    du = mean(0.5 * 1, -1 * 2) = -0.75;  dv = mean(0.5 * 1, -1 * -1) = 0.75;  dw = -2 * 1.5 = -3
+    """
+    step = toy(**slices)
+    figures = step.update(two_transitions())
+    assert numbers(step.algo.actor) == pytest.approx([0.5 + 0.01 * 3])
+    assert numbers(step.algo.critic) == pytest.approx([1 + 0.1 * 0.75, 2 - 0.1 * 0.75])
+    assert numbers(step.algo.target) == pytest.approx([1 + 0.25 * 0.075, 2 - 0.25 * 0.075])
+    assert figures == pytest.approx(
+        {
+            "critic_loss": 0.5 * (0.25 + 1) / 2,
+            "actor_loss": -3.0,
+            "total_loss": 0.3125 - 3,
+            "value": 1.5,
+            "critic_grad_norm": math.hypot(0.75, 0.75),
+            "actor_grad_norm": 3.0,
+            "critic_learning_rate": CRITIC_RATE,
+            "actor_learning_rate": ACTOR_RATE,
+        }
+    )
+
+
+def test_each_optimisers_gradient_is_clipped_by_its_own_norm() -> None:
+    algo = Toy(LinearActor(), ToyConfig())
+    OptimiserStep(algo, StepConfig(grad_norm_clipping=1.5), total_steps=10).update(
+        two_transitions()
+    )
+    assert numbers(algo.actor) == pytest.approx([0.5 + 0.01 * 1.5])
+    assert numbers(algo.critic) == pytest.approx([1.075, 1.925])  # a norm of 1.06 is left alone
+
+
+def test_what_is_replayed_does_not_count_as_collected() -> None:
+    step = toy(total_steps=10)
+    for env_steps in (1, 0, 2):
+        rates = step.update(two_transitions(env_steps))
+    counters = step.counters
+    assert (counters.env_steps, counters.learnt_steps) == (3, 6)
+    assert (counters.optimiser_steps, counters.version) == (3, 3)
+    assert rates["critic_learning_rate"] == pytest.approx(CRITIC_RATE * (1 - 1 / 10))
+    assert step.update(two_transitions())["actor_learning_rate"] == pytest.approx(ACTOR_RATE * 0.7)
+
+
+def saved_and_loaded(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    loaded: dict[str, Any] = torch.load(file, weights_only=True)
+    return loaded
+
+
+def test_a_restored_checkpoint_makes_the_identical_next_step() -> None:
+    first, other = toy(momentum=0.9), toy(momentum=0.9)
+    for _ in range(2):
+        first.update(random_transitions())
+    other.load_state_dict(saved_and_loaded(first.state_dict()))
+    batch = random_transitions()
+    assert first.update(batch) == other.update(batch)
+    torch.testing.assert_close(other.state_dict(), first.state_dict(), rtol=0, atol=0)
+    assert other.counters == first.counters
+    assert numbers(other.algo.target) != numbers(other.algo.critic), "the target lags behind"
+
+
+def test_the_actor_is_under_the_key_of_all_checkpoints_and_the_rest_beside_it() -> None:
+    state = toy().state_dict()
+    assert list(state["model_state_dict"]) == ["w"]
+    assert state["optimizer_state_dict"] == {}
+    assert set(state["algorithm_state_dict"]["models"]) == {"critic", "target"}
+    assert set(state["algorithm_state_dict"]["optimisers"]) == {"actor", "critic"}
+
+
+@pytest.mark.parametrize(("missing", "kind"), [("target", "models"), ("critic", "optimisers")])
+def test_a_checkpoint_of_another_algorithm_is_refused_and_changes_nothing(
+    missing: str, kind: str
+) -> None:
+    step, other = toy(), toy()
+    step.update(two_transitions())
+    state = saved_and_loaded(step.state_dict())
+    del state["algorithm_state_dict"][kind][missing]
+    before = copy.deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=rf"another algorithm's.* the {kind} .*Toy has"):
+        other.load_state_dict(state)
+    del state["algorithm_state_dict"]
+    with pytest.raises(ValueError, match=r"the models none, and Toy has critic, target"):
+        other.load_state_dict(state)
+    torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_its_model_before_anything_moves() -> None:
+    step = toy()
+    step.algo.critic.v.register_hook(lambda gradient: gradient * math.inf)
+    before = copy.deepcopy(step.state_dict())
+    with pytest.raises(NonFiniteError, match=r"the gradient of critic\.v is not finite"):
+        step.update(two_transitions())
+    torch.testing.assert_close(step.state_dict(), before, rtol=0, atol=0)
+
+
+class Delayed(Toy):
+    """The actor learns from every second batch."""
+
+    batches = 0
+
+    def losses(self, minibatch: Transitions) -> Losses:
+        terms, metrics = super().losses(minibatch)
+        self.batches += 1
+        return Losses(
+            terms if self.batches % 2 == 0 else {"critic_loss": terms["critic_loss"]}, metrics
+        )
+
+
+def test_an_optimiser_without_a_term_does_not_move() -> None:
+    step = OptimiserStep(Delayed(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
+    assert step.update(two_transitions())["actor_grad_norm"] == 0
+    assert numbers(step.algo.actor) == [0.5]
+    step.update(two_transitions())
+    assert numbers(step.algo.actor) != [0.5]
+
+
+class Unassigned(Toy):
+    minimised_by: ClassVar = {"critic_loss": "critic"}
+
+
+class Unmoved(Toy):
+    def __init__(self, actor: Actor, config: ToyConfig) -> None:
+        super().__init__(actor, config)
+        self.optimisers = {}
+
+
+def test_a_term_that_no_optimiser_minimises_is_a_sentence() -> None:
+    step = OptimiserStep(Unassigned(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
+    with pytest.raises(ValueError, match="the term actor_loss to None: .* actor, critic"):
+        step.update(two_transitions())
+    with pytest.raises(ValueError, match="Unmoved has no optimiser"):
+        OptimiserStep(Unmoved(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
+
+
+def test_another_kind_of_network_is_a_sentence() -> None:
+    with pytest.raises(TypeError, match="Impala learns a network of type ActorCritic, got Linear"):
+        impala(LinearActor())
+    net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False)
+    with pytest.raises(TypeError, match="Toy learns a network of type LinearActor, got MLPNet"):
+        Toy(net, ToyConfig())
+
+
+def test_slices_of_transitions_are_the_transitions_and_collect_them_once() -> None:
+    batch = dataclasses.replace(random_transitions(7), env_steps=5, episodes=((3.0, 2), (4.0, 9)))
+    parts = batch.split(3)
+    assert [part.batch_size for part in parts] == [2, 2, 3]
+    assert torch.equal(torch.cat([part.reward for part in parts]), batch.reward)
+    assert torch.equal(torch.cat([part.next_observation for part in parts]), batch.next_observation)
+    assert sum(part.env_steps for part in parts) == 5
+    assert sum(part.num_steps for part in parts) == batch.num_steps == 7
+    assert batch.finished_episodes() == ([3.0, 4.0], [2, 9])
+    assert batch.column_bytes == 8

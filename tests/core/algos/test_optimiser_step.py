@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Minibatches, epochs, ranks, and what is counted of them."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from learners import impala
+from torch import Tensor
+
+from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.storages.rollout import Rollout
+
+T, B, ACTIONS = 5, 4, 3
+TIMEOUT_S = 30.0
+Make = Callable[..., Rollout]
+
+
+class Epochs(Impala):
+    """Learns twice from each half of a batch, as PPO does, with rewards made smaller first."""
+
+    prepared = steps = 0
+
+    def prepare(self, batch: Rollout) -> Rollout:
+        assert not torch.is_grad_enabled()
+        self.prepared += 1
+        return dataclasses.replace(batch, reward=0.1 * batch.reward)
+
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        for _ in range(2):
+            yield from batch.split(B // 2)
+
+    def after_step(self) -> None:
+        assert not torch.is_grad_enabled()
+        self.steps += 1
+
+
+def mlp() -> MLPNet:
+    unbounded = ArraySpec((4,), "float32", -math.inf, math.inf)
+    return MLPNet(unbounded, Discrete(ACTIONS), False)
+
+
+def weights(step: OptimiserStep[Any]) -> dict[str, Tensor]:
+    return copy.deepcopy(dict(step.algo.actor.named_parameters()))
+
+
+def buffers(step: OptimiserStep[Any]) -> dict[str, Tensor]:
+    return copy.deepcopy(dict(step.algo.actor.named_buffers()))
+
+
+def test_steps_that_are_learnt_again_count_as_learnt_and_not_as_collected(
+    make_rollout: Make,
+) -> None:
+    step: Any = impala(mlp(), Epochs, total_steps=4 * T * B, learning_rate=0.1)
+    rates = [step.update(make_rollout(T, B))["learning_rate"] for _ in range(3)]
+    counters = step.counters
+    assert (counters.env_steps, counters.learnt_steps) == (3 * T * B, 3 * 2 * T * B)
+    assert (counters.optimiser_steps, counters.version) == (3 * 4, 3)
+    assert rates == pytest.approx([0.1, 0.075, 0.05])
+    assert (step.algo.prepared, step.algo.steps) == (3, 3 * 4)
+
+
+def test_minibatches_are_updates_one_after_another(make_rollout: Make) -> None:
+    """But for the statistics of observations, which count the batch once and before all."""
+    once: Any = impala(mlp(), Epochs)
+    one_by_one: Any = impala(copy.deepcopy(once.algo.actor), total_steps=10**12)
+    batch = make_rollout(T, B)
+    figures = once.update(batch)
+    actor = one_by_one.algo.actor
+    actor.observe(batch.observation[1:])
+    actor.observe = lambda observation: None
+    smaller = dataclasses.replace(batch, reward=0.1 * batch.reward)
+    losses = [
+        one_by_one.update(half)["total_loss"] for _ in range(2) for half in smaller.split(B // 2)
+    ]
+    assert figures["total_loss"] == pytest.approx(sum(losses) / 4)
+    torch.testing.assert_close(weights(once), weights(one_by_one))
+    assert buffers(once)["scale.count"] == T * B
+
+
+class GoesBad(Epochs):
+    """The third minibatch has a reward that is no number."""
+
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        for number, half in enumerate(super().minibatches(batch)):
+            reward = half.reward * (math.nan if number == 2 else 1.0)
+            yield dataclasses.replace(half, reward=reward)
+
+
+def test_a_bad_minibatch_touches_no_weight_and_counts_as_nothing(make_rollout: Make) -> None:
+    bad: Any = impala(mlp(), GoesBad)
+    seen: list[dict[str, Tensor]] = []
+    after_step = bad.algo.after_step
+    bad.algo.after_step = lambda: (after_step(), seen.append(weights(bad)))
+    before = buffers(bad)
+    with pytest.raises(NonFiniteError, match="is nan in optimiser step 2"):
+        bad.update(make_rollout(T, B))
+    assert len(seen) == 2
+    torch.testing.assert_close(weights(bad), seen[-1], rtol=0, atol=0)
+    torch.testing.assert_close(buffers(bad), before, rtol=0, atol=0)
+    counters = bad.counters
+    assert (counters.env_steps, counters.version) == (0, 0)
+    assert (counters.optimiser_steps, counters.learnt_steps) == (2, T * B)
+
+
+class Empty(Impala):
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        return []
+
+
+def test_an_update_without_minibatches_is_a_sentence(make_rollout: Make) -> None:
+    with pytest.raises(ValueError, match=r"minibatches\(\) gave none"):
+        impala(mlp(), Empty).update(make_rollout(T, B))
+
+
+class Means(Impala):
+    """Whose terms are means over the steps."""
+
+    reduction = "mean"
+
+
+class Ranks:
+    """Learners in threads that join their gradients."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count, timeout=TIMEOUT_S)
+        self._found: list[list[Tensor]] = []
+
+    def join(self, gradients: list[Tensor], reduction: str) -> None:
+        self._found.append([gradient.clone() for gradient in gradients])
+        self._barrier.wait()
+        for number, gradient in enumerate(gradients):
+            every = torch.stack([found[number] for found in self._found])
+            gradient.copy_(every.sum(0) if reduction == "sum" else every.mean(0))
+        self._barrier.wait()
+
+
+@pytest.mark.parametrize("kind", [Impala, Means], ids=["sum", "mean"])
+def test_two_ranks_learn_as_one_does_from_both_batches(
+    make_rollout: Make, kind: type[Impala]
+) -> None:
+    whole = impala(MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), False), kind)
+    ranks = Ranks(2)
+    learners = [
+        impala(copy.deepcopy(whole.algo.actor), kind, join_ranks=ranks.join) for _ in range(2)
+    ]
+    batch = make_rollout(T, B)
+    halves = batch.split(B // 2)
+    threads = [
+        threading.Thread(target=learner.update, args=(half,))
+        for learner, half in zip(learners, halves, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    norm = whole.update(batch)["grad_norm"]
+    assert norm > 0
+    for name, parameter in whole.algo.actor.named_parameters():
+        for learner in learners:
+            found = learner.algo.actor.get_parameter(name)
+            torch.testing.assert_close(found.grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
+    torch.testing.assert_close(weights(learners[0]), weights(learners[1]), rtol=0, atol=0)
+
+
+class Recording(Impala):
+    """Remembers how many columns each backward had, and in which thread."""
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        seen = self.__dict__.setdefault("seen", set())
+        seen.add((minibatch.batch_size, threading.current_thread()))
+        return super().losses(minibatch)
+
+
+class WholeNet(MLPNet):
+    """Does not say that its columns are on their own."""
+
+    separable = False
+
+
+class WholeLoss(Recording):
+    separable = False
+
+
+@pytest.mark.parametrize(("net", "kind"), [(WholeNet, Recording), (MLPNet, WholeLoss)])
+def test_a_batch_is_learnt_whole_unless_network_and_algorithm_let_it_be_cut(
+    make_rollout: Make, net: type[MLPNet], kind: type[Impala]
+) -> None:
+    actor = net(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
+    step: Any = impala(actor, kind, bytes_at_once=1, num_threads=3)
+    step.update(make_rollout(T, B))
+    assert step.algo.seen == {(B, threading.current_thread())}
+    cut: Any = impala(mlp(), Recording, bytes_at_once=1)
+    cut.update(make_rollout(T, B))
+    assert cut.algo.seen == {(1, threading.current_thread())}
+
+
+def test_an_earlier_checkpoint_continues_with_every_step_learnt_once(make_rollout: Make) -> None:
+    """As checkpoints were before there were four counters, with torch's own optimiser in it."""
+    actor = MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), False)
+    theirs = copy.deepcopy(actor)
+    optimiser = torch.optim.RMSprop(theirs.parameters(), lr=0.00048, alpha=0.99, eps=0.01)
+
+    def their_step(rollout: Rollout) -> None:
+        optimiser.zero_grad()
+        torch.stack(list(impala(theirs).algo.losses(rollout).terms.values())).sum().backward()
+        torch.nn.utils.clip_grad_norm_(theirs.parameters(), 40.0)
+        optimiser.step()
+
+    their_step(make_rollout(T, B))
+    saved = {
+        "model_state_dict": copy.deepcopy(theirs.state_dict()),
+        "optimizer_state_dict": copy.deepcopy(optimiser.state_dict()),
+        "scheduler_state_dict": {"steps": 40, "version": 7},
+    }
+    step, rollout = impala(actor, total_steps=10**12), make_rollout(T, B)
+    step.load_state_dict(saved)
+    step.update(rollout)
+    their_step(rollout)
+    torch.testing.assert_close(dict(actor.named_parameters()), dict(theirs.named_parameters()))
+    counters = step.counters
+    assert (counters.version, counters.optimiser_steps) == (8, 8)
+    assert (counters.env_steps, counters.learnt_steps) == (40 + T * B, 40 + T * B)
+    assert set(step.state_dict()) == set(saved), "readable by the programs that wrote it"
