@@ -32,6 +32,7 @@ from torchbeast.core.algos.optimiser_step import StepConfig
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import dtype_for
+from torchbeast.core.specs import ActorSpec
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
@@ -119,7 +120,7 @@ def _timed(run: Callable[[], int], case: Case, clock: Callable[[], float]) -> fl
 
 
 def _agent(case: Case, use_lstm: bool) -> Agent:
-    agent = make_agent(case.model, FRAMES, ACTIONS, 1, use_lstm)
+    agent = make_agent(ActorSpec(case.model, use_lstm=use_lstm), FRAMES, ACTIONS, 1)
     agent.model.compute_dtype = dtype_for(case.precision, torch.device("cpu"))
     return agent
 
@@ -127,7 +128,7 @@ def _agent(case: Case, use_lstm: bool) -> Agent:
 def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Returns a run of one update; a row is a learnt step."""
     config = LearnerConfig(
-        model=case.model,
+        actor=ActorSpec(case.model, use_lstm=arguments.use_lstm),
         algorithm=ImpalaConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,
@@ -141,9 +142,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
             disable_cuda=True,
         ),
     )
-    made = assemble_alone(
-        config, lambda model, _: make_agent(model, FRAMES, ACTIONS, 1, arguments.use_lstm)
-    )
+    made = assemble_alone(config, lambda spec: make_agent(spec, FRAMES, ACTIONS, 1))
     threads = torch.get_num_threads()
     rollout = synthetic.rollout(made.agent, FRAMES, arguments.unroll_length, arguments.batch_size)
 

@@ -30,6 +30,7 @@ from torchbeast.core.algos.optimiser_step import StepConfig
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.specs import ActorSpec
 from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.weights import PublishedWeights
@@ -121,7 +122,7 @@ def _learner(
     precision, megabytes = size
     spaces = env.observation_space, env.action_space, env.frame_stack
     config = LearnerConfig(
-        model=arguments.model,
+        actor=ActorSpec(arguments.model, use_lstm=arguments.use_lstm),
         algorithm=ImpalaConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,
@@ -135,12 +136,7 @@ def _learner(
             disable_cuda=True,
         ),
     )
-    return assemble_alone(
-        config,
-        lambda model, reads_values: make_agent(
-            model, *spaces, arguments.use_lstm, reads_values=reads_values
-        ),
-    )
+    return assemble_alone(config, lambda spec: make_agent(spec, *spaces))
 
 
 def _act(

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 EXIT_DONE = 0
@@ -24,6 +25,15 @@ class UsageError(ValueError):
 
 class RunError(RuntimeError):
     """A failure of the run: exit code 1. The message names the origin and what happened there."""
+
+
+@contextmanager
+def as_usage_error() -> Iterator[None]:
+    """Raises a UsageError with the same sentence in place of a ValueError of the body."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def exit_code_of(program: str, body: Callable[[], int]) -> int:

@@ -18,6 +18,7 @@ from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
@@ -52,8 +53,8 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
     with closing(make_environment(spec, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
-    def agent(model: str, reads_values: bool) -> Agent:
-        return make_agent(model, *spaces, flags.model.use_lstm, MODEL_FOR_IMAGES, reads_values)
+    def agent(spec: ActorSpec) -> Agent:
+        return make_agent(spec, *spaces, MODEL_FOR_IMAGES)
 
     def weights(model: nn.Module, version: int) -> SharedWeights:
         return SharedWeights(model, version, ring_size(flags.processes.fixed_lag))
@@ -82,10 +83,7 @@ def _collection(flags: MonoBeastFlags) -> Collection:
 def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
     return MonoSourceConfig(
         env=flags.environment.spec,
-        model=learner.agent.model_name,
-        use_lstm=flags.model.use_lstm,
-        reward_input=learner.agent.model.reward_input,
-        reads_values=learner.agent.reads_values,
+        actor=learner.agent.spec,
         precision=precision(flags.hardware, flags.is_reproducible),
         processes=flags.processes,
         rollouts=flags.rollouts,

@@ -18,6 +18,7 @@ from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
@@ -73,15 +74,8 @@ def train(
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
 
-    def agent(model: str, reads_values: bool) -> Agent:
-        return make_agent(
-            model,
-            fleet.observation_space,
-            action_space,
-            fleet.frame_stack,
-            flags.model.use_lstm,
-            reads_values=reads_values,
-        )
+    def agent(spec: ActorSpec) -> Agent:
+        return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
         return PolySource(

@@ -18,6 +18,7 @@ from torchbeast.core.envs.spaces import (
     ObservationSpace,
 )
 from torchbeast.core.nest_py import flatten
+from torchbeast.core.specs import ActorSpec
 from torchbeast.sources.servers.inference import answer
 
 SPACES: list[tuple[ObservationSpace, ActionSpace]] = [
@@ -34,7 +35,7 @@ every_space = pytest.mark.parametrize(("observations", "actions"), SPACES)
 def test_a_synthetic_rollout_has_the_form_of_a_real_one(
     observations: ObservationSpace, actions: ActionSpace, use_lstm: bool
 ) -> None:
-    agent = make_agent("mlp", observations, actions, 1, use_lstm)
+    agent = make_agent(ActorSpec("mlp", use_lstm=use_lstm), observations, actions, 1)
     rollout = synthetic.rollout(agent, observations, unroll_length=4, batch_size=3)
     rollout.check()
     assert (rollout.unroll_length, rollout.batch_size) == (4, 3)
@@ -49,7 +50,7 @@ def test_a_synthetic_rollout_has_the_form_of_a_real_one(
 def test_a_synthetic_inference_request_can_be_answered(
     observations: ObservationSpace, actions: ActionSpace
 ) -> None:
-    agent = make_agent("mlp", observations, actions, 1, use_lstm=True)
+    agent = make_agent(ActorSpec("mlp", use_lstm=True), observations, actions, 1)
     request = synthetic.inference_request(agent, observations, num_envs=5)
     (action, extras), (state, last_action) = answer(
         agent.model, CudaStream(torch.device("cpu")), request, ["policy_logits", "baseline"]

@@ -36,6 +36,7 @@ from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import alive
@@ -63,6 +64,14 @@ class Setup:
     extras: tuple[str, ...] = ("policy_logits", "baseline")  # that travel
     mode: Mode = "sample"
     described_as: str | None = None  # an environment with the same spaces that can be made
+
+    def actor(self) -> ActorSpec:
+        return ActorSpec(
+            self.model,
+            use_lstm=self.use_lstm,
+            reward_input=self.reward_input,
+            reads_values=self.reads_values,
+        )
 
     def spaces(self) -> tuple[spaces.ObservationSpace, spaces.ActionSpace, int]:
         """Observation space (new frames only), action space, frame stack."""
@@ -248,7 +257,7 @@ class SourceCompliance:
         setup = Setup(env_id="source_envs:Counting", unroll_length=60)
         newest, mixed, stopped = setup.version, 0, threading.Event()
         with self.running(setup) as running:
-            unscaled = Agent(copy.deepcopy(running.agent.model))
+            unscaled = running.agent._replace(model=copy.deepcopy(running.agent.model))
             publishing = Background(_publish_until, stopped, running, setup.version)
             try:
                 for rollout in itertools.islice(running.source.batches(), 12):
@@ -282,6 +291,7 @@ class SourceCompliance:
         assert all(late[stage] >= early[stage] >= 0 for stage in ACTOR_STAGES)
         for stage in ("environment", "inference"):
             assert late[stage] > early[stage] > 0, stage
+        assert running.source.yields is Rollout
         assert status["learner_queue_size"] >= 0 and alive(status)[1] == 1
         learnt = 6 * Setup.batch_size * Setup.unroll_length
         assert learnt <= status["collected_steps"], "and some that are not learnt from"

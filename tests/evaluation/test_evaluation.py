@@ -27,6 +27,7 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.config import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import UsageError
@@ -66,7 +67,7 @@ class Rememberer(ActorCritic):
 
 def agent_of(model: ActorCritic, num_actions: int = 3) -> Agent:
     model.distribution = distribution_for(Discrete(num_actions))
-    return Agent(model)
+    return Agent(model, ActorSpec("of the test"))
 
 
 class Lengths:
@@ -115,7 +116,9 @@ def test_exactly_as_many_episodes_as_asked_for_are_counted(episodes: int, parall
 
 def test_stacked_frames_reach_the_policy() -> None:
     env = envs.make("Mock", 1)
-    agent = make_agent("shallow", env.observation_space, env.action_space, env.frame_stack, False)
+    agent = make_agent(
+        ActorSpec("shallow"), env.observation_space, env.action_space, env.frame_stack
+    )
     assert len(play(env, agent, 1, seed=0).returns) == 1
 
 
@@ -138,8 +141,8 @@ def test_frames_are_stacked_along_their_first_dimension() -> None:
 
 @pytest.mark.parametrize("name", ["no_such_model", "no_such_module:Net", "math:pi"])
 def test_a_model_that_does_not_fit_is_a_sentence(name: str) -> None:
-    with pytest.raises(UsageError, match=f"--model {name} does not work") as error:
-        make_agent(name, ArraySpec((8,), "float32"), Discrete(3), 1, False)
+    with pytest.raises(ValueError, match=f"the model {name} does not work") as error:
+        make_agent(ActorSpec(name), ArraySpec((8,), "float32"), Discrete(3), 1)
     assert "\n" not in str(error.value)
 
 
@@ -250,10 +253,11 @@ def run_test(run: Path, asked: envs.EnvSpec = THAT_OF_THE_RUN, **how: Any) -> in
 
 def save_run(folder: Path, env_id: str, **flags: Any) -> Path:
     """A run's folder with a checkpoint of an untrained model."""
-    env = envs.make(envs.EnvSpec(env_id, options=envs.EnvOptions.of(flags)), 1)
-    name = flags.get("model", "auto")
-    lstm = flags.get("use_lstm", False)
-    agent = make_agent(name, env.observation_space, env.action_space, env.frame_stack, lstm)
+    kwargs, options = flags.get("env_kwargs", {}), envs.EnvOptions.of(flags)
+    env = envs.make(envs.EnvSpec(env_id, kwargs, options=options), 1)
+    lstm, model_kwargs = flags.get("use_lstm", False), flags.get("model_kwargs", {})
+    spec = ActorSpec(flags.get("model", "auto"), model_kwargs, use_lstm=lstm)
+    agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
     (folder / "run").mkdir()
     saved = {key: {} for key in checkpoints.KEYS} | {
         "model_state_dict": agent.model.state_dict(),
@@ -366,6 +370,19 @@ def test_test_mode_plays_a_game_as_it_was_trained_unless_told_otherwise(tmp_path
     assert made == [envs.EnvSpec("ALE/Pong-v5", options=it) for it in (as_trained, told)]
 
 
+def test_test_mode_makes_environment_and_network_with_the_recorded_keyword_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kwargs = {"env_kwargs": {"rows": 4}, "model_kwargs": {"hidden": 24}}
+    run = save_run(tmp_path, "Catch", model="mlp", **kwargs)
+    assert run_test(run) == 0
+    assert "mean 3 steps" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="does not fit: .*"):
+        run_test(run, envs.EnvSpec("", {"rows": 5}))
+    with pytest.raises(UsageError, match="cannot play Memory"):
+        run_test(run, envs.EnvSpec("Memory"))
+
+
 class Undecided(ActorCritic):
     """Slightly prefers to stay."""
 
@@ -415,7 +432,12 @@ def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> Path
     networks clip rewards also where the loss does not.
     """
     env = envs.make("Mock", 1)
-    agent = make_agent(model, env.observation_space, env.action_space, env.frame_stack, use_lstm)
+    agent = make_agent(
+        ActorSpec(model, use_lstm=use_lstm),
+        env.observation_space,
+        env.action_space,
+        env.frame_stack,
+    )
     flags = {"env": "Mock", "use_lstm": use_lstm, "device": torch.device("cpu"), "num_buffers": 60}
     flags["reward_clipping"] = "none"
     optimiser: dict[str, Any] = {"optimizer_state_dict": {}, "scheduler_state_dict": {}}

@@ -16,12 +16,15 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 
 
 def agent(size: int = 4, use_lstm: bool = False) -> Agent:
-    return make_agent("mlp", ArraySpec((size,), "float32"), Discrete(3), 1, use_lstm)
+    return make_agent(
+        ActorSpec("mlp", use_lstm=use_lstm), ArraySpec((size,), "float32"), Discrete(3), 1
+    )
 
 
 def checkpoint_of(step: OptimiserStep[Any]) -> dict:
@@ -114,7 +117,7 @@ def test_the_network_of_a_file_without_a_format_number_is_known(
 ) -> None:
     image = ArraySpec({"small": BOARD, "mlp": VECTOR}.get(model, ATARI), "uint8")
     seen = image if leaves == "one leaf" else {"a": ArraySpec((3,), "float32"), "b": image}
-    weights = make_agent(model, seen, Discrete(3), 1, False).model.state_dict()
+    weights = make_agent(ActorSpec(model), seen, Discrete(3), 1).model.state_dict()
     saved = {"model_state_dict": weights, "flags": recorded}
     assert checkpoints.model_name(saved) == expected
 
@@ -126,7 +129,7 @@ def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is()
     weights = {f"{name}.weight": torch.randn(size) / 10 for name, size in sizes.items()}
     weights |= {f"{name}.bias": torch.randn(size[0]) for name, size in sizes.items()}
     reads_values = checkpoints.reads_values({"flags": {"model": "mlp"}})
-    model = make_agent("mlp", seen, Discrete(2), 1, False, reads_values=reads_values).model
+    model = make_agent(ActorSpec("mlp", reads_values=reads_values), seen, Discrete(2), 1).model
     model.load_state_dict(weights)
     frame, last_action = torch.tensor([[[0.1, -300.0, 2.0, 7.0]]]), torch.tensor([[1]])
     inputs = ModelInputs(frame, torch.tensor([[0.5]]), torch.tensor([[False]]), last_action)
@@ -142,13 +145,13 @@ def test_a_network_that_was_told_nothing_of_values_is_recorded_so() -> None:
     """Servers may not tell; the environment does, where the run is tested or goes on."""
     told = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
     trained = agent()
-    assert not trained.reads_values
-    saved = {"format": 1, "reads_values": trained.reads_values}
+    assert not trained.spec.reads_values
+    saved = {"format": 1, "reads_values": trained.spec.reads_values}
     played = make_agent(
-        "mlp", told, Discrete(3), 1, False, reads_values=checkpoints.reads_values(saved)
+        ActorSpec("mlp", reads_values=checkpoints.reads_values(saved)), told, Discrete(3), 1
     )
     played.model.load_state_dict(trained.model.state_dict())
-    assert make_agent("mlp", told, Discrete(3), 1, False).reads_values
+    assert make_agent(ActorSpec("mlp"), told, Discrete(3), 1).spec.reads_values
 
 
 def test_the_format_number_says_that_the_network_is_named() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.hardware import Compute, choose, share_cores
 from torchbeast.sources.servers.inference import inference_threads
@@ -79,7 +80,9 @@ def torch_threads() -> Iterator[None]:
 
 
 def agent(shape: tuple[int, ...], model: str, use_lstm: bool = False) -> Agent:
-    return make_agent(model, ArraySpec(shape, "uint8"), Discrete(6), 1, use_lstm)
+    return make_agent(
+        ActorSpec(model, use_lstm=use_lstm), ArraySpec(shape, "uint8"), Discrete(6), 1
+    )
 
 
 def shared(batch_size: int, agent: Agent, **settings: Any) -> Any:

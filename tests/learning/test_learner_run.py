@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 from collections.abc import Callable, Iterator
@@ -25,13 +26,15 @@ from torchbeast.cli.flags import (
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.config import ModelConfig
+from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
-from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.learner_run import Learner, LearnerRun, Played, check_batches
 from torchbeast.learning.recorded import changes
 from torchbeast.learning.session import session
 from torchbeast.learning.watch import Watch
@@ -44,6 +47,7 @@ from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 
 GOOD, BAD = 1.0, float("nan")
+MLP = ActorSpec("mlp")
 
 
 class EndingSource(ListSource):
@@ -57,15 +61,15 @@ class EndingSource(ListSource):
         self._supervisor.stop("there are no more batches")
 
 
-def agent(model: str = "mlp", reads_values: bool = True) -> Agent:
+def agent(spec: ActorSpec = MLP) -> Agent:
     # Without bounds, as CartPole's: a network that reads values normalises it.
     seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
-    return make_agent(model, seen, Discrete(3), 1, False, reads_values=reads_values)
+    return make_agent(spec, seen, Discrete(3), 1)
 
 
-def old_agent(model: str, reads_values: bool) -> Agent:
+def old_agent(spec: ActorSpec) -> Agent:
     """As every network was made before there was a format number."""
-    return agent(model, reads_values=False)
+    return agent(dataclasses.replace(spec, reads_values=False))
 
 
 LEARNERS: list[Learner[PublishedWeights]] = []  # of every run
@@ -75,7 +79,7 @@ def train(
     folder: Path,
     *rewards: float,
     groups: dict[str, Any] | None = None,
-    make: Callable[[str, bool], Agent] = agent,
+    make: Callable[[ActorSpec], Agent] = agent,
 ) -> None:
     """Learns a batch for each reward; resumes what is in the folder."""
     run = RunConfig(savedir=str(folder), xpid="run", seed=1)
@@ -86,7 +90,7 @@ def train_with(
     flags: LearnerFlags,
     env_id: str,
     *rewards: float,
-    make: Callable[[str, bool], Agent] = agent,
+    make: Callable[[ActorSpec], Agent] = agent,
 ) -> None:
     """Learns a batch for each reward."""
     here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
@@ -205,6 +209,19 @@ def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_
     assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
 
 
+def test_a_run_does_not_go_on_with_other_keyword_arguments_of_its_network(tmp_path: Path) -> None:
+    wide = {"model": ModelConfig(model="mlp", model_kwargs={"hidden": 24})}
+    train(tmp_path, GOOD, groups=wide)
+    with pytest.raises(UsageError) as error:
+        train(tmp_path, GOOD, groups={"model": ModelConfig(model="mlp")})
+    assert "--model_kwargs '{\"hidden\": 24}', not '{}': give --model_kwargs '" in str(error.value)
+    train(tmp_path, GOOD, groups=wide)
+    saved = checkpoints.load(tmp_path / "run" / "model.tar")
+    assert saved["flags"]["model_kwargs"] == {"hidden": 24}
+    assert saved["stats"]["step"] == 2 * T * B
+    assert LEARNERS[-1].agent.model.fc.out_features == 24
+
+
 @pytest.mark.parametrize("now", ["shallow", "shallow-norm", "auto"])
 def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallow(
     tmp_path: Path, now: str
@@ -232,7 +249,7 @@ def test_a_run_from_before_the_format_number_goes_on_reading_vectors_as_they_are
         train(tmp_path, GOOD)
         saved = checkpoints.load(path)
         assert saved["stats"]["step"] == updates * T * B
-        assert not saved["reads_values"] and not LEARNERS[-1].agent.reads_values
+        assert not saved["reads_values"] and not LEARNERS[-1].agent.spec.reads_values
         assert "scale.mean" not in saved["model_state_dict"]
     assert "scale.mean" in agent().model.state_dict(), "the networks must differ"
 
@@ -313,9 +330,27 @@ def test_monobeast_learns_images_with_the_originals_network(
         def __init__(self, *_: Any) -> None: ...
 
         def train(self, agent: Any, *_: Any) -> None:
-            made.append(agent("auto", True))
+            made.append(agent(ActorSpec("auto")))
 
     monkeypatch.setattr(monobeast, "LearnerRun", Run)
     words = ["--env", env, "--savedir", str(tmp_path)]
     assert monobeast.run(parse(MonoBeastFlags, "monobeast", words)) == 0
-    assert [agent.model_name for agent in made] == [model]
+    assert [agent.spec.name for agent in made] == [model]
+
+
+class Offline(Impala):
+    takes = dict
+
+
+def test_an_algorithm_that_learns_from_other_batches_is_refused_with_both_kinds() -> None:
+    check_batches(Rollout, Impala)
+    with pytest.raises(UsageError, match="Offline learns from dict, but the source yields Rollout"):
+        check_batches(Rollout, Offline)
+
+
+def test_a_run_is_refused_where_its_source_yields_other_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(EndingSource, "yields", dict)
+    with pytest.raises(UsageError, match="Impala learns from Rollout, but the source yields dict"):
+        train(tmp_path, GOOD)

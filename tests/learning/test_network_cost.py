@@ -11,11 +11,12 @@ from fake_nethack import LEAVES, FakeNetHack
 
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete, observation_spec
+from torchbeast.core.specs import ActorSpec
 from torchbeast.learning.network_cost import Cost, costs, sentence, table
 
 
 def agent_for(space: Any, model: str = "auto", use_lstm: bool = False) -> Agent:
-    return make_agent(model, space, Discrete(4), 1, use_lstm)
+    return make_agent(ActorSpec(model, use_lstm=use_lstm), space, Discrete(4), 1)
 
 
 def costs_of(agent: Agent) -> list[Cost]:

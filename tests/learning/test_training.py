@@ -18,6 +18,7 @@ from learners import impala
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.training import DONE, Training, TrainingParts
 from torchbeast.learning.weights import PublishedWeights
@@ -55,6 +56,8 @@ def rollout(reward: float = 1.0) -> Rollout:
 class ListSource:
     """Gives these batches, each once, to whoever asks first."""
 
+    yields: type = Rollout
+
     def __init__(self, batches: list[Rollout]) -> None:
         self._given = 0
         self._batches = iter(batches)
@@ -89,7 +92,7 @@ class Run:
     def __init__(
         self, folder: Path, batches: list[Rollout], total_steps: int, **kwargs: Any
     ) -> None:
-        agent = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False)
+        agent = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1)
         self.model = agent.model
         self.step = impala(self.model, total_steps=total_steps)
         self.weights = PublishedWeights(self.model)
@@ -165,7 +168,7 @@ def test_the_lag_of_the_last_batch_is_shown(tmp_path: Path) -> None:
 
 def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
-    replica = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False).model
+    replica = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1).model
     run.learn()
     assert run.weights.refresh(replica, None) == 2
     ours, theirs = run.model.state_dict(), replica.state_dict()
@@ -178,7 +181,7 @@ def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> 
 
 def test_a_replica_that_is_up_to_date_is_left_alone(tmp_path: Path) -> None:
     run = Run(tmp_path, [], total_steps=1)
-    replica = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(3), 1, False).model
+    replica = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1).model
     version = run.weights.refresh(replica, None)
     with torch.no_grad():
         next(replica.parameters()).fill_(5.0)

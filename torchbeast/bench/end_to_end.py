@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,8 +65,10 @@ def arguments(flags: PolyBeastFlags) -> list[str]:
 
 
 def _words(name: str, value: Any) -> list[str]:
-    if value is None or value is False or value == ():
+    if value is None or value is False or value == () or value == {}:
         return []
+    if isinstance(value, Mapping):
+        return [f"--{name}={json.dumps(value)}"]
     if isinstance(value, tuple):
         return [f"--{name}", *map(str, value)]
     return [f"--{name}" if value is True else f"--{name}={value}"]

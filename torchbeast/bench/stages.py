@@ -16,6 +16,7 @@ from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.learning.assemble import assemble_alone
 from torchbeast.processes.supervisor import Supervisor
@@ -36,8 +37,8 @@ class Stages:
         with closing(make_environment(self._env, 1)) as env:
             spaces = env.observation_space, env.action_space, env.frame_stack
 
-        def agent(model: str, reads_values: bool) -> Agent:
-            return make_agent(model, *spaces, flags.model.use_lstm, reads_values=reads_values)
+        def agent(spec: ActorSpec) -> Agent:
+            return make_agent(spec, *spaces)
 
         made = assemble_alone(learner_config(flags, self._env.name), agent)
         self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute

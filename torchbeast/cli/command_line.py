@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import tyro
 
-from torchbeast.cli import presets, resuming
+from torchbeast.cli import json_flags, presets, resuming
 from torchbeast.cli.resuming import kinds
 from torchbeast.errors import UsageError
 
@@ -47,6 +47,7 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
                 default=tyro.MISSING_NONPROP if default is None else default,
                 use_underscores=True,
                 config=(tyro.conf.OmitArgPrefixes,),
+                registry=json_flags.REGISTRY,
             )
     except SystemExit as end:
         if end.code != 2:

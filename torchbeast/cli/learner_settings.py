@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.core.algos.impala import ImpalaConfig
@@ -34,12 +36,13 @@ def run_settings(
 def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
     """Returns the settings of a learner for this environment."""
     learning, optimiser = flags.learning, flags.optimiser
+    clipping = resolved(learning.reward_clipping, env_id)
     algorithm = ImpalaConfig(
         discounting=learning.discounting,
         entropy_cost=learning.entropy_cost,
         baseline_cost=learning.baseline_cost,
         reward_scale=learning.reward_scale,
-        reward_clipping=resolved(learning.reward_clipping, env_id),
+        reward_clipping=clipping,
         optimiser=RMSpropConfig(
             learning_rate=optimiser.learning_rate,
             alpha=optimiser.alpha,
@@ -48,7 +51,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         ),
     )
     return LearnerConfig(
-        model=flags.model.model,
+        actor=dataclasses.replace(flags.model.spec, reward_input=clipping),
         algorithm=algorithm,
         step=StepConfig(
             warmup_steps=optimiser.warmup_steps, grad_norm_clipping=optimiser.grad_norm_clipping

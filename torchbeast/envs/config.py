@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.spec import EnvSpec
@@ -20,6 +22,9 @@ class _EnvName:
     """An Atari name, Mock, Catch, any Gymnasium id, or package.module:factory for your own.
     Default: PongNoFrameskip-v4; with --mode test that of the run. An evaluation in another
     environment needs the same observations and actions."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default:
+    none; with --mode test those of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +38,13 @@ class EnvConfig(EnvOptions, _EnvName):
 
     @property
     def spec(self) -> EnvSpec:
-        """The environment to train on, with its options."""
-        return EnvSpec(self.env_id, options=self._options)
+        """The environment to train on, with its arguments and options."""
+        return EnvSpec(self.env_id, self.env_kwargs, options=self._options)
 
     @property
     def asked(self) -> EnvSpec:
         """The environment to evaluate in; an empty name stands for that of the run."""
-        return EnvSpec(self.env or "", options=self._options)
+        return EnvSpec(self.env or "", self.env_kwargs, options=self._options)
 
     @property
     def _options(self) -> EnvOptions:

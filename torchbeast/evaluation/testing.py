@@ -21,7 +21,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.opening import make_environment, what_it_raised
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.errors import EXIT_DONE, RunError, UsageError, as_usage_error
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
@@ -143,16 +143,9 @@ def _fitting(trained_on: str, played: str) -> Iterator[None]:
 
 
 def _agent(saved: dict[str, Any], env: VecEnv, path: Path) -> Agent:
-    flags, weights = saved["flags"], saved["model_state_dict"]
-    agent = make_agent(
-        checkpoints.model_name(saved),
-        env.observation_space,
-        env.action_space,
-        env.frame_stack,
-        bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
-        reads_values=checkpoints.reads_values(saved),
-    )
-    agent.model.reward_input = checkpoints.reward_input(saved)
+    spaces = env.observation_space, env.action_space, env.frame_stack
+    with as_usage_error():
+        agent = make_agent(checkpoints.actor_spec(saved), *spaces)
     checkpoints.load_model(agent.model, saved, path)
     agent.model.eval()
     return agent

@@ -7,9 +7,9 @@ The programs, bench and benchmarks/ all use it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
@@ -19,8 +19,8 @@ from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.impala import Impala, ImpalaConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, StepConfig, is_separable
-from torchbeast.core.losses import RewardClipping
-from torchbeast.errors import UsageError
+from torchbeast.core.specs import ActorSpec
+from torchbeast.errors import as_usage_error
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
@@ -29,15 +29,15 @@ from torchbeast.processes.malloc import keep_freed_memory
 from torchbeast.sources.config import RolloutConfig
 
 Weights = TypeVar("Weights", bound=Publisher)
-MakeAgent = Callable[[str, bool], Agent]
-"""Makes an agent from the name of a network and whether it uses the bounds of spaces."""
+MakeAgent = Callable[[ActorSpec], Agent]
+"""Makes the agent of such a network for the run's environment; raises ValueError if it cannot."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The settings of a learner."""
 
-    model: str  # name of the network; "auto": chosen by the observation space
+    actor: ActorSpec  # of the network; named "auto": chosen by the observation space
     algorithm: ImpalaConfig
     step: StepConfig
     total_steps: int
@@ -80,10 +80,9 @@ def assemble(
     if compute.device.type == "cpu":
         keep_freed_memory()
     torch.set_num_threads(compute.threads)
-    agent = make_agent(earlier.model_name(config.model), earlier.reads_values)
-    earlier.check_same_model(agent.model_name)
-    clipping = cast(RewardClipping, config.algorithm.reward_clipping)  # "auto" is decided
-    agent.model.reward_input = earlier.reward_input(clipping)
+    with as_usage_error():
+        agent = make_agent(earlier.actor(config.actor))
+    earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
     agent.model.compute_dtype = compute.dtype
     if say is not None:
@@ -102,7 +101,8 @@ def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[Pu
 
 
 def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> OptimiserStep[Any]:
-    _check_extras(agent, Impala.needs)
+    with as_usage_error():
+        specs_of_extras(agent.model, Impala.needs)
     algo, rollouts = Impala(agent.model, config.algorithm), config.rollouts
     compute = compute if is_separable(algo) else dataclasses.replace(compute, is_whole=True)
     threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
@@ -113,11 +113,3 @@ def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> Op
         bytes_at_once=compute.bytes_at_once,
         num_threads=threads,
     )
-
-
-def _check_extras(agent: Agent, needs: Sequence[str]) -> None:
-    """Raises UsageError when the model lacks extras that the algorithm needs."""
-    try:
-        specs_of_extras(agent.model, needs)
-    except ValueError as error:
-        raise UsageError(str(error)) from error

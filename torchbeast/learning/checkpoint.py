@@ -29,9 +29,10 @@ import torch
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.saving import ALGORITHM
 from torchbeast.core.losses import RewardClipping
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.state_dicts import check_fits
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.reporting.run_folder import write_atomically
 
 # 1: with the network's name. Earlier files, and those of the original TorchBeast, have no number.
@@ -75,7 +76,23 @@ def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
     """
     flags = checkpoint["flags"]
     name, kwargs = flags.get("env") or "", flags.get("env_kwargs", {})
-    return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
+    with as_usage_error():
+        return EnvSpec.from_json({"name": name, "kwargs": kwargs, "options": flags})
+
+
+def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
+    """Returns the spec of the network that a checkpoint's weights are of."""
+    flags, weights = checkpoint["flags"], checkpoint["model_state_dict"]
+    with as_usage_error():
+        return ActorSpec.from_json(
+            {
+                "name": model_name(checkpoint),
+                "kwargs": flags.get("model_kwargs", {}),
+                "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
+                "reward_input": reward_input(checkpoint),
+                "reads_values": reads_values(checkpoint),
+            }
+        )
 
 
 def model_name(checkpoint: Mapping[str, Any]) -> str:

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import secrets
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torchbeast.core.algos.optimiser_step import OptimiserStep
-from torchbeast.core.losses import RewardClipping
+from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.progress import Progress
@@ -35,32 +38,38 @@ class EarlierRun:
         recorded = None if self.recorded is None else self.recorded.get("seed")
         return secrets.randbits(31) if recorded is None else int(recorded)
 
-    def model_name(self, asked: str) -> str:
-        """Returns the name of the network.
+    def actor(self, asked: ActorSpec) -> ActorSpec:
+        """Returns the spec of the network, with the inputs that the weights of the run know.
 
-        It is the recorded one if `asked` is "auto" or the same as in the earlier run, else `asked`.
+        Its name is the recorded one if `asked` names "auto" or the same as in the earlier run.
         """
-        if self._saved is None or asked not in ("auto", self._saved["flags"].get("model")):
+        if self._saved is None:
             return asked
-        return checkpoints.model_name(self._saved)
+        known = checkpoints.actor_spec(self._saved)
+        is_open = asked.name in ("auto", self._saved["flags"].get("model"))
+        return dataclasses.replace(
+            asked,
+            name=known.name if is_open else asked.name,
+            reward_input=known.reward_input,
+            reads_values=known.reads_values,
+        )
 
-    @property
-    def reads_values(self) -> bool:
-        """Whether the network uses bounds and categories of the observation space."""
-        return self._saved is None or checkpoints.reads_values(self._saved)
-
-    def reward_input(self, learnt_from: RewardClipping) -> RewardClipping:
-        """Returns the clipping of the network's reward input; a resumed run keeps its own."""
-        return learnt_from if self._saved is None else checkpoints.reward_input(self._saved)
-
-    def check_same_model(self, now: str) -> None:
+    def check_same_model(self, now: ActorSpec) -> None:
         """Raises UsageError for another network, even one with weights of the same shapes."""
-        before = now if self._saved is None else checkpoints.model_name(self._saved)
-        if now != before != "auto":
-            raise UsageError(
-                f"the run {self._name} learns with --model {before}, not {now}: "
-                f"give --model {before}, or another --xpid"
-            )
+        if self._saved is None:
+            return
+        before = checkpoints.actor_spec(self._saved)
+        if now.name != before.name != "auto":
+            raise self._other_model("model", before.name, now.name)
+        if now.kwargs != before.kwargs:
+            words = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
+            raise self._other_model("model_kwargs", *words)
+
+    def _other_model(self, flag: str, before: str, now: str) -> UsageError:
+        return UsageError(
+            f"the run {self._name} learns with --{flag} {before}, not {now}: "
+            f"give --{flag} {before}, or another --xpid"
+        )
 
     def check_same_environment(self, now: str, others_serve: bool) -> None:
         """Raises UsageError for another environment.

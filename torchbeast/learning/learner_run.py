@@ -20,10 +20,11 @@ from torch import nn
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.nest_py import flatten
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning import network_cost
 from torchbeast.learning.assemble import Assembled, LearnerConfig, MakeAgent, assemble
@@ -126,7 +127,9 @@ class LearnerRun:
             mode=made.algo.mode,
             seed=_environment_seed(self._recorded["seed"], progress.step),
         )
-        self._learn(made, make_source(learner), progress)
+        source = make_source(learner)
+        check_batches(source.yields, type(made.algo))
+        self._learn(made, source, progress)
 
     @property
     def _total_steps(self) -> int:
@@ -155,9 +158,9 @@ class LearnerRun:
         labels = {
             "format": checkpoints.FORMAT,
             "flags": self._recorded,
-            "model": agent.model_name,
-            "reward_input": agent.model.reward_input,
-            "reads_values": agent.reads_values,
+            "model": agent.spec.name,
+            "reward_input": agent.spec.reward_input,
+            "reads_values": agent.spec.reads_values,
         }
         return Saving(self._session.folder, labels, self._settings.checkpoints.disable_checkpoint)
 
@@ -239,6 +242,15 @@ class LearnerRun:
         exists = folder.checkpoint.exists()
         complete = progress.step >= self._total_steps
         print(next_commands(program, folder.path, exists, complete), flush=True)
+
+
+def check_batches(yields: type, algorithm: type[Algorithm[Any]]) -> None:
+    """Raises UsageError unless the algorithm learns from the class of batches that it is given."""
+    if not issubclass(yields, algorithm.takes):
+        raise UsageError(
+            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but the source yields "
+            f"{yields.__name__}: choose another algorithm, or another program"
+        )
 
 
 def say_costs(agent: Agent) -> None:

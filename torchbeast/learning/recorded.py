@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,5 +26,7 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Converts tuples to lists, so that values of the command line and JSON can be compared."""
+    """Converts values so that those of the command line and of JSON can be compared."""
+    if isinstance(value, Mapping):
+        return json.dumps(value)
     return list(value) if isinstance(value, tuple) else value

@@ -33,6 +33,10 @@ class Away(NamedTuple):
 class Source(Protocol):
     """Where batches come from."""
 
+    @property
+    def yields(self) -> type:
+        """The class of its batches."""
+
     def start(self, supervisor: Supervisor) -> None:
         """Begins to collect, in threads of the supervisor."""
 

@@ -12,12 +12,13 @@ from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, spe
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.nest_py import flatten
+from torchbeast.core.specs import ActorSpec
 
 SPACE, ACTIONS, B = ArraySpec((5,), "float32"), Discrete(4), 64
 
 
 def actor(use_lstm: bool = False) -> Actor:
-    return make_model("mlp", SPACE, ACTIONS, use_lstm)
+    return make_model(ActorSpec("mlp", use_lstm=use_lstm), SPACE, ACTIONS)
 
 
 def inputs() -> ModelInputs:
@@ -93,4 +94,4 @@ def test_an_extra_that_an_actor_does_not_give_is_named_with_what_it_gives() -> N
 def test_columns_may_be_separated_only_where_the_author_says_so() -> None:
     assert not Actor.separable and not ActorCritic.separable
     for name in ("deep", "shallow", "shallow-norm", "small", "mlp"):
-        assert make_model(name, ArraySpec((40, 40), "uint8"), ACTIONS, False).separable
+        assert make_model(ActorSpec(name), ArraySpec((40, 40), "uint8"), ACTIONS).separable

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
-from torchbeast.core.actors.registry import make_model
+from torchbeast.core.actors.registry import MODELS, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 
 OBSERVATION, ACTIONS = ArraySpec((5,), "float32"), Discrete(3)
 
@@ -51,6 +52,11 @@ class StateWithoutBatch(MyNet):
     def initial_state(self, batch_size):
         return torch.zeros(2)
 
+class Wide(MyNet):
+    def __init__(self, observation_space, action_space, use_lstm, width, *, depth=1):
+        super().__init__(observation_space, action_space, use_lstm)
+        self.size = width, depth
+
 def NotAModel(*spaces):
     return "a string"
 '''
@@ -66,17 +72,19 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_built_in_names_give_their_nets() -> None:
     nets = {"deep": DeepNet, "shallow": AtariNet, "shallow-norm": NormedAtariNet, "mlp": MLPNet}
     for name, net in nets.items():
-        assert type(make_model(name, OBSERVATION, ACTIONS, False)) is net
+        assert type(make_model(ActorSpec(name), OBSERVATION, ACTIONS)) is net
 
 
 def test_use_lstm_gives_a_recurrent_state_and_its_absence_none() -> None:
-    assert make_model("mlp", OBSERVATION, ACTIONS, False).initial_state(2) == ()
-    hidden, cell = make_model("mlp", OBSERVATION, ACTIONS, True).initial_state(2)
+    assert make_model(ActorSpec("mlp"), OBSERVATION, ACTIONS).initial_state(2) == ()
+    hidden, cell = make_model(ActorSpec("mlp", use_lstm=True), OBSERVATION, ACTIONS).initial_state(
+        2
+    )
     assert hidden.shape == cell.shape == (1, 2, 128)
 
 
 def test_a_users_model_is_imported_and_told_the_spaces(user_module: str) -> None:
-    model = make_model(f"{user_module}:MyNet", OBSERVATION, ACTIONS, True)
+    model = make_model(ActorSpec(f"{user_module}:MyNet", use_lstm=True), OBSERVATION, ACTIONS)
     assert model.spaces == (OBSERVATION, ACTIONS, True)
 
 
@@ -87,19 +95,62 @@ def test_a_users_model_is_imported_and_told_the_spaces(user_module: str) -> None
         ("WrongBaseline", r"baseline has shape \[2, 3, 2\].*expected \[2, 3\]"),
         ("LosesState", r"recurrent state does not fit: Expected vectors of same length.* 1 vs 0"),
         ("StateWithoutBatch", r"recurrent state does not fit: \[2\] before, \[2\] after"),
-        ("Missing", r"cannot import the model 'user_nets_of_the_test:Missing'"),
+        ("Missing", r"the module user_nets_of_the_test has no 'Missing'"),
     ],
 )
 def test_a_users_model_that_breaks_the_contract_is_refused(
     user_module: str, name: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        make_model(f"{user_module}:{name}", OBSERVATION, ACTIONS, False)
+        make_model(ActorSpec(f"{user_module}:{name}"), OBSERVATION, ACTIONS)
+
+
+def test_keyword_arguments_reach_a_users_model(user_module: str) -> None:
+    spec = ActorSpec(f"{user_module}:Wide", {"width": 7, "depth": 3}, use_lstm=True)
+    model = make_model(spec, OBSERVATION, ACTIONS)
+    assert model.size == (7, 3) and model.spaces == (OBSERVATION, ACTIONS, True)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("use_lstm", [False, True])
+def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool) -> None:
+    spec = ActorSpec(name, {"hidden": 24}, use_lstm=use_lstm)
+    model = make_model(spec, ArraySpec((4, 40, 40), "uint8"), ACTIONS)
+    assert model.fc.out_features == 24
+    if use_lstm:
+        follows_its_input = name.startswith("shallow")
+        assert model.core.hidden_size == (24 + 1 + 3 if follows_its_input else 24)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "sentence"),
+    [
+        ({"size": 8}, "^model mlp takes the keyword argument hidden, got size=8$"),
+        ({"use_lstm": True}, "^model mlp takes the keyword argument hidden, got use_lstm=true$"),
+        ({"hidden": 0}, "hidden must be at least 1, got 0"),
+    ],
+)
+def test_keyword_arguments_that_a_model_does_not_take_are_refused(
+    kwargs: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        make_model(ActorSpec("mlp", kwargs), OBSERVATION, ACTIONS)
+
+
+def test_keyword_arguments_that_a_users_model_needs_are_named(user_module: str) -> None:
+    with pytest.raises(ValueError, match="Wide needs the keyword argument width, got depth=2$"):
+        make_model(ActorSpec(f"{user_module}:Wide", {"depth": 2}), OBSERVATION, ACTIONS)
+
+
+def test_a_model_is_given_rewards_in_the_form_of_its_spec() -> None:
+    assert make_model(ActorSpec("mlp"), OBSERVATION, ACTIONS).reward_input == "abs_one"
+    spec = ActorSpec("mlp", reward_input="none")
+    assert make_model(spec, OBSERVATION, ACTIONS).reward_input == "none"
 
 
 def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
     with pytest.raises(TypeError, match="NotAModel is a str, not an actor: it must be a subclass"):
-        make_model(f"{user_module}:NotAModel", OBSERVATION, ACTIONS, False)
+        make_model(ActorSpec(f"{user_module}:NotAModel"), OBSERVATION, ACTIONS)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +160,14 @@ def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
             "depe",
             "no model 'depe': use deep, shallow, shallow-norm, small, mlp, or my_module:MyNet",
         ),
-        ("no_such_module_at_all:Net", "cannot import the model 'no_such_module_at_all:Net'"),
+        ("no_such_module_at_all:Net", "there is no module no_such_module_at_all"),
     ],
 )
 def test_an_unknown_name_is_named_with_what_there_is(name: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        make_model(name, OBSERVATION, ACTIONS, False)
+        make_model(ActorSpec(name), OBSERVATION, ACTIONS)
 
 
 def test_an_observation_without_arrays_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one array"):
-        make_model("mlp", {}, ACTIONS, False)
+        make_model(ActorSpec("mlp"), {}, ACTIONS)

@@ -24,6 +24,7 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.evaluation.play import play
 from torchbeast.learning.weights import PublishedWeights
@@ -133,7 +134,7 @@ def test_a_resumed_run_goes_on_counting(make_wide: Make) -> None:
 
 def test_playing_changes_no_statistics() -> None:
     env = SyncVecEnv([FakeNetHack] * 2, "FakeNetHack")
-    agent = make_agent("auto", env.observation_space, env.action_space, 1, False)
+    agent = make_agent(ActorSpec("auto"), env.observation_space, env.action_space, 1)
     before = copy.deepcopy(agent.model.state_dict())
     assert play(env, agent, 2, seed=0).returns
     torch.testing.assert_close(agent.model.state_dict(), before, rtol=0, atol=0)
@@ -141,7 +142,7 @@ def test_playing_changes_no_statistics() -> None:
 
 def test_statistics_of_nethack_do_not_blow_up_the_loss(make_rollout: Make) -> None:
     env = SyncVecEnv([FakeNetHack] * B, "FakeNetHack")
-    agent = make_agent("auto", env.observation_space, env.action_space, 1, False)
+    agent = make_agent(ActorSpec("auto"), env.observation_space, env.action_space, 1)
     rows = [env.reset(0)]
     rows += [env.step(np.zeros(B, np.int64)).observation for _ in range(T)]
     observation = {

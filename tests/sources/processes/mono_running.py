@@ -40,22 +40,11 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
     """`options`: of its settings; two buffers an environment unless they say otherwise."""
     observation, action, frame_stack = setup.spaces()
     torch.manual_seed(0)
-    agent = make_agent(
-        setup.model,
-        observation,
-        action,
-        frame_stack,
-        setup.use_lstm,
-        reads_values=setup.reads_values,
-    )
-    agent.model.reward_input = setup.reward_input
+    agent = make_agent(setup.actor(), observation, action, frame_stack)
     config = config_of(
         **{
             "env": EnvSpec(setup.env_id),
-            "model": setup.model,
-            "use_lstm": setup.use_lstm,
-            "reward_input": setup.reward_input,
-            "reads_values": setup.reads_values,
+            "actor": setup.actor(),
             "num_actors": setup.num_envs,
             "num_processes": setup.num_groups,
             "batch_size": setup.batch_size,

@@ -12,6 +12,7 @@ from mono_running import config_of
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs import EnvSpec
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import Reading, Window
@@ -98,12 +99,11 @@ class Process:
 def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSource:
     """One whose actors, which are no real processes, have just entered these stages."""
     space = ArraySpec((4,), "float32")
-    agent = make_agent("mlp", space, Discrete(2), 1, False)
+    agent = make_agent(ActorSpec("mlp"), space, Discrete(2), 1)
     config = config_of(
         env=EnvSpec("never made"),
         extras=(),
-        model="mlp",
-        use_lstm=False,
+        actor=ActorSpec("mlp"),
         num_actors=len(stages),
         num_processes=len(stages),
         num_buffers=len(stages),

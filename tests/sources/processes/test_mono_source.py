@@ -28,6 +28,7 @@ from mono_running import config_of, running_mono
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
@@ -126,8 +127,7 @@ def test_a_number_is_left_out_though_the_dead_actor_had_written_all_it_was_grant
     config = config_of(
         env=EnvSpec("never made"),
         extras=(),
-        model="mlp",
-        use_lstm=False,
+        actor=ActorSpec("mlp"),
         num_actors=2,
         num_processes=1,
         num_buffers=2,

@@ -15,6 +15,7 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import flatten, map_leaves2
+from torchbeast.core.specs import ActorSpec
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 T, E = 6, 4
@@ -33,7 +34,9 @@ class Player:
         extras: tuple[str, ...] = ("policy_logits",),
     ) -> None:
         space = env.observation_space
-        self.actor = make_agent(model, space, env.action_space, env.frame_stack, use_lstm).model
+        self.actor = make_agent(
+            ActorSpec(model, use_lstm=use_lstm), space, env.action_space, env.frame_stack
+        ).model
         self.shape = self.actor, stacked_space(space, env.frame_stack), extras, T
         self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots)
         self.loop = EnvLoop(env, self.actor, seed=0)

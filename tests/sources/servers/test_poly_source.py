@@ -67,8 +67,7 @@ def playing(address: str, setup: Setup) -> Iterator[Running]:
     assert fleet.action_space is not None
     torch.manual_seed(0)
     spaces = fleet.observation_space, fleet.action_space
-    agent = make_agent(setup.model, *spaces, fleet.frame_stack, setup.use_lstm)
-    agent.model.reward_input = setup.reward_input
+    agent = make_agent(setup.actor(), *spaces, fleet.frame_stack)
     weights = PublishedWeights(agent.model, setup.version)
     source = PolySource(
         fleet,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -14,45 +15,43 @@ from torchbeast.core.actors.registry import make_model
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.nest_py import flatten
-from torchbeast.errors import UsageError
+from torchbeast.core.specs import ActorSpec
 
 
 class Agent(NamedTuple):
     """What acts and learns."""
 
     model: Actor
+    spec: ActorSpec  # of the model, "auto" resolved; reads_values: only if there are any to read
     observation_bytes: int = 0  # of one environment, stacks included
-    model_name: str = ""  # what --model names, auto resolved
     observation_space: ObservationSpace = ()  # as the policy sees it, stacks included
-    reads_values: bool = True  # whether the space says anything of values that the network reads
 
 
 def make_agent(
-    model_name: str,
+    spec: ActorSpec,
     observation_space: ObservationSpace,
     action_space: ActionSpace,
     frame_stack: int,
-    use_lstm: bool,
     for_images: str = "deep",
-    reads_values: bool = True,
 ) -> Agent:
-    """The agent for these spaces; UsageError when the model does not fit them.
+    """Makes the agent for these spaces; raises ValueError when the model does not fit them.
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
     for_images: what auto chooses where there is an image.
-    reads_values: the network reads leaves by what the space says of their values; False: by dtype
-        and shape alone, as networks of older checkpoints did.
     """
     seen = stacked_space(observation_space, frame_stack)
-    if not reads_values:
+    if not spec.reads_values:
         seen = without_values(seen)
-    name = default_model(seen, for_images) if model_name == "auto" else model_name
+    name = default_model(seen, for_images) if spec.name == "auto" else spec.name
+    reads_values = seen != without_values(seen)
+    resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
     try:
-        model = make_model(name, seen, action_space, use_lstm)
+        model = make_model(resolved, seen, action_space)
     except Exception as error:  # a user's model may raise anything
-        raise UsageError(f"--model {name} does not work with this environment: {error}") from error
-    size = sum(_num_bytes(spec) for spec in flatten(seen))
-    return Agent(model, size, name, seen, seen != without_values(seen))
+        raise ValueError(
+            f"the model {name} does not work with this environment: {error}"
+        ) from error
+    return Agent(model, resolved, sum(map(_num_bytes, flatten(seen))), seen)
 
 
 def _num_bytes(spec: ArraySpec) -> int:

@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchbeast.core.specs import ActorSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,3 +23,11 @@ class ModelConfig:
     use_lstm: bool = False
     """Give the network a recurrent memory (LSTM). Costs speed; needed where a single observation
     does not determine the state."""
+    model_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the network's constructor as JSON. The built-in networks take their
+    width, '{"hidden": 128}'. Default: none; with --mode test those of the run."""
+
+    @property
+    def spec(self) -> ActorSpec:
+        """The spec of the network."""
+        return ActorSpec(self.model, self.model_kwargs, use_lstm=self.use_lstm)

@@ -57,6 +57,8 @@ class TorsoActorCritic(ActorCritic):
         sees_last_action: bool,
     ) -> None:
         super().__init__()
+        if fc_size < 1:
+            raise ValueError(f"hidden must be at least 1, got {fc_size}")
         self.distribution = distribution_for(action_space)
         self._sees_last_action = sees_last_action
         self._torsos = self._adopt(torsos)
@@ -122,11 +124,15 @@ class DeepNet(TorsoActorCritic):
     """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
     def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int = 256,
     ) -> None:
         torsos = _torsos_from(observation_space, DeepTorso)
-        super().__init__(torsos, action_space, fc_size=256, sees_last_action=False)
-        self._add_heads(make_lstm(self._core_input_size, 256) if use_lstm else None)
+        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
+        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
 
 class AtariNet(TorsoActorCritic):
@@ -137,10 +143,14 @@ class AtariNet(TorsoActorCritic):
     """
 
     def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int = 512,
     ) -> None:
         torsos = _torsos_from(observation_space, ShallowTorso, SHALLOW_MINIMUM)
-        super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
+        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
 
@@ -149,10 +159,14 @@ class NormedAtariNet(TorsoActorCritic):
     """AtariNet with standardised images, orthogonally initialised: learns Pong in fewer steps."""
 
     def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int = 512,
     ) -> None:
         torsos = _torsos_from(observation_space, NormedShallowTorso, SHALLOW_MINIMUM)
-        super().__init__(torsos, action_space, fc_size=512, sees_last_action=True)
+        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
         orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
@@ -164,22 +178,30 @@ class SmallNet(TorsoActorCritic):
     """One convolution and a layer of 128, with an optional LSTM of 128 units, one layer."""
 
     def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int = VECTOR_SIZE,
     ) -> None:
         torsos = _torsos_from(observation_space, SmallTorso, SMALL_MINIMUM)
-        super().__init__(torsos, action_space, fc_size=VECTOR_SIZE, sees_last_action=True)
-        self._add_heads(make_lstm(self._core_input_size, VECTOR_SIZE) if use_lstm else None)
+        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
+        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
 
 class MLPNet(TorsoActorCritic):
     """Two layers of 128 over flattened leaves, with an optional LSTM of 128 units, one layer."""
 
     def __init__(
-        self, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int = VECTOR_SIZE,
     ) -> None:
         torsos = _torsos_from(observation_space, None)
-        super().__init__(torsos, action_space, fc_size=VECTOR_SIZE, sees_last_action=True)
-        self._add_heads(make_lstm(self._core_input_size, VECTOR_SIZE) if use_lstm else None)
+        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
+        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
 
 def _torsos_from(

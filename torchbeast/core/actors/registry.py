@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,8 +20,9 @@ from torchbeast.core.actors.networks import (
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.specs import ActorSpec, check_takes
 
-ModelFactory = Callable[[ObservationSpace, ActionSpace, bool], Actor]
+ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
 MODELS: dict[str, ModelFactory] = {
     "deep": DeepNet,
@@ -34,18 +34,21 @@ MODELS: dict[str, ModelFactory] = {
 
 
 def make_model(
-    name: str, observation_space: ObservationSpace, action_space: ActionSpace, use_lstm: bool
+    spec: ActorSpec, observation_space: ObservationSpace, action_space: ActionSpace
 ) -> Actor:
-    """The model of that name; the observation space is what the policy sees, stacks included.
+    """Makes the model; the observation space is what the policy sees, stacks included.
 
     A name with a colon, "my_module:MyNet", is imported and called with (observation_space,
-    action_space, use_lstm). Where it has not set a distribution, it gets the action space's own.
-    ValueError when there is no such model or its output does not have the contract's shapes,
-    TypeError when the name is not that of an actor.
+    action_space, use_lstm) and the spec's keyword arguments. Where it has not set a distribution,
+    it gets the action space's own. Raises ValueError when there is no such model, it does not take
+    the keyword arguments, or its output does not have the contract's shapes; TypeError when the
+    name is not that of an actor.
     """
     if not flatten(observation_space):
         raise ValueError("a model needs an observation with at least one array, got none")
-    model = _factory(name)(observation_space, action_space, use_lstm)
+    name, factory = spec.name, _factory(spec)
+    check_takes(factory, spec.kwargs, f"model {name}", positional=3)
+    model = factory(observation_space, action_space, spec.use_lstm, **spec.kwargs)
     if not isinstance(model, Actor):
         raise TypeError(
             f"model {name} is a {type(model).__name__}, not an actor: "
@@ -53,6 +56,7 @@ def make_model(
         )
     if not hasattr(model, "distribution"):
         model.distribution = distribution_for(action_space)
+    model.reward_input = spec.reward_input
     check_model(model, observation_space, name)
     return model
 
@@ -72,16 +76,12 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
     _check_state(name, state, acted.state)
 
 
-def _factory(name: str) -> ModelFactory:
-    if name in MODELS:
-        return MODELS[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise ValueError(f"no model {name!r}: use {', '.join(MODELS)}, or my_module:MyNet")
-    try:
-        return cast(ModelFactory, getattr(importlib.import_module(module), attribute))
-    except (ModuleNotFoundError, AttributeError) as error:
-        raise ValueError(f"cannot import the model {name!r}: {error}") from error
+def _factory(spec: ActorSpec) -> ModelFactory:
+    if spec.name in MODELS:
+        return MODELS[spec.name]
+    if not spec.pickled and ":" not in spec.name:
+        raise ValueError(f"no model {spec.name!r}: use {', '.join(MODELS)}, or my_module:MyNet")
+    return spec.load()
 
 
 def _zero_inputs(

@@ -32,6 +32,7 @@ from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.precision import dtype_for
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
@@ -95,16 +96,8 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
     num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
     with closing(make_environment(EnvSpec.from_parent(arguments["env"]), num_envs)) as env:
         space = env.observation_space
-        agent = make_agent(
-            arguments["model"],
-            space,
-            env.action_space,
-            env.frame_stack,
-            arguments["use_lstm"],
-            reads_values=arguments["reads_values"],
-        )
-        actor = agent.model
-        actor.reward_input = arguments["reward_input"]
+        spec = ActorSpec.from_parent(arguments["actor"])
+        actor = make_agent(spec, space, env.action_space, env.frame_stack).model
         actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
         weights = SharedWeights(actor, size=arguments["ring_size"], descriptor=arguments["weights"])
         rollouts = SharedRollouts(

@@ -33,7 +33,7 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
-from torchbeast.core.losses import RewardClipping
+from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
@@ -63,10 +63,7 @@ class MonoSourceConfig:
     """How rollouts are collected."""
 
     env: EnvSpec
-    model: str  # the name from which every actor makes its own copy
-    use_lstm: bool
-    reward_input: RewardClipping = "abs_one"  # of the model
-    reads_values: bool = True  # likewise, see make_agent
+    actor: ActorSpec  # from which every process makes its own copy of the network
     precision: Precision  # of the actors' features, on the CPU
     processes: ProcessesConfig  # a fixed lag: whole rollouts must fill a batch
     rollouts: RolloutConfig
@@ -90,6 +87,8 @@ class MonoSource:
     with its own iterator. A batch shares its memory with the source: it ends when its iterator goes
     on, or ends.
     """
+
+    yields = Rollout
 
     def __init__(
         self,
@@ -261,10 +260,7 @@ class MonoSource:
         config = self._config
         return {
             "env": config.env.as_json(),
-            "model": config.model,
-            "use_lstm": config.use_lstm,
-            "reward_input": config.reward_input,
-            "reads_values": config.reads_values,
+            "actor": config.actor.as_json(),
             "precision": config.precision,
             "unroll_length": config.rollouts.unroll_length,
             "extras": config.extras,

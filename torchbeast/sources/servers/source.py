@@ -41,6 +41,8 @@ class PolySource:
     everyone. `batches` may be iterated from several threads, each with its own iterator.
     """
 
+    yields = Rollout
+
     def __init__(
         self,
         fleet: Fleet,
