@@ -41,7 +41,7 @@ _NODES, _NODES_WITHIN = 48, 5.5
 
 
 class ActionDistribution(ABC):
-    """The family of distributions over one action space."""
+    """A family of distributions over one action space."""
 
     num_params: int
     """Size of the last dimension of params."""
@@ -50,31 +50,33 @@ class ActionDistribution(ABC):
 
     @abstractmethod
     def sample(self, params: Tensor) -> Nest[Tensor]:
-        """A random action for each row of params, from torch's global generator."""
+        """Draws an action for each row of params [..., num_params], by torch's global generator."""
 
     @abstractmethod
     def mode(self, params: Tensor) -> Nest[Tensor]:
-        """The most likely action for each row of params [..., num_params]."""
+        """Returns the most likely action for each row of params [..., num_params]."""
 
     @abstractmethod
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        """[...] log pi(action), a log-density where the action is continuous."""
+        """Returns log pi(action) [...], a log-density for continuous actions."""
 
     @abstractmethod
     def entropy(self, params: Tensor) -> Tensor:
-        """[...] in nats."""
+        """Returns the entropy [...] in nats."""
 
     @abstractmethod
     def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """[...] KL(p || q) in nats."""
+        """Returns KL(p || q) [...] in nats of params p and q [..., num_params]."""
 
     @abstractmethod
     def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
-        """Valid actions [*batch_shape, ...]: the "last action" where there was none yet."""
+        """Returns valid actions [*batch_shape, ...], as the "last action" before the first one."""
 
     @abstractmethod
     def features(self, action: Nest[Tensor]) -> Tensor:
-        """[..., num_features] float32: a network's view of the action, choices one-hot."""
+        """Returns the action as input of a network, float32 [..., num_features]; choices are
+        one-hot.
+        """
 
 
 def distribution_for(
@@ -96,7 +98,7 @@ def distribution_for(
 
 
 class Categorical(ActionDistribution):
-    """One of start, ..., start + n - 1; actions int64 [...]."""
+    """A choice of start, ..., start + n - 1; actions are int64 [...]."""
 
     def __init__(self, n: int, start: int = 0) -> None:
         self.num_params = self.num_features = n
@@ -133,7 +135,7 @@ class Categorical(ActionDistribution):
 
 
 class MultiCategorical(ActionDistribution):
-    """len(nvec) independent choices; actions int64 [..., len(nvec)]."""
+    """Independent choices, len(nvec) of them; actions are int64 [..., len(nvec)]."""
 
     def __init__(self, nvec: Sequence[int]) -> None:
         self._parts = [Categorical(n) for n in nvec]
@@ -171,7 +173,7 @@ class MultiCategorical(ActionDistribution):
 
 
 class Bernoulli(ActionDistribution):
-    """Independent zeros and ones; actions int8 [..., *shape]."""
+    """Independent zeros and ones; actions are int8 [..., *shape]."""
 
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = tuple(shape)
@@ -281,7 +283,7 @@ class SquashedGaussian(Gaussian):
         return self._squashed(_normal(*_mean_and_log_std(params)))
 
     def rsample(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """A sample [..., *shape] and its log-density [...], with their gradients to params."""
+        """Returns a sample [..., *shape] and its log-density [...], differentiable in params."""
         u = _normal(*_mean_and_log_std(params))
         return self._squashed(u), self._log_density(params, u)
 
@@ -303,7 +305,7 @@ class SquashedGaussian(Gaussian):
         return super().entropy(params) + (_log_slope_of_tanh(u) * weights).sum((-2, -1))
 
     def _log_density(self, params: Tensor, u: Tensor) -> Tensor:
-        """Of the action that u [..., num_features] becomes."""
+        """Returns the log-density [...] of the action that u [..., num_features] becomes."""
         mean, log_std = _mean_and_log_std(params)
         z = (u - mean) / log_std.exp()
         log_normal = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
@@ -311,12 +313,12 @@ class SquashedGaussian(Gaussian):
         return (log_normal - log_scale - _log_slope_of_tanh(u)).sum(-1)
 
     def _squashed(self, u: Tensor) -> Tensor:
-        """Rounding may carry an action over a bound: it is brought back."""
+        """Scales tanh(u) to the box; clips, because rounding may exceed a bound."""
         return self._action(u.tanh()).clamp(self._low.to(u.device), self._high.to(u.device))
 
 
 class Product(ActionDistribution):
-    """Independent parts in a tuple or dict; actions are nests of that structure."""
+    """Independent distributions in a tuple or dict; actions are nests of that structure."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingParts:
-    """What a training loop is made of."""
+    """The components of a training loop."""
 
     source: Source
     optimiser_step: OptimiserStep[Any]
@@ -62,9 +62,11 @@ class Training:
         trace: Path | None = None,
         keep: Callable[[dict[str, Any]], Path | None] | None = None,
     ) -> None:
-        """`trace`: a file for the profiler's trace of one update. `keep`: saves the state before
-        an update that NaN made impossible, and says where (None: it saves nothing); not called
-        when that is bad too.
+        """Prepares training.
+
+        trace: file for the profiler's trace of one update.
+        keep: saves the state before an update that failed by a NaN, and returns its path, or None
+            if it saves nothing; not called when that state is not finite either.
         """
         self._parts = parts
         self._total_steps = total_steps
@@ -78,34 +80,34 @@ class Training:
 
     @property
     def updates(self) -> int:
-        """Updates done, also over restarts."""
+        """Number of updates, across restarts."""
         return self._parts.optimiser_step.version
 
     @property
     def updates_here(self) -> int:
-        """Updates done by this process."""
+        """Number of updates of this process."""
         return self.updates - self._updates_before
 
     def start(self, num_threads: int) -> None:
-        """Begins to learn, in threads of the supervisor."""
+        """Starts learning in threads of the supervisor."""
         for i in range(num_threads):
             self._parts.supervisor.start_thread(f"learner-{i}", self._learn)
 
     def reading(self) -> Reading:
-        """What was spent until now by the actors and by the learner."""
+        """Returns the seconds that actors and learner have spent until now, by stage."""
         seconds = self._parts.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds)
 
     def checkpoint(self, labels: Mapping[str, Any]) -> dict[str, Any]:
-        """A copy of everything that a resumed run needs, all of one moment between two updates.
+        """Returns a consistent copy of everything that a resumed run needs, between two updates.
 
-        labels: what does not change while the run learns, such as its flags.
+        labels: entries that do not change during the run, such as its flags.
         """
         with self._between_updates():
             return {**copy.deepcopy(self._state()), **labels}
 
     def _state(self) -> dict[str, Any]:
-        """All but the labels; the tensors are the live ones."""
+        """Returns everything but the labels; tensors are not copied."""
         return {
             **self._parts.optimiser_step.state_dict(),
             "stats": self.progress.state_dict(),
@@ -124,7 +126,7 @@ class Training:
                     self._update(batch.map(cuda_stream.hand_over), on_host)
 
     def _update(self, batch: Batch, on_host: Batch) -> None:
-        # Lags and episodes are told by the host's batch: nothing waits for the device once more.
+        # Lags and episodes come from the batch on the host, so nothing waits for the device again.
         lags, before = on_host.lags(self.updates), time.perf_counter()
         with self._traced():
             figures = self._update_weights(batch)
@@ -143,7 +145,7 @@ class Training:
             raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
 
     def _keep_last_good(self) -> str:
-        """Saves the present state, which the refused update has not touched; says where."""
+        """Saves the current state, which the failed update has not changed; returns a sentence."""
         if self._keep is None:
             return "No state was saved"
         if (name := checkpoints.first_non_finite(self._state())) is not None:
@@ -175,7 +177,7 @@ class Training:
         self._parts.log_files.write(self.progress.step, row)
 
     def _times(self) -> dict[str, float]:
-        """Seconds since the last row, by stage: rows may be added up."""
+        """Returns the seconds since the last row, by stage, so that rows can be added up."""
         before, self._last_row = self._last_row, self.reading()
         return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
 

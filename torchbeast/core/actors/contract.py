@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of actors: what they are given, what they return, and in which modes they act.
+"""The interface of actors: their inputs, outputs and modes.
 
 T is time, B is batch. Row t of the inputs is what the environments gave *after* `last_action[t]`;
 row t of an actor-critic's outputs is the policy over the next action and the value of that moment.
@@ -21,7 +21,7 @@ from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import Nest
 
 Mode = Literal["sample", "greedy", "explore"]
-"""How an actor chooses.
+"""The way an actor chooses actions.
 
 sample: from the policy that is learnt, at random where that policy is.
 greedy: the action that this policy takes for the best, never at random.
@@ -30,7 +30,7 @@ explore: as the algorithm collects experience; the same as sample unless the act
 
 
 class ModelInputs(NamedTuple):
-    """What a model sees, [T, B, ...]."""
+    """The inputs of a model, [T, B, ...]."""
 
     observation: Nest[Tensor]  # leaves [T, B, *shape] in the environment's dtype
     reward: Tensor  # float32 [T, B], as the environment gave it
@@ -39,7 +39,7 @@ class ModelInputs(NamedTuple):
 
 
 class ModelOutput(NamedTuple):
-    """What an actor-critic returns, [T, B, ...]."""
+    """The outputs of an actor-critic, [T, B, ...]."""
 
     policy_logits: Tensor  # float32 [T, B, num_params] of the actor's distribution
     baseline: Tensor  # float32 [T, B] the value
@@ -47,7 +47,7 @@ class ModelOutput(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """What acting on one row gives."""
+    """The results of acting on one row."""
 
     action: Nest[Tensor]  # leaves [1, B, ...]
     extras: dict[str, Tensor]  # [1, B, ...], those of Actor.extra_specs
@@ -87,15 +87,15 @@ class Actor(nn.Module, ABC):
 
     @abstractmethod
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """What `act` returns; defined by each kind of actor."""
+        """Computes the result of `act`; defined by each kind of actor."""
 
     @property
     @abstractmethod
     def extra_specs(self) -> dict[str, ArraySpec]:
-        """Shape and dtype of every extra of Acted, of one step of one environment."""
+        """Shape and dtype of every extra of Acted, for one step of one environment."""
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
-        """The state at the start, leaves [layers, batch_size, hidden]; () when feed-forward."""
+        """Returns the initial state, leaves [layers, batch_size, hidden]; () when feed-forward."""
         return ()
 
     def seen_reward(self, reward: Tensor) -> Tensor:
@@ -123,13 +123,13 @@ class ActorCritic(Actor):
     """
 
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
-        """Policies, values and the state after the last row."""
+        """Returns policies, values and the state after the last row."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define forward(inputs, core_state)"
         )
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """A sample of the policy, or its mode."""
+        """Samples the policy, or takes its most likely action."""
         logits, baseline, state = self(inputs, state)
         actions = self.distribution
         action = actions.mode(logits) if mode == "greedy" else actions.sample(logits)
@@ -137,7 +137,7 @@ class ActorCritic(Actor):
 
     @property
     def extra_specs(self) -> dict[str, ArraySpec]:
-        """policy_logits [num_params] and baseline []."""
+        """The extras policy_logits [num_params] and baseline []."""
         num_params = self.distribution.num_params
         return {
             "policy_logits": ArraySpec((num_params,), "float32"),
@@ -146,7 +146,7 @@ class ActorCritic(Actor):
 
 
 def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:
-    """The specs of the extras with these names; ValueError when the actor does not give one."""
+    """Returns the specs of these extras; raises ValueError when the actor lacks one."""
     specs = actor.extra_specs
     if missing := [name for name in names if name not in specs]:
         raise ValueError(

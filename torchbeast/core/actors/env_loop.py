@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acting in E environments, step by step: what evaluation and MonoBeast's actors share.
+"""Acting in E environments, step by step; used by evaluation and MonoBeast's actors.
 
     loop = EnvLoop(env, actor, seed)
     while True:
@@ -27,15 +27,15 @@ from torchbeast.core.nest_py import map_leaves
 
 
 class EnvRow(NamedTuple):
-    """What E environments gave after an action, or at the start."""
+    """The outputs of E environments after an action, or at the start."""
 
     observation: ArrayNest  # leaves [E, ...], stacks included
     reward: np.ndarray  # float32 [E]
     done: np.ndarray  # bool [E] terminated or truncated; true at the start
     truncated: np.ndarray  # bool [E]
     episode_end: np.ndarray  # bool [E] the whole game is over
-    episode_step: np.ndarray  # int32 [E] final on an ended game's row
-    episode_return: np.ndarray  # float32 [E] likewise
+    episode_step: np.ndarray  # int32 [E] includes the last step where a game ended
+    episode_return: np.ndarray  # float32 [E] includes the last reward where a game ended
     final_observation: ArrayNest | None  # leaves [K, ...], stacks included, of the truncated
 
 
@@ -57,7 +57,7 @@ class EnvLoop:
         self.acted = _nothing_yet(actor, env.num_envs)
 
     def act(self, mode: Mode) -> None:
-        """Chooses the next action and moves the recurrent state past the present row."""
+        """Chooses the next action and advances the recurrent state past the current row."""
         row = self.row
         inputs = ModelInputs(
             map_leaves(_one_step, row.observation),
@@ -105,7 +105,7 @@ class EnvLoop:
         return self._stacker.final(step.final_observation, step.truncated)
 
     def _count(self, step: VecStep) -> None:
-        """Steps and return of the games that go on, the step just done included."""
+        """Counts steps and return of the running games, including the last step."""
         over = self.row.episode_end
         self._episode_step[over] = 0
         self._episode_return[over] = 0
@@ -123,10 +123,10 @@ def _nothing_yet(actor: Actor, num_envs: int) -> Acted:
 
 
 def _copy_to_numpy(leaf: Tensor) -> np.ndarray:
-    """[1, E, ...] to [E, ...]. Environments may write to it: the rollout keeps what was chosen."""
+    """Copies [1, E, ...] to [E, ...], since environments may write to their actions."""
     return leaf[0].numpy().copy()
 
 
 def _one_step(array: np.ndarray) -> Any:
-    """A tensor [1, E, ...] of one time step."""
+    """Returns a tensor [1, E, ...] of one time step."""
     return torch.from_numpy(np.ascontiguousarray(array))[None]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithms: the losses, and the one optimiser step they share."""
+"""Algorithms: their losses, and the optimiser step they share."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between algorithms. What is the same for all is `optimiser_step.OptimiserStep`.
+"""The base class of algorithms: what differs between them. `OptimiserStep` is what they share.
 
     batch -- prepare --> batch -- minibatches --> minibatch -- losses --> terms, metrics
                                                   one optimiser step each, then after_step
@@ -25,37 +25,37 @@ BatchT = TypeVar("BatchT", bound=Batch)
 
 
 class Optimizer(Protocol):
-    """Any of torch.optim, or another of its form."""
+    """An optimiser of torch.optim, or an object with the same methods."""
 
     param_groups: list[dict[str, Any]]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients."""
+        """Clears the gradients."""
 
     def step(self) -> Any:
-        """Moves the parameters by their gradients."""
+        """Updates the parameters by their gradients."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next step depends on."""
+        """Returns the state that the next step depends on."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continues from a state_dict."""
+        """Restores a state_dict."""
 
 
 class Losses(NamedTuple):
-    """What an algorithm says of a minibatch; all are scalars."""
+    """The losses and metrics of a minibatch, all scalars."""
 
     terms: dict[str, Tensor]
-    """Their sum is minimised; weights are included."""
+    """Weighted losses, whose sum is minimised."""
     metrics: Mapping[str, Tensor] = MappingProxyType({})
-    """Means over the steps, which are logged and never minimised."""
+    """Means over the steps, logged but never minimised."""
 
 
 class Algorithm(ABC, Generic[BatchT]):
     """Losses of models, and the optimisers that minimise them.
 
-    Whatever the next step depends on is in `models`, buffers included, or in `optimisers`: both are
-    saved.
+    All state that the next step depends on is in `models`, including buffers, or in `optimisers`:
+    both are saved in checkpoints.
     """
 
     Config: ClassVar[type]
@@ -63,44 +63,43 @@ class Algorithm(ABC, Generic[BatchT]):
     algorithm's flags, their docstrings the help texts."""
 
     actor_type: ClassVar[type[Actor]] = ActorCritic
-    """The kind of actor."""
+    """The class of actor that it trains."""
 
     takes: ClassVar[type] = Rollout
-    """The kind of batch."""
+    """The class of batch that it learns from."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Extras of acting that its batches must hold."""
+    """Names of the extras of acting that its batches must contain."""
 
     mode: ClassVar[Mode] = "sample"
-    """How actions are chosen while it learns."""
+    """The mode in which actions are chosen during training."""
 
     separable: ClassVar[bool] = False
-    """No column of a batch depends on another, other than through the sum or mean over all steps.
-    The learner may then take some columns at a time, in several threads, where the actor allows it
-    too."""
+    """Whether the columns of a batch are independent, except for the sum or mean over all steps.
+    The learner may then compute slices of some columns, in several threads, if the actor is
+    separable too."""
 
     reduction: ClassVar[Reduction] = "sum"
-    """How terms join steps, so that those of some columns add up to those of all."""
+    """How terms combine steps, so that the losses of slices can be added up exactly."""
 
     minimised_by: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """The optimiser of each term. One that is not named is minimised by the only optimiser. An
-    optimiser sees the gradient of its own terms with respect to its own parameters, and no
-    other."""
+    """The name of the optimiser that minimises each term; by default the only optimiser. An
+    optimiser sees only the gradients of its own terms with respect to its own parameters."""
 
     actor: Actor
     models: dict[str, nn.Module]
-    """By name. "actor" acts: its weights are published."""
+    """Models by name; "actor" is the one that acts, whose weights are published."""
     optimisers: dict[str, Optimizer]
-    """By name."""
+    """Optimisers by name."""
 
     def __init__(self, actor: Actor, config: Any) -> None:
-        """Makes an algorithm without optimisers; TypeError when the actor is of another kind.
+        """Makes an algorithm without optimisers; config: an instance of Config.
 
-        config: of type Config.
+        Raises TypeError when the actor is not an `actor_type`.
         """
         if not isinstance(actor, self.actor_type):
             raise TypeError(
-                f"{type(self).__name__} learns a network of type {self.actor_type.__name__}, got "
+                f"{type(self).__name__} needs a network of type {self.actor_type.__name__}, got "
                 f"{type(actor).__name__}: use another --model"
             )
         self.actor = actor
@@ -109,22 +108,25 @@ class Algorithm(ABC, Generic[BatchT]):
         self.optimisers = {}
 
     def prepare(self, batch: BatchT) -> BatchT:
-        """The batch as it is to be learnt from, such as with advantages; called once for each,
-        without a graph.
+        """Returns the batch to learn from, for example with advantages.
+
+        Called once per batch, without a gradient graph.
         """
         return batch
 
     def minibatches(self, batch: BatchT) -> Iterable[BatchT]:
-        """What each optimiser step learns from, at least one: parts of the batch, any number of
-        times.
+        """Returns the minibatches, one for each optimiser step; at least one.
+
+        The default is the whole batch, once.
         """
         return [batch]
 
     @abstractmethod
     def losses(self, minibatch: BatchT) -> Losses:
-        """The terms that are minimised, and metrics. May be called with some columns of a minibatch
-        and by several threads at once, if `separable`.
+        """Returns the terms to minimise, and metrics.
+
+        If `separable`, it is called with slices of a minibatch, by several threads at once.
         """
 
     def after_step(self) -> None:
-        """Follows every optimiser step, without a graph: target networks, temperatures."""
+        """Runs after every optimiser step, without a graph: target networks, temperatures."""

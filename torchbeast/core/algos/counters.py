@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a run is, in four numbers that say different things."""
+"""The four counters of a run's progress."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass
 class Counters:
-    """All count from the start of the run, over restarts."""
+    """Counts from the start of the run, across restarts."""
 
     env_steps: int = 0
-    """Steps that were collected. Learning rates and the end of the run go by it."""
+    """Collected steps; they determine the learning rate and the end of the run."""
     learnt_steps: int = 0
-    """Steps that were learnt from, each as often as it was."""
+    """Steps learnt from; a step that is used twice counts twice."""
     optimiser_steps: int = 0
-    """How often the weights moved."""
+    """Changes of the weights."""
     version: int = 0
-    """Batches learnt: after each the weights are published under this number."""
+    """Updates, one per batch; after each the weights are published under this number."""
 
     def state_dict(self) -> dict[str, int]:
-        """Under the names that checkpoints have had from the start."""
+        """Returns the counters under the names used by all checkpoints."""
         return {
             "steps": self.env_steps,
             "version": self.version,
@@ -30,8 +30,10 @@ class Counters:
         }
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Restores `state_dict`. Earlier checkpoints have two of the numbers: then every step was
-        learnt from once, by one optimiser step a batch. ValueError when there are not even two.
+        """Restores `state_dict`; raises ValueError when steps or version is missing.
+
+        Earlier checkpoints have only these two: with them every step was learnt from once, with one
+        optimiser step per batch.
         """
         if missing := {"steps", "version"} - set(state):
             raise ValueError(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of many parameters as one vector."""
+"""Functions of the gradients of many parameters, taken as one vector."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 
 def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """Those that there are."""
+    """Returns the gradients of those parameters that have one."""
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The 2-norm of all gradients as one vector, 0 where there are none. A scalar tensor: nothing
-    waits for the device.
+    """Returns the 2-norm of all gradients as one vector, 0 without gradients.
+
+    It is a scalar tensor on the device, which nothing has waited for.
     """
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients_of(parameters)]
     if not norms:
@@ -26,14 +27,14 @@ def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:
-    """Scales the gradients, whose norm is given, so that their norm is at most the maximum."""
+    """Scales gradients of the given norm in place, so that their norm is at most `maximum`."""
     if norm > maximum:
         for gradient in gradients_of(parameters):
             gradient.mul_(maximum / norm)
 
 
 def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
-    """The name of the first parameter whose gradient holds NaN or an infinity."""
+    """Returns the name of the first parameter whose gradient has a NaN or an infinity."""
     for name, parameter in named:
         if parameter.grad is not None and not parameter.grad.isfinite().all():
             return name

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of an algorithm.
+"""The state of an algorithm in a checkpoint.
 
     model_state_dict      of the actor
     optimizer_state_dict  of the only optimiser; {} where there are several
     algorithm_state_dict  {"models": {name: ...}, "optimisers": {name: ...}}: the other models, and
                           the optimisers where there are several; absent where there are none
 
-The first two are those of all earlier checkpoints, and of the original TorchBeast's.
+The first two are in all earlier checkpoints, and in those of the original TorchBeast.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALGORITHM = "algorithm_state_dict"
 
 
 def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
-    """State dicts by the keys above; the tensors are the live ones."""
+    """Returns the state by the keys above; tensors are not copied."""
     only, several = _optimisers(algo)
     state = {
         "model_state_dict": algo.actor.state_dict(),
@@ -39,7 +39,7 @@ def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
 
 
 def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
-    """ValueError, naming the first difference, unless `restore` can put the state back."""
+    """Raises ValueError, naming the first difference, if `restore` cannot restore the state."""
     check_fits(algo.actor, state["model_state_dict"])
     models, optimisers = _further_models(algo), _optimisers(algo)[1]
     further = _further_state(state)
@@ -50,7 +50,7 @@ def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
 
 
 def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
-    """Puts back what `state_of` gave, after `check_state`."""
+    """Restores the result of `state_of`; call `check_state` first."""
     only, several = _optimisers(algo)
     further = _further_state(state)
     algo.actor.load_state_dict(state["model_state_dict"])
@@ -67,7 +67,7 @@ def _further_models(algo: Algorithm[Any]) -> dict[str, Any]:
 
 
 def _optimisers(algo: Algorithm[Any]) -> tuple[Optimizer | None, dict[str, Optimizer]]:
-    """The only one and {}, or None and all."""
+    """Returns the only optimiser and {}, or None and all optimisers."""
     if len(algo.optimisers) == 1:
         return next(iter(algo.optimisers.values())), {}
     return None, algo.optimisers

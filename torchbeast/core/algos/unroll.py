@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learner's forward over a rollout, and the values of truncated episodes' final observations.
+"""The learner's forward pass over a rollout, with values of truncated episodes' final observations.
 
-A truncated episode did not end: its return goes on with the value of its own last observation,
-which no row of the rollout holds (the row has the next episode's first). That value needs the
+The return of a truncated episode continues with the value of its own last observation, which no row
+of the rollout holds (the row has the next episode's first). That value needs the
 recurrent state from just before the reset, so a recurrent model runs in segments, cut at the
 rows with truncations; a feed-forward one runs once over all rows.
 """
@@ -30,7 +30,7 @@ class Unrolled(NamedTuple):
 
 
 def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
-    """The model's policies and values of all rows, from initial_agent_state on."""
+    """Returns the model's policies and values for all rows, starting from initial_agent_state."""
     if flatten(rollout.initial_agent_state):
         return _unroll_in_segments(model, rollout)
     return _unroll_at_once(model, rollout)
@@ -43,10 +43,12 @@ def rewards_and_discounts(
     reward_scale: float,
     reward_clipping: str,
 ) -> tuple[Tensor, Tensor]:
-    """Rewards and discounts [T, B] as `returns` and `vtrace` take them.
+    """Returns rewards and discounts [T, B] as `returns` and `vtrace` expect them.
 
-    The discount is 0 where an episode ended, and the reward of a truncated one holds the discounted
-    value of its final observation, final_values [T, B]. This is exact: the recursion only ever sees
+    final_values: [T, B] values of final observations where truncated, else 0.
+
+    The discount is 0 where an episode ended, and the reward of a truncated one includes the
+    discounted value of its final observation. This is exact: the recursion only ever sees
     r + gamma * V, and stops where the discount is 0.
     """
     rewards = clip_rewards(reward_scale * rollout.reward[1:], reward_clipping)
@@ -81,7 +83,7 @@ def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
 
 
 def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:
-    """Rows start..end-1 as a model sees them."""
+    """Returns rows start..end-1 as inputs of the model."""
 
     def rows(leaf: Tensor) -> Tensor:
         return leaf[start:end]
@@ -98,7 +100,10 @@ def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:
 def _final_values(
     model: ActorCritic, rollout: Rollout, which: Tensor, state: Nest[Tensor]
 ) -> Tensor:
-    """Values [K'] of final observations `which` [K'], given all columns' state before the reset."""
+    """Returns values [K'] of the final observations `which` [K'].
+
+    state: of all columns, before the reset.
+    """
     rows, columns = (index[which] for index in rollout.truncations())
     inputs = ModelInputs(
         observation=map_leaves(lambda leaf: leaf[which].unsqueeze(0), rollout.final_observation),

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds experience between acting and learning."""
+"""Containers of experience between acting and learning."""

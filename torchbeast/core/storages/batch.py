@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every kind of batch can say of itself, whatever it holds.
+"""The interface that all kinds of batch have in common.
 
-A batch has columns, which `split` shares out: rollouts or transitions, one of an environment each.
+A batch consists of columns, each a rollout or transition of one environment, which `split` divides.
 """
 
 from __future__ import annotations
@@ -17,42 +17,40 @@ Self = TypeVar("Self", bound="Batch")
 
 
 class Batch(Protocol):
-    """What one update learns from."""
+    """The data that one update learns from."""
 
     @property
     def batch_size(self) -> int:
-        """Columns."""
+        """Number of columns."""
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of observations in a column."""
+        """Bytes of observations per column."""
 
     @property
     def num_steps(self) -> int:
-        """Steps to learn from."""
+        """Number of steps to learn from."""
 
     @property
     def env_steps(self) -> int:
-        """Steps that were collected for this batch: none of them counts in another one."""
+        """Number of newly collected steps, which no other batch counts."""
 
     def new_observations(self) -> Nest[Tensor]:
-        """Observations [T', B', *shape] that running statistics are to count."""
+        """Returns observations [T', B', *shape] to add to running statistics."""
 
     def lags(self, version: int) -> dict[str, float]:
-        """How far the weights that acted were behind those of this version; {} where it is not
-        known.
-        """
+        """Returns the policy lag behind this version of the weights; {} if unknown."""
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the games that ended in the steps that were collected."""
+        """Returns returns and lengths of the games that ended in the newly collected steps."""
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        """A batch of what the function makes of each tensor."""
+        """Returns a batch with function(tensor) in place of every tensor."""
 
     def split(self: Self, max_columns: int) -> Sequence[Self]:
-        """The same columns, at most so many at a time, shared out evenly. Shares memory."""
+        """Returns slices of at most max_columns and nearly equal size, which share memory."""
 
 
-def even_bounds(size: int, parts: int) -> list[int]:
-    """Where `parts` parts of `size` begin, and `size`; no two differ by more than one."""
-    return [size * i // parts for i in range(parts + 1)]
+def even_bounds(size: int, count: int) -> list[int]:
+    """Returns the starts of `count` ranges that divide `size` evenly, and `size`."""
+    return [size * i // count for i in range(count + 1)]

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A batch of rollouts: T steps of B environments, in T + 1 rows.
 
-Row t holds what the environments gave *after* an action, and the agent output that *produced* that
+Row t holds the environments' outputs *after* an action, and the agent output that *produced* that
 action: `action[t]` and `extras[...][t]` were computed from row t - 1's observation. Row 0 repeats
-row T of the same environment's rollout before; the agent output in an environment's very first row
-0 is a dummy. On a done row the observation is the next episode's first, while reward, episode_step
-and episode_return still belong to the episode that ended.
+row T of the same environment's previous rollout; the agent output in an environment's very first
+row 0 is a dummy. On a done row the observation is the next episode's first, while reward,
+episode_step and episode_return still belong to the episode that ended.
 
-A stream is one environment, by its number; it is in as many rollouts as it plays. Where
-`rollout_index` goes up by one from a stream's rollout to another, row 0 of the second repeats row T
-of the first. An environment that began anew, because its process died or its connection was lost,
-leaves a number out: (stream, rollout_index) names one rollout of a source, and no two rollouts with
-successive numbers have a gap between them. Another source, such as that of a resumed run, counts
-anew.
+`stream` numbers the environments, `rollout_index` the rollouts of each. Of two rollouts of a stream
+with consecutive numbers, row 0 of the second repeats row T of the first. When an environment
+restarts because its process died or its connection was lost, a number is skipped, so that rollouts
+with consecutive numbers never have a gap between them. (stream, rollout_index) identifies a rollout
+of one source; another source, such as that of a resumed run, counts from zero.
 """
 
 from __future__ import annotations
@@ -41,51 +40,52 @@ class Rollout:
     episode_step: Tensor  # int32 [T+1, B]
     episode_return: Tensor  # float32 [T+1, B], raw
     action: Nest[Tensor]  # leaves [T+1, B, ...]
-    extras: dict[str, Tensor]  # [T+1, B, ...] what the algorithm needs of acting: Algorithm.needs
+    extras: dict[str, Tensor]  # [T+1, B, ...] outputs of acting, by Algorithm.needs
     initial_agent_state: Nest[Tensor]  # leaves [layers, B, hidden], for row 0; () when feed-forward
     truncated: Tensor  # bool [T+1, B] cut by a time limit
     episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
-    policy_version: Tensor  # int64 [T+1, B] of the weights that acted
+    policy_version: Tensor  # int64 [T+1, B] version of the weights that acted
     final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
-    stream: Tensor  # int64 [T+1, B] the number of the environment, the same in all rows
-    rollout_index: Tensor  # int64 [T+1, B] which of the stream's rollouts, the same in all rows
-    valid: Tensor | None = None  # bool [T+1, B] step t, to row t, is learnt from; None: all are
+    stream: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
+    rollout_index: Tensor  # int64 [T+1, B] number of the stream's rollout, the same in all rows
+    valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
 
     @property
     def unroll_length(self) -> int:
-        """T."""
+        """The number of steps, T."""
         return self.reward.shape[0] - 1
 
     @property
     def batch_size(self) -> int:
-        """B."""
+        """The number of rollouts, B."""
         return self.reward.shape[1]
 
     @property
     def num_steps(self) -> int:
-        """The steps to learn from: T * B, or those that are valid."""
+        """Number of steps to learn from: T * B, or the valid ones."""
         if self.valid is not None:
             return int(self.valid[1:].sum())
         return self.unroll_length * self.batch_size
 
     @property
     def env_steps(self) -> int:
-        """Steps that were collected for this batch: all."""
+        """Number of newly collected steps: all."""
         return self.num_steps
 
     @property
     def column_bytes(self) -> int:
-        """Bytes of observations in a column."""
+        """Bytes of observations per column."""
         return sum(leaf[:, 0].nbytes for leaf in flatten(self.observation))
 
     def new_observations(self) -> Nest[Tensor]:
-        """Leaves [T, B, *shape] of rows 1..T: row 0 came with the rollout before."""
+        """Returns leaves [T, B, *shape] of rows 1..T; row 0 belongs to the previous rollout."""
         observation: Nest[Tensor] = map_leaves(lambda leaf: leaf[1:], self.observation)
         return observation
 
     def lags(self, version: int) -> dict[str, float]:
-        """mean_lag and max_lag: versions from the weights that chose the actions of rows 1..T to
-        these. Of valid steps; {} where there is none.
+        """Returns mean_lag and max_lag of the valid steps, in versions; {} without valid steps.
+
+        The lag of a step is `version` minus the version of the weights that chose its action.
         """
         lags = version - self.policy_version[1:]
         if self.valid is not None:
@@ -95,11 +95,11 @@ class Rollout:
         return {"mean_lag": lags.float().mean().item(), "max_lag": float(lags.max().item())}
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
-        """A rollout of what the function makes of each tensor."""
+        """Returns a rollout with function(tensor) in place of every tensor."""
         return Rollout(**_mapped(function, {f.name: getattr(self, f.name) for f in fields(self)}))
 
     def split(self, max_columns: int) -> list[Rollout]:
-        """The same rollouts, at most so many at a time, shared out evenly. Shares memory."""
+        """Returns slices of at most max_columns and nearly equal size, which share memory."""
         if max_columns >= self.batch_size:
             return [self]
         bounds = even_bounds(self.batch_size, -(-self.batch_size // max_columns))
@@ -107,7 +107,7 @@ class Rollout:
         return [self._columns(start, end, finals) for start, end in pairwise(bounds)]
 
     def _columns(self, start: int, end: int, finals: list[int]) -> Rollout:
-        """Columns start..end-1; column i's final observations begin at finals[i]."""
+        """Returns columns start..end-1; column i's final observations begin at finals[i]."""
 
         def rows(leaf: Tensor) -> Tensor:
             return leaf[:, start:end]
@@ -115,25 +115,25 @@ class Rollout:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}
         final = parts.pop("final_observation")  # has no columns
         parts = _mapped(rows, parts)
-        # An LSTM takes no gaps in its state.
+        # An LSTM needs a contiguous state.
         parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
         here = slice(finals[start], finals[end])
         return Rollout(**parts, final_observation=map_leaves(lambda leaf: leaf[here], final))
 
     def truncations(self) -> tuple[Tensor, Tensor]:
-        """Rows and columns [K] of the truncations in rows 1..T, by column, then row."""
+        """Returns rows and columns [K] of the truncations in rows 1..T, by column, then row."""
         columns, rows = self.truncated[1:].T.nonzero(as_tuple=True)
         return rows + 1, columns
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the games that ended in the valid steps to rows 1..T."""
+        """Returns the returns and lengths of games that ended in the valid steps to rows 1..T."""
         ended = self.episode_end[1:].bool()
         if self.valid is not None:
             ended = ended & self.valid[1:]
         return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
 
     def check(self) -> None:
-        """ValueError, naming the field and both shapes, unless all shapes agree."""
+        """Raises ValueError, naming field and shapes, unless all shapes agree."""
         if self.reward.dim() != 2 or self.unroll_length < 1:
             raise ValueError(_mismatch("reward", self.reward, ["T+1 > 1", "B"]))
         for name in (*_FLAT, *_FLAT_BESIDE, *(["valid"] if self.valid is not None else [])):
@@ -144,7 +144,7 @@ class Rollout:
         self._check_final_observation()
 
     def _check_leading(self, name: str, exact: bool) -> None:
-        """Leaves start with reward's [T+1, B]; exact: and have nothing after it."""
+        """Checks that leaves start with [T+1, B]; exact: and have no further dimensions."""
         expected = self.reward.shape
         for leaf in flatten(getattr(self, name)):
             shape = leaf.shape if exact else leaf.shape[:2]
@@ -170,7 +170,7 @@ class Rollout:
 
 
 def _mapped(function: Callable[[Tensor], Tensor], parts: dict[str, Any]) -> dict[str, Any]:
-    """The function of every leaf; None stays."""
+    """Applies the function to every leaf; None stays None."""
     return {
         name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
     }

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each actor process is doing at this moment, and has done until now, in shared memory.
+"""The activity of actor processes in shared memory: current stages, and seconds in each stage.
 
-An actor that hangs reports nothing any more, and one whose rollouts take minutes reports rarely:
-here the learner reads both without a word from it. Each actor writes its own part, at every change
-of what it does.
+An actor that hangs sends no reports, and one with long rollouts sends few. Here the learner reads
+the activity of both. Each actor writes its own entry at every change of stage.
 """
 
 from __future__ import annotations
@@ -18,63 +17,63 @@ from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, sl
 STAGES = ("environment", "inference", "queueing", "starting")
 
 _SPECS = {
-    "seconds": ArraySpec((len(STAGES),), "float64"),  # in all
-    "since": ArraySpec((), "float64"),  # the moment of the last change, of time.monotonic
+    "seconds": ArraySpec((len(STAGES),), "float64"),  # total per stage
+    "since": ArraySpec((), "float64"),  # time of the last change, by time.monotonic
     "stage": ArraySpec((), "int64"),
-    "steps": ArraySpec((), "int64"),  # of all its environments
+    "steps": ArraySpec((), "int64"),  # of all environments of the actor
 }
 
 
 class Activity:
-    """Of one actor. Written by one process at a time."""
+    """The activity of one worker. Written by one process at a time."""
 
     def __init__(self, arrays: Any, now: Callable[[], float] = time.monotonic) -> None:
         self._seconds, self._since, self._stage, self._steps = (arrays[name] for name in _SPECS)
         self._now = now
 
     def start(self) -> None:
-        """A process is about to start; what those before it have done stays counted."""
+        """Records that a process is about to start; counts of its predecessors are kept."""
         self._since[...] = self._now()
         self._stage[...] = STAGES.index("starting")
 
     def enter(self, stage: str) -> None:
-        """From now on it does this."""
+        """Records a change to this stage."""
         now = self._now()
         self._seconds[self._stage] += now - self._since
         self._since[...] = now
         self._stage[...] = STAGES.index(stage)
 
     def count(self, steps: int) -> None:
-        """So many more steps were done."""
+        """Adds to the number of steps."""
         self._steps += steps
 
     def steps(self) -> int:
-        """Steps done, also by processes before."""
+        """Returns the number of steps, including those of replaced processes."""
         return int(self._steps)
 
     def seconds(self) -> dict[str, float]:
-        """By stage, until the last change."""
+        """Returns the seconds per stage until the last change."""
         return dict(zip(STAGES, self._seconds.tolist(), strict=True))
 
     def present(self) -> tuple[str, float]:
-        """What it does, and for how many seconds it has."""
+        """Returns the current stage, and seconds since it began."""
         return STAGES[int(self._stage)], self._now() - float(self._since)
 
 
 class SharedActivities:
-    """Of `count` actors, in one shared file."""
+    """The activities of `count` workers in one shared file."""
 
     def __init__(self, count: int, descriptor: int | None = None) -> None:
-        """Makes the file; or opens the one behind `descriptor`, made with the same count."""
+        """Creates the file, or opens that of `descriptor`, made with the same count."""
         stride = slot_size(_SPECS)
         self._file = SharedFile(count * stride, descriptor)
         self._arrays = [arrays_at(_SPECS, self._file.bytes, i * stride) for i in range(count)]
 
     @property
     def descriptor(self) -> int:
-        """What a process needs to open the same."""
+        """The file descriptor by which another process opens the same file."""
         return self._file.descriptor
 
     def of(self, index: int) -> Activity:
-        """That of one actor."""
+        """Returns the activity of one worker."""
         return Activity(self._arrays[index])

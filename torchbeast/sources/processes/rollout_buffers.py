@@ -2,10 +2,10 @@
 """Rollouts in shared memory: written by one actor process, copied into batches by the learner.
 
     slot   [T+1, E, ...]   one rollout of the E environments of one actor process
-    batch  [T+1, B, ...]   columns of several slots, beside each other
+    batch  [T+1, B, ...]   columns of several slots, side by side
 
-Both hold the same fields, those of `Rollout`. A slot has room for the last observations of T * E
-truncated episodes; its pages take no memory until one is written.
+Both have the fields of `Rollout`. A slot has room for the final observations of T * E truncated
+episodes; its pages take no memory until they are written.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class SharedRollouts:
         num_slots: int,
         descriptor: int | None = None,
     ) -> None:
-        """Makes the file; or opens the one behind `descriptor`, made with the same arguments.
+        """Creates the file, or opens that of `descriptor`, made with the same arguments.
 
-        extras: names of what is kept of acting beside the actions.
+        extras: names of the outputs of acting to keep beside the actions.
         """
         self.num_envs = num_envs
         fields = rollout_fields(actor, observation_space, extras, unroll_length, num_envs)
@@ -58,7 +58,7 @@ class SharedRollouts:
 
     @property
     def descriptor(self) -> int:
-        """What a process needs to open the same rollouts."""
+        """The file descriptor by which another process opens the same rollouts."""
         return self._file.descriptor
 
 
@@ -69,9 +69,9 @@ def rollout_fields(
     unroll_length: int,
     columns: int,
 ) -> dict[str, Any]:
-    """A nest of ArraySpec for every field of Rollout but final_observation.
+    """Returns a nest of ArraySpec for every field of Rollout except final_observation.
 
-    observation_space: of one environment, as the policy sees it.
+    observation_space: that of one environment, as the policy sees it.
     """
 
     def spec(shape: tuple[int, ...], dtype: str) -> ArraySpec:
@@ -105,8 +105,10 @@ class SlotWriter:
     def __init__(
         self, slot: RolloutArrays, state: Nest[torch.Tensor], first_stream: int, index: int
     ) -> None:
-        """`state`: with which row 0's observation is to be processed. `first_stream`: the number
-        of the slot's first environment; `index`: that of the rollout among its streams'.
+        """Starts a rollout.
+
+        state: recurrent state before row 0. first_stream: number of the slot's first environment.
+        index: number of the rollout.
         """
         self._slot = slot
         self._finals = 0
@@ -115,7 +117,7 @@ class SlotWriter:
         _write(slot["initial_agent_state"], ..., _arrays(state))
 
     def write(self, t: int, row: EnvRow, acted: Acted, version: int) -> None:
-        """Row t, with the action that led to it. Row 0 repeats the last of the rollout before."""
+        """Writes row t and the action that led to it; row 0 repeats the previous rollout's last."""
         slot = self._slot
         for name in _ENV_FIELDS:
             slot[name][t] = getattr(row, name)
@@ -124,11 +126,13 @@ class SlotWriter:
         for name, array in slot["extras"].items():
             array[t] = acted.extras[name][0].numpy()
         slot["policy_version"][t] = version
-        if t > 0 and row.final_observation is not None:  # row 0's were written at its first place
+        if (
+            t > 0 and row.final_observation is not None
+        ):  # those of row 0 are in the previous rollout
             self._write_finals(row.final_observation, int(row.truncated.sum()))
 
     def _write_finals(self, final_observation: Any, count: int) -> None:
-        """Behind each other, in the order in which they came: by row, then column."""
+        """Appends final observations, ordered by row, then column."""
         rows = slice(self._finals, self._finals + count)
         _write(self._slot["final_observation"], rows, final_observation)
         self._finals += count
@@ -138,7 +142,7 @@ _ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "ep
 
 
 class Batch:
-    """Memory of one batch, filled column by column. Used again and again."""
+    """A reusable buffer for one batch, filled column by column."""
 
     def __init__(
         self,
@@ -149,7 +153,7 @@ class Batch:
         batch_size: int,
         pin: bool,
     ) -> None:
-        """`pin`: memory from which a GPU copies without waiting."""
+        """Allocates the buffer; pin: use pinned memory, for asynchronous copies to a GPU."""
         specs = rollout_fields(actor, observation_space, extras, unroll_length, batch_size)
         self._tensors = map_leaves(lambda spec: _empty(spec, pin), specs)
         self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
@@ -159,16 +163,16 @@ class Batch:
 
     @property
     def missing(self) -> int:
-        """Columns that are still to be filled."""
+        """Number of columns not yet filled."""
         return self._size - self._filled
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Empties the buffer."""
         self._filled = 0
         self._finals = []
 
     def add(self, slot: RolloutArrays, first: int, count: int) -> None:
-        """Copies the columns first, ..., first + count - 1 of a slot."""
+        """Copies columns first, ..., first + count - 1 of a slot."""
         here, there = slice(self._filled, self._filled + count), slice(first, first + count)
         for name, arrays in self._arrays.items():
             for mine, theirs in zip(flatten(arrays), flatten(slot[name]), strict=True):
@@ -177,7 +181,7 @@ class Batch:
         self._filled += count
 
     def rollout(self) -> Rollout:
-        """The full batch; shares its memory, so it ends with `clear`."""
+        """Returns the full batch, which shares the buffer's memory and is valid until `clear`."""
         return Rollout(**self._tensors, final_observation=self._final_observation())
 
     def _add_finals(self, slot: RolloutArrays, first: int, count: int) -> None:
@@ -188,7 +192,7 @@ class Batch:
                 self._finals.append((self._filled + int(column) - first, int(row), leaves))
 
     def _final_observation(self) -> Nest[torch.Tensor]:
-        """Leaves [K, ...] in the order of Rollout.truncations(): by column, then row."""
+        """Returns leaves [K, ...] in the order of Rollout.truncations(): by column, then row."""
         if not self._finals:
             return _no_rows(self._tensors["observation"])
         ordered = [leaves for _, _, leaves in sorted(self._finals, key=lambda final: final[:2])]
@@ -198,10 +202,10 @@ class Batch:
 
 
 def _no_rows(observation: Nest[torch.Tensor]) -> Nest[torch.Tensor]:
-    nothing: Nest[torch.Tensor] = map_leaves(
+    empty: Nest[torch.Tensor] = map_leaves(
         lambda leaf: leaf.new_empty((0, *leaf.shape[2:])), observation
     )
-    return nothing
+    return empty
 
 
 def _write(arrays: Any, index: Any, values: Any) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that processes share: nests of numpy arrays in an anonymous file.
+"""Shared memory: nests of numpy arrays in an anonymous file.
 
-The file has no name, so nothing is left behind however its processes end. A child is given the
-descriptor and maps the same bytes.
+The file has no name, so nothing is left behind however its processes end. A child process inherits
+the descriptor and maps the same bytes.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _ALIGNMENT = 64  # a cache line: no two arrays share one
 
 
 class SharedFile:
-    """Bytes that are shared by all processes that hold the descriptor."""
+    """Memory shared by all processes that have the descriptor."""
 
     def __init__(self, size: int, descriptor: int | None = None) -> None:
-        """Makes a file of `size` bytes, or maps the one that `descriptor` is open on."""
+        """Creates a file of `size` bytes, or maps the open file `descriptor`."""
         self.descriptor = _anonymous(size) if descriptor is None else descriptor
-        if descriptor is None:  # arrays keep the memory, but nothing else would close this
+        if descriptor is None:  # arrays keep the memory alive, but would not close this
             weakref.finalize(self, os.close, self.descriptor)
         self.bytes = mmap.mmap(self.descriptor, size)
 
 
 def slot_size(specs: Any) -> int:
-    """Bytes that a nest of ArraySpec takes."""
+    """Returns the bytes that a nest of ArraySpec occupies."""
     return sum(aligned(_size(spec)) for spec in flatten(specs))
 
 
 def arrays_at(specs: Any, memory: mmap.mmap, offset: int) -> Any:
-    """The nest of arrays that lies at `offset`; whoever writes to them writes to the memory."""
+    """Returns the nest of arrays at `offset`, as views of the memory."""
     leaves: Sequence[ArraySpec] = flatten(specs)
     arrays = []
     for spec in leaves:
@@ -56,13 +56,13 @@ def _size(spec: ArraySpec) -> int:
 
 
 def aligned(size: int) -> int:
-    """The size up to where the next array may begin."""
+    """Rounds a size up to the start of the next array."""
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def _anonymous(size: int) -> int:
-    """A descriptor of a new file without a name. Its pages take memory once they are written."""
-    if hasattr(os, "memfd_create"):  # not bound by /dev/shm, which is small in containers
+    """Returns a descriptor of a new anonymous file, whose pages take memory once written."""
+    if hasattr(os, "memfd_create"):  # does not use /dev/shm, which is small in containers
         descriptor = os.memfd_create("torchbeast")
     else:
         with tempfile.TemporaryFile() as file:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where environment servers listen: server i at `<basename>.<i>`.
+"""Addresses of environment servers: server i listens at `<basename>.<i>`.
 
 `polybeast` uses a folder of its own run, so that two runs never meet. `polybeast_env` and
 `polybeast_learner` use one folder of the user, so that two terminals of one user meet and two
@@ -15,13 +15,14 @@ from pathlib import Path
 
 from torchbeast.errors import UsageError
 
-MAX_SOCKET_PATH = 107  # bytes that a Unix socket's address can hold on Linux
+MAX_SOCKET_PATH = 107  # most bytes in the path of a Unix socket on Linux
 _UNIX = "unix:"
 
 
 def server_addresses(basename: str, count: int) -> list[str]:
-    """The addresses of servers 0 to count - 1; UsageError when the last cannot be a socket's
-    name.
+    """Returns the addresses of servers 0 to count - 1.
+
+    Raises UsageError when one is too long for a Unix socket.
     """
     addresses = [f"{basename}.{i}" for i in range(count)]
     longest = socket_path(addresses[-1])
@@ -34,38 +35,39 @@ def server_addresses(basename: str, count: int) -> list[str]:
 
 
 def socket_path(address: str) -> Path | None:
-    """The file of a Unix socket's address; None for another kind of address."""
+    """Returns the path in a Unix socket's address; None for another kind of address."""
     if not address.startswith(_UNIX):
         return None
     return Path(address.removeprefix(_UNIX).replace("//", "/", 1))
 
 
 def new_run_folder() -> Path:
-    """A fresh 0700 folder for the sockets of one run."""
+    """Makes a new private folder (mode 0700) for the sockets of a run."""
     return Path(tempfile.mkdtemp(prefix="torchbeast-", dir=_runtime_folder()))
 
 
 def user_basename() -> str:
-    """The basename in the user's own folder, which is made when needed."""
+    """Returns the basename in the user's own folder, which is made if necessary."""
     runtime = _runtime_folder()
     name = "torchbeast" if runtime else f"torchbeast-{os.getuid()}"
     return f"{_UNIX}{_own_folder((runtime or Path(tempfile.gettempdir())) / name)}/polybeast"
 
 
 def folder_basename(folder: Path) -> str:
-    """The basename of a run's own folder."""
+    """Returns the basename in the folder of a run."""
     return f"{_UNIX}{folder}/polybeast"
 
 
 def _runtime_folder() -> Path | None:
-    """$XDG_RUNTIME_DIR, where it can be used."""
+    """Returns $XDG_RUNTIME_DIR if it is writable, else None."""
     folder = os.environ.get("XDG_RUNTIME_DIR")
     return Path(folder) if folder and os.access(folder, os.W_OK | os.X_OK) else None
 
 
 def _own_folder(folder: Path) -> Path:
-    """Makes `folder` for this user alone; refuses one that another user could have made or can
-    enter.
+    """Makes a private folder for this user.
+
+    Raises UsageError for a folder that another user may have made or can enter.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What PolyBeast's inference threads answer: actions for one batch of environments."""
+"""The work of PolyBeast's inference threads: choosing actions for a batch of environments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from torchbeast.processes.cores import available_cores
 
 
 def inference_threads(count: int | None, device: torch.device) -> int:
-    """How many, where that is left open. On the CPU to act is at most a quarter of a step, and more
-    threads than it takes make smaller batches; each has the threads of an operation.
+    """Returns the number of inference threads; count: the setting, None: chosen by the hardware.
+
+    On the CPU acting is at most a quarter of a step, and more threads only make smaller batches.
+    Each thread also uses the threads of its operations.
     """
     if count is not None:
         return count
@@ -31,11 +33,11 @@ def answer(
     extras: Sequence[str],
     mode: Mode = "sample",
 ) -> Any:
-    """`((action, extras), (state, action))` for one batch, on the CPU.
+    """Returns `((action, extras), (state, action))` for one batch, on the CPU.
 
-    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` as
-    the core asks, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the stream's device.
-    extras: names of the actor's extras that are answered; they come as a dict.
+    inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` from
+    the actor pool, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the stream's device.
+    extras: names of the actor's extras to return, as a dict.
     """
     (observation, reward, done, _, _), (state, last_action) = inputs
     seen = (observation, reward, done, last_action), state

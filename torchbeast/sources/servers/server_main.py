@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main of an environment-server process; started by env_servers.py, never by a user.
 
-It serves until its stdin is closed, which also happens when the program that started it dies, by
-whatever signal. Its stdout carries one line of JSON, so whatever the environment prints goes to
-stderr. This process never imports torch.
+It serves until its stdin is closed, which also happens when the program that started it dies in any
+way. Its stdout carries JSON reports, so output of the environment is redirected to stderr. This
+process never imports torch.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
     from torchbeast.envs import EnvSpec
 
-_GRACE_S = 3.0  # for the server to stop after stdin closed; an environment stuck in a step is left
+_GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
 _SERVING_S = 60.0
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Serves `arguments["env"]`; the exit code."""
+    """Serves `arguments["env"]`; returns the exit code."""
     report = take_stdout()
     serving: list[Any] = []
     served, stopped = threading.Event(), threading.Event()
@@ -59,7 +59,7 @@ def _make_server(arguments: dict[str, Any]) -> Any:
     from torchbeast.envs.opening import make_environment
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
-    # Made now, so that a wrong name is told at once.
+    # Made now, so that a wrong name is reported at once.
     first = [make_environment(spec, num_envs)]
 
     def make() -> Any:
@@ -74,7 +74,7 @@ def _make_server(arguments: dict[str, Any]) -> Any:
 
 
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
-    """What the server answers when it is asked what it serves."""
+    """Returns the server's description of what it serves."""
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,
@@ -89,7 +89,7 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
 
 
 def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
-    """Told where there are any: servers from before they could be given any tell none."""
+    """Returns the keyword arguments as an option; left out if empty, as in earlier versions."""
     return {"env_kwargs": spec.kwargs} if spec.kwargs else {}
 
 
@@ -107,13 +107,13 @@ def _end_with_stdin(
     stopped: threading.Event,
     arguments: dict[str, Any],
 ) -> None:
-    """Stops the server; where the environment is still being made, or stuck, the process."""
+    """Stops the server at the end of stdin; ends the process if its environment does not return."""
     while os.read(0, 4096):
         pass
     for server in serving:
         _thread(server.stop)
     if not serving or not stopped.wait(_GRACE_S):
-        if served.is_set():  # until then it may be another's
+        if served.is_set():  # before that the socket may belong to another server
             _remove_socket(arguments)
         _remove_folder(arguments)
         os._exit(0)
@@ -126,10 +126,10 @@ def _remove_socket(arguments: dict[str, Any]) -> None:
 
 
 def _remove_folder(arguments: dict[str, Any]) -> None:
-    """Removes the run's folder of sockets when this server was the last in it."""
+    """Removes the run's folder of sockets if this was the last server in it."""
     if arguments["folder"] is None:
         return
-    with contextlib.suppress(OSError):  # others still serve from it, or it is gone already
+    with contextlib.suppress(OSError):  # other servers still use it, or it is gone
         os.rmdir(arguments["folder"])
 
 
