@@ -250,6 +250,21 @@ class SourceCompliance:
         lengths = {length for lengths in found for length in lengths}
         assert lengths == {3, 4, 7, 1}, "2, 2 and 3 steps are one game of three lives"
 
+    def test_a_q_network_explores_and_its_values_travel(self) -> None:
+        setup = Setup(
+            env_id="Catch",
+            model="torchbeast.core.actors.q_network:QNet",
+            unroll_length=20,
+            extras=("q_values",),
+            mode="explore",
+        )
+        with self.running(setup) as running:
+            (rollout,) = take(running, 1)
+        values = _forward(running.agent, rollout).q_values[:-1]
+        assert list(rollout.extras) == ["q_values"]
+        torch.testing.assert_close(rollout.extras["q_values"][1:], values, atol=1e-4, rtol=1e-4)
+        assert 0 < (rollout.action[1:] == values.argmax(-1)).float().mean() < 1, "epsilon is 1"
+
     # --- weights
 
     def test_rows_say_which_weights_acted_and_these_never_get_older(self) -> None:

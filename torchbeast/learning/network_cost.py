@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import kind_of, needs_statistics
-from torchbeast.core.actors.networks import TorsoActorCritic
+from torchbeast.core.actors.networks import TorsoNetwork
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.precision import computing_in
@@ -44,7 +44,7 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
     """
     observation = map_leaves(lambda spec: _zeros(spec, model, 1, _ROWS), space)
     whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
-    leaves = list(_of_leaves(model, space)) if isinstance(model, TorsoActorCritic) else []
+    leaves = list(_of_leaves(model, space)) if isinstance(model, TorsoNetwork) else []
     return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
 
 
@@ -73,7 +73,7 @@ def table(found: list[Cost]) -> str:
     )
 
 
-def _of_leaves(model: TorsoActorCritic, space: ObservationSpace) -> Iterator[Cost]:
+def _of_leaves(model: TorsoNetwork, space: ObservationSpace) -> Iterator[Cost]:
     names = [name or "observation" for name, _ in _paths(space, "")]
     for name, spec, torso in zip(names, flatten(space), model.leaf_torsos, strict=True):
         frames = _zeros(spec, model, _ROWS)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
@@ -39,8 +39,8 @@ from torchbeast.core.precision import computing_in
 OverImages = Callable[[tuple[int, ...]], Torso] | None
 
 
-class TorsoActorCritic(ActorCritic):
-    """Common base of the networks of this module: everything but the torsos.
+class TorsoNetwork(Actor):
+    """Common base of actors with torsos: everything from the observation to what the heads see.
 
     fc_size: number of features after the joint linear layer.
     sees_last_action: whether the last action is an input of the core.
@@ -82,23 +82,20 @@ class TorsoActorCritic(ActorCritic):
     def _core_input_size(self) -> int:
         return self.fc.out_features + 1 + self.distribution.num_features * self._sees_last_action
 
-    def _add_heads(self, core: nn.LSTM | None) -> None:
-        """Adds the last layers in the original's order, which saved optimiser states rely on."""
+    def _add_core(self, core: nn.LSTM | None) -> int:
+        """Adds the core, or none; returns how many features the heads see."""
         self.core = core
-        size = self._core_input_size if core is None else core.hidden_size
-        self.policy = nn.Linear(size, self.distribution.num_params)
-        self.baseline = nn.Linear(size, 1)
+        return self._core_input_size if core is None else core.hidden_size
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         return () if self.core is None else initial_lstm_state(self.core, batch_size)
 
-    def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
+    def _run(self, inputs: ModelInputs, state: Nest[Tensor]) -> tuple[Tensor, Nest[Tensor]]:
+        """Returns what the heads see, [T, B, num_features], and the state after the last row."""
         features = self._features(inputs)
-        if self.core is not None:
-            state = cast(LSTMState, core_state)
-            features, core_state = run_lstm(self.core, features, inputs.done.bool(), state)
-        baseline = self.baseline(features).squeeze(-1)
-        return ModelOutput(self.policy(features), baseline, core_state)
+        if self.core is None:
+            return features, state
+        return run_lstm(self.core, features, inputs.done.bool(), cast(LSTMState, state))
 
     def observe(self, observation: Nest[Tensor]) -> None:
         for torso, leaf in zip(self._torsos, flatten(observation), strict=True):
@@ -120,6 +117,21 @@ class TorsoActorCritic(ActorCritic):
         return torch.cat(parts, -1)
 
 
+class TorsoActorCritic(TorsoNetwork, ActorCritic):
+    """Common base of the networks of this module: everything but the torsos."""
+
+    def _add_heads(self, core: nn.LSTM | None) -> None:
+        """Adds the last layers in the original's order, which saved optimiser states rely on."""
+        size = self._add_core(core)
+        self.policy = nn.Linear(size, self.distribution.num_params)
+        self.baseline = nn.Linear(size, 1)
+
+    def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
+        features, core_state = self._run(inputs, core_state)
+        baseline = self.baseline(features).squeeze(-1)
+        return ModelOutput(self.policy(features), baseline, core_state)
+
+
 class DeepNet(TorsoActorCritic):
     """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
@@ -130,7 +142,7 @@ class DeepNet(TorsoActorCritic):
         use_lstm: bool,
         hidden: int = 256,
     ) -> None:
-        torsos = _torsos_from(observation_space, DeepTorso)
+        torsos = torsos_from(observation_space, DeepTorso)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
         self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
@@ -149,7 +161,7 @@ class AtariNet(TorsoActorCritic):
         use_lstm: bool,
         hidden: int = 512,
     ) -> None:
-        torsos = _torsos_from(observation_space, ShallowTorso, SHALLOW_MINIMUM)
+        torsos = torsos_from(observation_space, ShallowTorso, SHALLOW_MINIMUM)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
@@ -165,7 +177,7 @@ class NormedAtariNet(TorsoActorCritic):
         use_lstm: bool,
         hidden: int = 512,
     ) -> None:
-        torsos = _torsos_from(observation_space, NormedShallowTorso, SHALLOW_MINIMUM)
+        torsos = torsos_from(observation_space, NormedShallowTorso, SHALLOW_MINIMUM)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         size = self._core_input_size
         self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
@@ -184,7 +196,7 @@ class SmallNet(TorsoActorCritic):
         use_lstm: bool,
         hidden: int = VECTOR_SIZE,
     ) -> None:
-        torsos = _torsos_from(observation_space, SmallTorso, SMALL_MINIMUM)
+        torsos = torsos_from(observation_space, SmallTorso, SMALL_MINIMUM)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
@@ -199,13 +211,11 @@ class MLPNet(TorsoActorCritic):
         use_lstm: bool,
         hidden: int = VECTOR_SIZE,
     ) -> None:
-        torsos = _torsos_from(observation_space, None)
+        torsos = torsos_from(observation_space, None)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
 
-def _torsos_from(
-    space: ObservationSpace, over_images: OverImages, smallest: int = 1
-) -> list[Torso]:
+def torsos_from(space: ObservationSpace, over_images: OverImages, smallest: int = 1) -> list[Torso]:
     """Returns a torso per leaf; over_images makes those of images from `smallest` pixels on."""
     return [torso_for(leaf, over_images, smallest) for leaf in flatten(space)]
