@@ -27,8 +27,8 @@ from torchbeast.bench import synthetic
 from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.algos.impala import ImpalaConfig
-from torchbeast.core.algos.optimiser_step import StepConfig
+from torchbeast.core.algos.config import ImpalaConfig, StepConfig
+from torchbeast.core.algos.impala import Impala
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import dtype_for
@@ -129,6 +129,7 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     """Returns a run of one update; a row is a learnt step."""
     config = LearnerConfig(
         actor=ActorSpec(case.model, use_lstm=arguments.use_lstm),
+        algo=Impala,
         algorithm=ImpalaConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,

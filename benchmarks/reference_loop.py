@@ -25,8 +25,8 @@ from torchbeast import envs
 from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.algos.impala import ImpalaConfig
-from torchbeast.core.algos.optimiser_step import StepConfig
+from torchbeast.core.algos.config import ImpalaConfig, StepConfig
+from torchbeast.core.algos.impala import Impala
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import VecEnv
@@ -123,6 +123,7 @@ def _learner(
     spaces = env.observation_space, env.action_space, env.frame_stack
     config = LearnerConfig(
         actor=ActorSpec(arguments.model, use_lstm=arguments.use_lstm),
+        algo=Impala,
         algorithm=ImpalaConfig(reward_clipping="abs_one"),
         step=StepConfig(),
         total_steps=10**9,

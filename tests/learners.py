@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.algos.optimiser_step import OptimiserStep, StepConfig
-from torchbeast.core.algos.rmsprop import RMSpropConfig
+from torchbeast.core.algos.config import ImpalaConfig, RMSpropConfig, StepConfig
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Discrete
 

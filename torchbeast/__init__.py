@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torchbeast.core.actors.contract import ModelInputs as ModelInputs
     from torchbeast.core.actors.contract import ModelOutput as ModelOutput
     from torchbeast.core.algos.base import Algorithm as Algorithm
+    from torchbeast.core.algos.config import ImpalaConfig as ImpalaConfig
     from torchbeast.core.algos.impala import Impala as Impala
-    from torchbeast.core.algos.impala import ImpalaConfig as ImpalaConfig
     from torchbeast.core.distributions import distribution_for as distribution_for
     from torchbeast.core.envs.spaces import ArraySpec as ArraySpec
     from torchbeast.core.envs.spaces import Discrete as Discrete
@@ -53,7 +53,7 @@ _FOUND_IN = {
     "EnvOptions": "envs.options",
     "EnvSpec": "envs.spec",
     "Impala": "core.algos.impala",
-    "ImpalaConfig": "core.algos.impala",
+    "ImpalaConfig": "core.algos.config",
     "ModelInputs": "core.actors.contract",
     "ModelOutput": "core.actors.contract",
     "Rollout": "core.storages.rollout",

@@ -18,14 +18,13 @@ from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
     LearnerFlags,
-    LearningFlags,
     MonoBeastFlags,
-    OptimiserFlags,
     PolyBeastFlags,
 )
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.config import ModelConfig
+from torchbeast.core.algos.config import ImpalaConfig, RMSpropConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
@@ -143,7 +142,7 @@ def test_resuming_with_other_settings_says_which(
     assert "recorded" not in capsys.readouterr().out, "nothing was changed"
     other = {
         "rollouts": RolloutConfig(batch_size=16),
-        "optimiser": OptimiserFlags(learning_rate=0.0004),
+        "algorithm": ImpalaConfig(optimiser=RMSpropConfig(learning_rate=0.0004)),
         "processes": ProcessesConfig(num_actors=8),
     }
     train(tmp_path, GOOD, groups=other)
@@ -170,7 +169,7 @@ def test_a_checkpoint_names_its_format_and_its_network(tmp_path: Path) -> None:
 
 
 def with_rewards(clipping: Any) -> dict[str, Any]:
-    return {"groups": {"learning": LearningFlags(reward_clipping=clipping)}}
+    return {"groups": {"algorithm": ImpalaConfig(reward_clipping=clipping)}}
 
 
 @pytest.mark.parametrize("clipping", ["abs_one", "none"])

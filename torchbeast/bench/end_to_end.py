@@ -39,8 +39,8 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
     with tempfile.TemporaryDirectory(prefix="torchbeast-", ignore_cleanup_errors=True) as folder:
         run = RunConfig(savedir=folder, xpid="bench")
         unsaved = CheckpointConfig(disable_checkpoint=True)
-        learning = dataclasses.replace(flags.learning, total_steps=_FOREVER)
-        changed = dataclasses.replace(flags, run=run, checkpoints=unsaved, learning=learning)
+        training = dataclasses.replace(flags.training, total_steps=_FOREVER)
+        changed = dataclasses.replace(flags, run=run, checkpoints=unsaved, training=training)
         program = ChildProcess(
             "PolyBeast",
             "torchbeast.bench.polybeast_child",

@@ -19,7 +19,10 @@ from typing import Any, TypeVar
 import tyro
 
 from torchbeast.cli import json_flags, presets, resuming
+from torchbeast.cli.algorithm import with_algorithm
+from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.resuming import kinds
+from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.errors import UsageError
 
 Flags = TypeVar("Flags")
@@ -36,7 +39,7 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
     `--help` and `--preset help` print and exit.
     """
     words = [_by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
-    default = _default(flags_type, words)
+    flags_type, default = _read_first(flags_type, words)
     shown = io.StringIO()
     try:
         with redirect_stderr(shown):
@@ -61,11 +64,18 @@ def _by_its_name(word: str) -> str:
     return f"{_ALIASES.get(flag, flag)}{equals}{value}"
 
 
-def _default(flags_type: type[Flags], words: Sequence[str]) -> Flags | None:
-    """Returns the defaults changed by an earlier run and the preset; None: the program's own."""
-    of_preset = presets.settings(flags_type, words)  # first: it may print a list and exit
-    values = {**resuming.settings(flags_type, words), **of_preset}
-    return _replaced(flags_type(), values) if values else None
+def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Flags | None]:
+    """Returns the flags with those of the algorithm, and the defaults changed by an earlier run and
+    the preset; None: the program's own.
+    """
+    if not issubclass(flags_type, LearnerFlags):
+        return flags_type, None
+    of_preset = presets.settings(words)  # first: it may print a list and exit
+    recorded = resuming.recorded(words)
+    algo = resuming.given(words, "--algo") or {**recorded, **of_preset}.get("algo", DEFAULT)
+    flags_type = with_algorithm(flags_type, str(algo))
+    values = {**resuming.usable(flags_type, recorded), **of_preset}
+    return flags_type, _replaced(flags_type(), values) if values else None
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:

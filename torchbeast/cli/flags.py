@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from torchbeast.core.actors.config import ModelConfig
-from torchbeast.core.checks import above, at_least, between, require
+from torchbeast.core.algos import registry
+from torchbeast.core.algos.config import ImpalaConfig, StepConfig
+from torchbeast.core.checks import require
 from torchbeast.envs.config import EnvConfig
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.learning.config import CheckpointConfig, HardwareConfig
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.config import ProcessesConfig
@@ -41,63 +43,12 @@ class CommandFlags:
 class DefaultsFlags:
     """Read first: what the defaults of the other flags are."""
 
+    algo: str = registry.DEFAULT
+    """Algorithm: impala, or package.module:MyAlgo for your own. Its settings become flags, which
+    --help lists with those of the program. A run that is resumed keeps its algorithm."""
     preset: str | None = None
     """Settings that belong together take the place of the defaults below and above;
     help lists them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearningFlags:
-    """What is learnt from how much. A step is one agent step of one environment (four Atari
-    frames)."""
-
-    total_steps: int = 100_000
-    """Environment steps to learn from; the learning rate reaches 0 there."""
-    discounting: float = 0.99
-    """Discount of a reward one step later."""
-    reward_scale: float = 1.0
-    """Rewards are multiplied by this in the loss (never in the logs), before they are clipped.
-    Returns of about one are learnt best."""
-    reward_clipping: Literal["auto", "abs_one", "none"] = "auto"
-    """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs). none: they are
-    learnt from as they are. The network sees them clamped too, or else as sign(r) log(1 + |r|).
-    auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
-    TorchBeast, which do not say what they serve."""
-    entropy_cost: float = 0.0006
-    """Weight of the entropy bonus: more keeps exploring longer."""
-    baseline_cost: float = 0.5
-    """Weight of the value loss."""
-
-    def __post_init__(self) -> None:
-        at_least(1, total_steps=self.total_steps)
-        at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
-        above(0, reward_scale=self.reward_scale)
-        between(0, 1, discounting=self.discounting)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OptimiserFlags:
-    """RMSprop, PyTorch's (epsilon is added outside the root)."""
-
-    learning_rate: float = 0.00048
-    """It falls linearly from this to 0 at --total_steps."""
-    warmup_steps: int = 0
-    """Steps over which the learning rate grows from 0 at first. RMSprop's average starts at 0: with
-    a small --epsilon the first updates are up to ten times as large as later ones, and can
-    silence a network for good."""
-    alpha: float = 0.99
-    """Smoothing of the squared gradient."""
-    momentum: float = 0.0
-    """Momentum."""
-    epsilon: float = 0.01
-    """Added to the root of the squared gradient."""
-    grad_norm_clipping: float = 40.0
-    """Largest norm of a gradient."""
-
-    def __post_init__(self) -> None:
-        above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
-        above(0, grad_norm_clipping=self.grad_norm_clipping)
-        at_least(0, alpha=self.alpha, momentum=self.momentum, warmup_steps=self.warmup_steps)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +62,10 @@ class LearnerFlags:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
-    learning: LearningFlags = field(default_factory=LearningFlags)
-    optimiser: OptimiserFlags = field(default_factory=OptimiserFlags)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    # Of the algorithm that --algo names, see cli/algorithm.py.
+    algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
+    step: StepConfig = field(default_factory=StepConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     def __post_init__(self) -> None:
@@ -133,7 +86,7 @@ class LearnerFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class MonoBeastFlags(LearnerFlags):
-    """Trains an IMPALA agent on this machine; needs nothing that is compiled."""
+    """Trains an agent on this machine; needs nothing that is compiled."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     processes: ProcessesConfig = field(default_factory=ProcessesConfig)
@@ -166,7 +119,7 @@ class ServedLearnerFlags(LearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastFlags(ServedLearnerFlags):
-    """Trains an IMPALA agent: starts the environment servers and learns from them."""
+    """Trains an agent: starts the environment servers and learns from them."""
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     fleet: FleetConfig = field(default_factory=FleetConfig)
@@ -174,7 +127,7 @@ class PolyBeastFlags(ServedLearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastLearnerFlags(ServedLearnerFlags):
-    """Trains an IMPALA agent from environment servers that run already (polybeast_env)."""
+    """Trains an agent from environment servers that run already (polybeast_env)."""
 
     environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
     fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.core.algos.impala import ImpalaConfig
-from torchbeast.core.algos.optimiser_step import StepConfig
-from torchbeast.core.algos.rmsprop import RMSpropConfig
+from torchbeast.core.algos.registry import find
+from torchbeast.core.losses import RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.evaluation.testing import test
 from torchbeast.learning.assemble import LearnerConfig
@@ -23,44 +23,35 @@ def run_settings(
 ) -> RunSettings:
     """Returns the settings of a run in this environment."""
     learner = learner_config(flags, env_id, reproducible)
-    decided = {"reward_clipping": learner.algorithm.reward_clipping}
     return RunSettings(
         run=flags.run,
         checkpoints=flags.checkpoints,
         learner=learner,
         collection=collection,
-        recorded={**flatten(flags), **decided},
+        recorded={**flatten(flags), **flatten(learner.algorithm)},
     )
 
 
 def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
     """Returns the settings of a learner for this environment."""
-    learning, optimiser = flags.learning, flags.optimiser
-    clipping = resolved(learning.reward_clipping, env_id)
-    algorithm = ImpalaConfig(
-        discounting=learning.discounting,
-        entropy_cost=learning.entropy_cost,
-        baseline_cost=learning.baseline_cost,
-        reward_scale=learning.reward_scale,
-        reward_clipping=clipping,
-        optimiser=RMSpropConfig(
-            learning_rate=optimiser.learning_rate,
-            alpha=optimiser.alpha,
-            momentum=optimiser.momentum,
-            epsilon=optimiser.epsilon,
-        ),
-    )
+    clipping = resolved(getattr(flags.algorithm, "reward_clipping", "auto"), env_id)
     return LearnerConfig(
         actor=dataclasses.replace(flags.model.spec, reward_input=clipping),
-        algorithm=algorithm,
-        step=StepConfig(
-            warmup_steps=optimiser.warmup_steps, grad_norm_clipping=optimiser.grad_norm_clipping
-        ),
-        total_steps=learning.total_steps,
+        algo=find(flags.defaults.algo),
+        algorithm=_decided(flags.algorithm, clipping),
+        step=flags.step,
+        total_steps=flags.training.total_steps,
         rollouts=flags.rollouts,
         hardware=flags.hardware,
         reproducible=reproducible,
     )
+
+
+def _decided(algorithm: Any, clipping: RewardClipping) -> Any:
+    """Returns the algorithm's Config with what "auto" means in this environment."""
+    if not hasattr(algorithm, "reward_clipping"):
+        return algorithm
+    return dataclasses.replace(algorithm, reward_clipping=clipping)
 
 
 def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.resuming import given
 from torchbeast.errors import UsageError
 
@@ -139,12 +138,12 @@ PRESETS: dict[str, Preset] = {
 }
 
 
-def settings(flags_type: type, args: Sequence[str]) -> Mapping[str, Any]:
+def settings(args: Sequence[str]) -> Mapping[str, Any]:
     """Returns the flags of the preset that `args` names, by name on the command line.
 
     `--preset help` prints the presets and exits. Only programs that learn have presets.
     """
-    name = given(args, "--preset") if issubclass(flags_type, LearnerFlags) else None
+    name = given(args, "--preset")
     if name is None:
         return {}
     if name == "help":

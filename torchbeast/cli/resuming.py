@@ -16,7 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchbeast.cli.flags import LearnerFlags, PolyBeastLearnerFlags
+from torchbeast.cli.flags import PolyBeastLearnerFlags
 from torchbeast.errors import UsageError
 from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.reporting.run_folder import RunConfig
@@ -24,15 +24,14 @@ from torchbeast.reporting.run_folder import RunConfig
 _SERVERS_DECIDE = ("env", "observation_keys", "num_actors")  # for a learner alone
 
 
-def settings(flags_type: type, args: Sequence[str]) -> dict[str, Any]:
-    """Returns the settings that an earlier run determines for `args`, by the names of flags."""
-    if not issubclass(flags_type, LearnerFlags):
-        return {}
+def recorded(args: Sequence[str]) -> dict[str, Any]:
+    """Returns what an earlier run determines for `args`, by the names of its flags. When a run is
+    tested, that is its name alone, if it is not given.
+    """
     xpid, folder = given(args, "--xpid"), _savedir(args)
     if given(args, "--mode") in ("test", "test_render"):
         return {} if xpid else {"xpid": _latest(folder)}
-    recorded = _recorded(folder / xpid) if xpid and Path(xpid).name == xpid else {}
-    return dict(_usable(flags_type, recorded))
+    return _recorded(folder / xpid) | {"xpid": xpid} if xpid and Path(xpid).name == xpid else {}
 
 
 def given(args: Sequence[str], flag: str) -> str | None:
@@ -83,9 +82,15 @@ def _recorded(folder: Path) -> dict[str, Any]:
     return dict(meta.get("args", {}))
 
 
+def usable(flags_type: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the recorded flags that this program has and restores, with valid values."""
+    return dict(_usable(flags_type, recorded))
+
+
 def _usable(flags_type: type, recorded: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yields the recorded flags that this program has and restores, with valid values."""
-    left_out = [*OF_ONE_COMMAND, *(_SERVERS_DECIDE if flags_type is PolyBeastLearnerFlags else ())]
+    is_alone = issubclass(flags_type, PolyBeastLearnerFlags)
+    of_one_command = [name for name in OF_ONE_COMMAND if name != "xpid"]  # the name is looked up
+    left_out = [*of_one_command, *(_SERVERS_DECIDE if is_alone else ())]
     for name, kind in kinds(flags_type):
         if name in recorded and name not in left_out:
             value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]

@@ -17,10 +17,10 @@ from torch import nn
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.algos.optimiser_step import OptimiserStep, StepConfig, is_separable
+from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.specs import ActorSpec
-from torchbeast.errors import as_usage_error
+from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
@@ -38,7 +38,8 @@ class LearnerConfig:
     """The settings of a learner."""
 
     actor: ActorSpec  # of the network; named "auto": chosen by the observation space
-    algorithm: ImpalaConfig
+    algo: type[Algorithm[Any]]
+    algorithm: Any  # of type algo.Config
     step: StepConfig
     total_steps: int
     rollouts: RolloutConfig
@@ -101,9 +102,7 @@ def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[Pu
 
 
 def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> OptimiserStep[Any]:
-    with as_usage_error():
-        specs_of_extras(agent.model, Impala.needs)
-    algo, rollouts = Impala(agent.model, config.algorithm), config.rollouts
+    algo, rollouts = _algorithm(config, agent), config.rollouts
     compute = compute if is_separable(algo) else dataclasses.replace(compute, is_whole=True)
     threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
     return OptimiserStep(
@@ -113,3 +112,12 @@ def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> Op
         bytes_at_once=compute.bytes_at_once,
         num_threads=threads,
     )
+
+
+def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
+    """Raises UsageError when the model is of another kind, or lacks extras that it needs."""
+    try:
+        specs_of_extras(agent.model, config.algo.needs)
+        return config.algo(agent.model, config.algorithm)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error

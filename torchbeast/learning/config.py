@@ -45,6 +45,17 @@ class HardwareConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How much is learnt. A step is one agent step of one environment (four Atari frames)."""
+
+    total_steps: int = 100_000
+    """Environment steps to learn from; the learning rate reaches 0 there."""
+
+    def __post_init__(self) -> None:
+        at_least(1, total_steps=self.total_steps)
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoints."""
 

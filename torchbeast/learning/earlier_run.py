@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torchbeast.core.algos import registry
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
@@ -70,6 +71,15 @@ class EarlierRun:
             f"the run {self._name} learns with --{flag} {before}, not {now}: "
             f"give --{flag} {before}, or another --xpid"
         )
+
+    def check_same_algorithm(self, now: str) -> None:
+        """Raises UsageError for another algorithm. Before it was recorded there was one."""
+        before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
+        if now != before:
+            raise UsageError(
+                f"the run {self._name} learns with --algo {before}, not {now}: "
+                f"give --algo {before}, or another --xpid"
+            )
 
     def check_same_environment(self, now: str, others_serve: bool) -> None:
         """Raises UsageError for another environment.

@@ -112,6 +112,7 @@ class LearnerRun:
         """Learns until the end, whatever ends it, and says what came of it."""
         others_serve = self._settings.collection.processes is None
         self._earlier.check_same_environment(self._played.env.name, others_serve)
+        self._earlier.check_same_algorithm(self._recorded["algo"])
         config, say = self._settings.learner, self._say_start
         made = assemble(config, make_agent, make_weights, self._earlier, say)
         progress = self._earlier.progress()
@@ -220,7 +221,8 @@ class LearnerRun:
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
         print(compute, flush=True)
-        print(sentence(self._settings.learner.algorithm.reward_clipping), flush=True)
+        if clipping := getattr(self._settings.learner.algorithm, "reward_clipping", None):
+            print(sentence(clipping), flush=True)
         say_costs(agent)
 
     def _say_resumed(self, progress: Progress) -> None:

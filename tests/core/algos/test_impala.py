@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos.config import ImpalaConfig, RMSpropConfig, StepConfig
 from torchbeast.core.algos.gradients import clip_gradients, gradient_norm
-from torchbeast.core.algos.impala import Impala, ImpalaConfig
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep, StepConfig
-from torchbeast.core.algos.rmsprop import RMSpropConfig
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete

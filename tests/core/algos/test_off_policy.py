@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import Algorithm, Losses
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep, StepConfig
+from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.transition import Transitions
 

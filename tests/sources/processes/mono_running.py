@@ -31,7 +31,7 @@ def config_of(**settings: Any) -> MonoSourceConfig:
         return config(**{name: settings.pop(name) for name in names})
 
     processes, rollouts = taken(ProcessesConfig), taken(RolloutConfig)
-    usual = {"precision": "float32", "seed": 0}
+    usual = {"precision": "float32", "mode": "sample", "seed": 0}
     return MonoSourceConfig(processes=processes, rollouts=rollouts, **{**usual, **settings})
 
 

@@ -12,46 +12,13 @@ TensorFlow programs do not carry over as they are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal, get_args
-
 from torchbeast.core import losses, vtrace
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.algos.base import Algorithm, Losses
-from torchbeast.core.algos.rmsprop import RMSpropConfig
+from torchbeast.core.algos.config import ImpalaConfig
 from torchbeast.core.algos.unroll import rewards_and_discounts, unroll
-from torchbeast.core.checks import above, at_least, between, one_of
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
-
-RewardClipping = Literal["auto", "abs_one", "none"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImpalaConfig:
-    """IMPALA's loss and optimiser."""
-
-    discounting: float = 0.99
-    """Discount of a reward one step later."""
-    reward_scale: float = 1.0
-    """Rewards are multiplied by this in the loss (never in the logs), before they are clipped.
-    Returns of about one are learnt best."""
-    reward_clipping: RewardClipping = "auto"
-    """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs). none: they are
-    learnt from as they are. The network sees them clamped too, or else as sign(r) log(1 + |r|).
-    auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
-    TorchBeast, which do not say what they serve."""
-    entropy_cost: float = 0.0006
-    """Weight of the entropy bonus: more keeps exploring longer."""
-    baseline_cost: float = 0.5
-    """Weight of the value loss."""
-    optimiser: RMSpropConfig = field(default_factory=RMSpropConfig)
-
-    def __post_init__(self) -> None:
-        between(0, 1, discounting=self.discounting)
-        above(0, reward_scale=self.reward_scale)
-        one_of(get_args(RewardClipping), reward_clipping=self.reward_clipping)
-        at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
 
 
 class Impala(Algorithm[Rollout]):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.algos import saving
 from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
+from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.counters import Counters
 from torchbeast.core.algos.gradients import (
     clip_gradients,
@@ -28,7 +29,7 @@ from torchbeast.core.algos.gradients import (
 )
 from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.core.algos.slices import Slices
-from torchbeast.core.checks import above, at_least
+from torchbeast.core.checks import above
 from torchbeast.core.losses import Reduction
 
 _TOTAL = "total_loss"
@@ -36,22 +37,6 @@ _TOTAL = "total_loss"
 
 class NonFiniteError(ArithmeticError):
     """A loss or gradient is NaN or infinite; the weights are as before the optimiser step."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepConfig:
-    """How far one step of an optimiser may go."""
-
-    warmup_steps: int = 0
-    """Steps over which the learning rate grows from 0 at first. RMSprop's average starts at 0: with
-    a small --epsilon the first updates are up to ten times as large as later ones, and can
-    silence a network for good."""
-    grad_norm_clipping: float = 40.0
-    """Largest norm of a gradient."""
-
-    def __post_init__(self) -> None:
-        at_least(0, warmup_steps=self.warmup_steps)
-        above(0, grad_norm_clipping=self.grad_norm_clipping)
 
 
 JoinRanks = Callable[[list[Tensor], Reduction], None]

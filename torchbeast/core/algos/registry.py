@@ -4,28 +4,45 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torchbeast.core.algos.base import Algorithm
+if TYPE_CHECKING:
+    from torchbeast.core.algos.base import Algorithm
 
-ALGOS = {"impala": "torchbeast.core.algos.impala:Impala"}
+DEFAULT = "impala"
+ALGOS = {DEFAULT: "torchbeast.core.algos.impala:Impala"}
+# Of those that stand apart from their algorithm, which imports torch.
+_CONFIGS = {DEFAULT: "torchbeast.core.algos.config:ImpalaConfig"}
 
 
 def find(name: str) -> type[Algorithm[Any]]:
     """The algorithm of that name; ValueError when there is none, TypeError when it is something
     else.
     """
-    module, colon, attribute = ALGOS.get(name, name).partition(":")
-    if not colon:
-        raise ValueError(f"no algorithm {name!r}: use {', '.join(ALGOS)}, or my_module:MyAlgo")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import the algorithm {name!r}: {error}") from error
+    from torchbeast.core.algos.base import Algorithm
+
+    found = _import(name, ALGOS.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
-        raise TypeError(f"{name} is no algorithm: it must be a subclass of {_base()}")
+        base = f"{Algorithm.__module__}.{Algorithm.__qualname__}"
+        raise TypeError(f"{name} is no algorithm: it must be a subclass of {base}")
     return found
 
 
-def _base() -> str:
-    return f"{Algorithm.__module__}.{Algorithm.__qualname__}"
+def config_of(name: str) -> type:
+    """The Config of the algorithm of that name; errors as of `find`. The default's imports no
+    torch.
+    """
+    if name in _CONFIGS:
+        config: type = _import(name, _CONFIGS[name])
+        return config
+    return find(name).Config
+
+
+def _import(name: str, path: str) -> Any:
+    module, colon, attribute = path.partition(":")
+    if not colon:
+        raise ValueError(f"no algorithm {name!r}: use {', '.join(ALGOS)}, or my_module:MyAlgo")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"cannot import the algorithm {name!r}: {error}") from error

@@ -8,41 +8,10 @@ everything else that a learner does before its first update, and none of it is u
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from torchbeast.core.checks import above, at_least
-
-
-@dataclass(frozen=True, kw_only=True)
-class RMSpropConfig:
-    """RMSprop, PyTorch's (epsilon is added outside the root)."""
-
-    learning_rate: float = 0.00048
-    """It falls linearly from this to 0 at --total_steps."""
-    alpha: float = 0.99
-    """Smoothing of the squared gradient."""
-    momentum: float = 0.0
-    """Momentum."""
-    epsilon: float = 0.01
-    """Added to the root of the squared gradient."""
-
-    def __post_init__(self) -> None:
-        above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
-        at_least(0, alpha=self.alpha, momentum=self.momentum)
-
-    def make(self, parameters: Iterable[nn.Parameter]) -> RMSprop:
-        """The optimiser of these parameters."""
-        return RMSprop(
-            parameters,
-            lr=self.learning_rate,
-            alpha=self.alpha,
-            eps=self.epsilon,
-            momentum=self.momentum,
-        )
 
 
 class RMSprop:

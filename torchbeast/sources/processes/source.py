@@ -68,7 +68,7 @@ class MonoSourceConfig:
     processes: ProcessesConfig  # a fixed lag: whole rollouts must fill a batch
     rollouts: RolloutConfig
     extras: tuple[str, ...]  # of acting, that travel in the rollouts: what the algorithm needs
-    mode: Mode = "sample"  # of acting
+    mode: Mode  # of acting
     num_batches: int = 2  # beside the buffers: one in preparation, the others with learner threads
     seed: int
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flag's default, check and help text stand once, in the Config of the part that obeys it."""
+
+from __future__ import annotations
+
+import ast
+import collections
+import dataclasses
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.bench.flags import BenchFlags
+from torchbeast.cli.flags import (
+    MonoBeastFlags,
+    PolyBeastEnvFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+)
+
+PACKAGE = Path(__file__).parents[2] / "torchbeast"
+SENT = ("torchbeast.core.specs",)  # what processes send each other; JSON may lack fields
+PROGRAMS = [MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags, PolyBeastEnvFlags, BenchFlags]
+
+
+def groups(value: Any) -> Iterator[Any]:
+    """Every Config of a program's flags, nested ones too."""
+    for field in dataclasses.fields(value):
+        if dataclasses.is_dataclass(group := getattr(value, field.name)):
+            yield group
+            yield from groups(group)
+
+
+def flags_of(group: Any) -> list[str]:
+    fields = dataclasses.fields(group)
+    return [f.name for f in fields if not dataclasses.is_dataclass(getattr(group, f.name))]
+
+
+def owner(config: type, flag: str) -> type:
+    """The class that defines the field."""
+    return next(cls for cls in config.__mro__ if flag in inspect.get_annotations(cls))
+
+
+def help_texts(config: type) -> dict[str, str]:
+    """The docstring under each field that the class itself defines."""
+    (cls,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
+    assert isinstance(cls, ast.ClassDef)
+    return {
+        field.target.id: inspect.cleandoc(ast.literal_eval(text.value))
+        for field, text in itertools.pairwise(cls.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+OWNERS: dict[str, set[type]] = collections.defaultdict(set)
+for program in PROGRAMS:
+    for group in groups(program()):
+        for name in flags_of(group):
+            OWNERS[name].add(owner(type(group), name))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_has_each_flag_once(program: type) -> None:
+    names = [name for group in groups(program()) for name in flags_of(group)]
+    assert len(names) > 5 and len(set(names)) == len(names)
+
+
+def test_every_flag_has_a_help_text_and_one_of_two_meanings_has_two() -> None:
+    """Programs may give a name another meaning, as --num_actors: then the texts differ."""
+    for name, configs in OWNERS.items():
+        texts = [help_texts(config)[name] for config in configs]
+        assert all(texts) and len(set(texts)) == len(texts), f"{name} is told twice: {configs}"
+    assert len(OWNERS) > 40
+
+
+def test_every_config_is_frozen_and_takes_names_only() -> None:
+    configs: set[Any] = set().union(*OWNERS.values())
+    for config in configs:
+        parameters = config.__dataclass_params__
+        assert parameters.frozen, config
+        assert all(field.kw_only for field in dataclasses.fields(config)), config
+
+
+def dataclasses_of(source: str) -> Iterator[ast.ClassDef]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and "dataclass" in map(_name, node.decorator_list):
+            yield node
+
+
+def _name(decorator: ast.expr) -> str:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+
+
+def defaults_of(cls: ast.ClassDef) -> set[str]:
+    """The fields that have a default."""
+    fields = [line for line in cls.body if isinstance(line, ast.AnnAssign)]
+    return {field.target.id for field in fields if field.value and not _is_required(field.value)}
+
+
+def _is_required(value: ast.expr) -> bool:
+    """`field(kw_only=True)` has no default."""
+    if not isinstance(value, ast.Call) or _name(value) != "field":
+        return False
+    return not any(str(word.arg).startswith("default") for word in value.keywords)
+
+
+def test_no_other_dataclass_gives_a_flag_a_default_again() -> None:
+    programs = {cls for program in PROGRAMS for cls in program.__mro__}  # of groups, not of flags
+    known = {(cls.__module__, cls.__name__) for cls in programs.union(*OWNERS.values())}
+    again = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for cls in dataclasses_of(path.read_text()):
+            if (module, cls.name) not in known and module not in SENT:
+                again += [f"{module}.{cls.name}.{name}" for name in defaults_of(cls) & set(OWNERS)]
+    assert again == []
+
+
+def test_the_check_sees_a_default_that_stands_again() -> None:
+    source = "@dataclass(frozen=True)\nclass A:\n    batch_size: int = 8\n    seed: int\n"
+    assert [defaults_of(cls) for cls in dataclasses_of(source)] == [{"batch_size"}]

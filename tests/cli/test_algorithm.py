@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--algo: an algorithm brings its flags; a run keeps its algorithm."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torchbeast.bench import end_to_end
+from torchbeast.bench.flags import BenchFlags
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.learner_settings import run_settings
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.checks import above
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.assemble import assemble_alone
+from torchbeast.learning.learner_run import LearnerRun, Played
+from torchbeast.learning.session import session
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.reporting.diagnosis import Collection
+
+LEARNERS: dict[str, Any] = {
+    "monobeast": MonoBeastFlags,
+    "polybeast": PolyBeastFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+    "bench": BenchFlags,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SgdConfig:
+    """Plain gradient descent."""
+
+    step_size: float = 0.1
+    """Length of a step."""
+
+    def __post_init__(self) -> None:
+        above(0, step_size=self.step_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MineConfig:
+    """An algorithm of a user's own."""
+
+    boldness: int = 3
+    """How bold it is."""
+    optimiser: SgdConfig = field(default_factory=SgdConfig)
+
+
+class Mine(Algorithm[Rollout]):
+    """Learns values of 0."""
+
+    Config = MineConfig
+
+    def __init__(self, actor: Any, config: MineConfig) -> None:
+        super().__init__(actor, config)
+        sgd = torch.optim.SGD(actor.parameters(), lr=config.optimiser.step_size)
+        self.optimisers = {"actor": sgd}
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        _, values, _ = unroll(self.actor, minibatch)
+        return Losses({"value_loss": values.square().sum()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClashingConfig:
+    """Has a setting of the sources."""
+
+    batch_size: int = 2
+    """Taken already."""
+
+
+class Clashing(Mine):
+    Config = ClashingConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedyConfig:
+    """Lacks a default."""
+
+    boldness: int
+    """How bold it is."""
+
+
+class Needy(Mine):
+    Config = NeedyConfig
+
+
+MINE = f"{__name__}:Mine"
+
+
+@pytest.mark.parametrize("program", LEARNERS)
+def test_an_algorithm_brings_its_flags_in_the_place_of_the_default_ones(program: str) -> None:
+    words = ["--algo", MINE, "--boldness", "5", "--step_size", "0.5"]
+    flags = parse(LEARNERS[program], program, words)
+    assert isinstance(flags, LEARNERS[program])
+    assert flags.algorithm == MineConfig(boldness=5, optimiser=SgdConfig(step_size=0.5))
+    given, usual = set(flatten(flags)), set(flatten(LEARNERS[program]()))
+    assert given - usual == {"boldness", "step_size"}
+    assert {"entropy_cost", "learning_rate"} <= usual - given
+    assert flatten(flags)["algo"] == MINE and flatten(LEARNERS[program]())["algo"] == "impala"
+
+
+def test_its_flags_are_told_and_checked_as_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(MonoBeastFlags, "monobeast", ["--help", "--algo", MINE])
+    shown = capsys.readouterr().out
+    assert "How bold it is." in shown and "Length of a step." in shown
+    assert "--entropy_cost" not in shown and "Trains an agent" in shown
+    with pytest.raises(UsageError, match="^--step_size must be greater than 0, got -1.0. See"):
+        parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--step_size", "-1"])
+    with pytest.raises(UsageError, match="Unrecognized options: --entropy_cost"):
+        parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--entropy_cost", "1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("nosuch", "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, or my_module"),
+        ("no_module:A", "cannot import the algorithm 'no_module:A'"),
+        (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
+        (f"{__name__}:Clashing", "has settings of the names of other flags, batch_size: give them"),
+        (f"{__name__}:Needy", "missing 1 required keyword-only argument: 'boldness'"),
+    ],
+)
+def test_an_algorithm_that_cannot_be_used_is_one_sentence(name: str, sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(PolyBeastFlags, "polybeast", ["--algo", name])
+    assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_default_algorithms_flags_are_read_without_torch() -> None:
+    code = (
+        "import sys; from torchbeast.cli.command_line import parse; "
+        "from torchbeast.cli.flags import PolyBeastFlags; "
+        "parse(PolyBeastFlags, 'polybeast', ['--entropy_cost', '0.1']); "
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_measured_program_learns_with_the_same_algorithm() -> None:
+    given = parse(BenchFlags, "bench", ["--algo", MINE, "--boldness", "7"])
+    started = parse(PolyBeastFlags, "polybeast", end_to_end.arguments(given))
+    assert started.algorithm == given.algorithm and started.defaults.algo == MINE
+
+
+def agent(spec: ActorSpec) -> Agent:
+    return make_agent(spec, ArraySpec((4,), "float32"), Discrete(3), 1)
+
+
+def test_the_assembly_learns_with_it() -> None:
+    flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--step_size", "0.25"])
+    settings = run_settings(flags, "Catch", HERE)
+    made = assemble_alone(settings.learner, agent)
+    assert type(made.algo) is Mine
+    assert made.algo.optimisers["actor"].param_groups[0]["lr"] == 0.25
+    assert settings.recorded["step_size"] == 0.25 and "reward_clipping" not in settings.recorded
+
+
+HERE = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
+
+
+def resume(folder: Path, *words: str) -> MonoBeastFlags:
+    """A run that has nothing to learn any more: it is only put together."""
+    args = ["--savedir", str(folder), "--xpid", "run", *words]
+    flags = parse(MonoBeastFlags, "monobeast", args)
+    settings = run_settings(flags, "Catch", HERE)
+
+    def source(learner: Any) -> Any:
+        raise AssertionError("nothing is left to learn")
+
+    with session(flags.run.folder, flatten(flags)) as parts:
+        run = LearnerRun(settings, Played(env=EnvSpec("Catch")), parts)
+        run.train(agent, PublishedWeights, source)
+    return flags
+
+
+def save_complete(folder: Path, **flags: Any) -> None:
+    """The checkpoint of a run that has learnt all its steps."""
+    args = ["--algo", flags.get("algo", "impala")]
+    settings = run_settings(parse(MonoBeastFlags, "monobeast", args), "Catch", HERE)
+    made = assemble_alone(settings.learner, agent)
+    saved = {
+        **made.optimiser_step.state_dict(),
+        "stats": {"step": 10**9},
+        "flags": {"env": "Catch", **flags},
+        "format": checkpoints.FORMAT,
+        "model": "mlp",
+    }
+    (folder / "run").mkdir()
+    checkpoints.save(folder / "run" / "model.tar", saved)
+
+
+def test_a_run_is_resumed_with_its_algorithm_and_settings(tmp_path: Path) -> None:
+    save_complete(tmp_path, algo=MINE, boldness=9, step_size=0.125)
+    flags = resume(tmp_path)
+    assert flags.defaults.algo == MINE
+    assert flags.algorithm == MineConfig(boldness=9, optimiser=SgdConfig(step_size=0.125))
+
+
+@pytest.mark.parametrize(
+    ("recorded", "now"), [({"algo": MINE}, "impala"), ({"algo": "impala"}, MINE), ({}, MINE)]
+)
+def test_a_run_is_not_resumed_with_another_algorithm(
+    tmp_path: Path, recorded: dict[str, str], now: str
+) -> None:
+    """Before algorithms were recorded all runs learnt with impala."""
+    save_complete(tmp_path, **recorded)
+    before = recorded.get("algo", "impala")
+    expected = f"learns with --algo {before}, not {now}: give --algo {before}, or another --xpid"
+    with pytest.raises(UsageError, match=expected):
+        resume(tmp_path, "--algo", now)
+
+
+def test_a_network_that_gives_not_what_the_algorithm_needs_is_a_sentence() -> None:
+    class Wanting(Mine):
+        needs = ("no_such_extra",)
+
+    flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
+    config = run_settings(flags, "Catch", HERE).learner
+    object.__setattr__(config, "algo", Wanting)
+    with pytest.raises(UsageError, match="no_such_extra"):
+        assemble_alone(config, agent)
