@@ -273,10 +273,10 @@ def test_a_term_that_no_optimiser_minimises_is_a_sentence() -> None:
 
 
 def test_another_kind_of_network_is_a_sentence() -> None:
-    with pytest.raises(TypeError, match="Impala learns a network of type ActorCritic, got Linear"):
+    with pytest.raises(TypeError, match="Impala needs a network of type ActorCritic, got Linear"):
         impala(LinearActor())
     net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False)
-    with pytest.raises(TypeError, match="Toy learns a network of type LinearActor, got MLPNet"):
+    with pytest.raises(TypeError, match="Toy needs a network of type LinearActor, got MLPNet"):
         Toy(net, ToyConfig())
 
 
