@@ -2,7 +2,8 @@
 """The three losses of an actor-critic, and reward clipping.
 
 T is time, B is batch. By default every loss is summed over both, as in IMPALA; reduction "mean"
-makes the learning rate independent of T * B. Losses are scalars.
+makes the learning rate independent of T * B. Where a mask [T, B] is given, steps at which it is
+false count for nothing. Losses are scalars.
 """
 
 from __future__ import annotations
@@ -18,23 +19,30 @@ RewardClipping = Literal["abs_one", "none"]
 
 
 def policy_gradient_loss(
-    action_log_probs: Tensor, advantages: Tensor, reduction: Reduction = "sum"
+    action_log_probs: Tensor,
+    advantages: Tensor,
+    reduction: Reduction = "sum",
+    mask: Tensor | None = None,
 ) -> Tensor:
     """Returns -log pi(a) * advantage, reduced to a scalar.
 
     action_log_probs, advantages: [T, B]. No gradient flows into the advantages.
     """
-    return _reduce(-action_log_probs * advantages.detach(), reduction)
+    return _reduce(-action_log_probs * advantages.detach(), reduction, mask)
 
 
-def baseline_loss(errors: Tensor, reduction: Reduction = "sum") -> Tensor:
+def baseline_loss(
+    errors: Tensor, reduction: Reduction = "sum", mask: Tensor | None = None
+) -> Tensor:
     """Returns 0.5 * (vs - V)^2, reduced to a scalar; errors: vs - V [T, B]."""
-    return 0.5 * _reduce(errors.square(), reduction)
+    return 0.5 * _reduce(errors.square(), reduction, mask)
 
 
-def entropy_loss(entropies: Tensor, reduction: Reduction = "sum") -> Tensor:
+def entropy_loss(
+    entropies: Tensor, reduction: Reduction = "sum", mask: Tensor | None = None
+) -> Tensor:
     """Returns the negative entropy, reduced to a scalar; entropies: [T, B], in nats."""
-    return -_reduce(entropies, reduction)
+    return -_reduce(entropies, reduction, mask)
 
 
 def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
@@ -46,5 +54,13 @@ def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
     return rewards.clamp(-1.0, 1.0) if clipping == "abs_one" else rewards
 
 
-def _reduce(losses: Tensor, reduction: Reduction) -> Tensor:
-    return losses.sum() if reduction == "sum" else losses.mean()
+def mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Returns the mean of values [T, B] where the mask [T, B] is true; 0 where it never is."""
+    return _reduce(values, "mean", mask)
+
+
+def _reduce(losses: Tensor, reduction: Reduction, mask: Tensor | None) -> Tensor:
+    if mask is None:
+        return losses.sum() if reduction == "sum" else losses.mean()
+    total = losses.where(mask, 0.0).sum()
+    return total if reduction == "sum" else total / mask.sum().clamp(min=1)

@@ -94,6 +94,7 @@ def from_importance_weights(
     bootstrap_value: Tensor,
     clip_rho_threshold: Threshold = 1.0,
     clip_pg_rho_threshold: Threshold = 1.0,
+    mask: Tensor | None = None,
 ) -> VTraceReturns:
     """Computes V-trace for any pair of policies.
 
@@ -105,6 +106,7 @@ def from_importance_weights(
     bootstrap_value: [B] V_T.
     clip_rho_threshold: rho^bar, the limit of the weights of the value error; None: no limit.
     clip_pg_rho_threshold: the limit of the weights of the policy gradient; None: no limit.
+    mask: [T, B] bool; where false the target is V itself and the return stops; None: all true.
 
     Returns targets and advantages [T, B]. Raises ValueError when shapes do not match.
     """
@@ -120,6 +122,7 @@ def from_importance_weights(
         discounts=discounts,
         rhos=_clip(ratios, clip_rho_threshold),
         cs=_clip(ratios, 1.0),
+        mask=mask,
     )
     td_errors = rewards + discounts * returns.next_values(vs, bootstrap_value) - values
     return VTraceReturns(vs, _clip(ratios, clip_pg_rho_threshold) * td_errors)

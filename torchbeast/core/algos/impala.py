@@ -52,12 +52,14 @@ class Impala(Algorithm[Rollout]):
             rewards=rewards,
             values=values[:-1],
             bootstrap_value=values[-1],
+            mask=minibatch.mask,
         )
-        how = self.reduction
+        how, mask = self.reduction, minibatch.mask
         entropies = distribution.entropy(logits)
         terms = {
-            "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how),
-            "baseline_loss": config.baseline_cost * losses.baseline_loss(vs - values[:-1], how),
-            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how),
+            "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how, mask),
+            "baseline_loss": config.baseline_cost
+            * losses.baseline_loss(vs - values[:-1], how, mask),
+            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, mask),
         }
-        return Losses(terms, {"entropy": entropies.mean()})
+        return Losses(terms, {"entropy": losses.mean(entropies, mask)})

@@ -31,6 +31,7 @@ from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.core.algos.slices import Slices
 from torchbeast.core.checks import above
 from torchbeast.core.losses import Reduction
+from torchbeast.core.nest_py import flatten
 
 _TOTAL = "total_loss"
 
@@ -107,7 +108,9 @@ class OptimiserStep(Generic[BatchT]):
         """
         buffers = [buffer for model in self.algo.models.values() for buffer in model.buffers()]
         before = [buffer.clone() for buffer in buffers]
-        self.algo.actor.observe(batch.new_observations())
+        new = batch.new_observations()
+        if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
+            self.algo.actor.observe(new)
         try:
             yield
         except BaseException:

@@ -78,8 +78,15 @@ class Rollout:
         return sum(leaf[:, 0].nbytes for leaf in flatten(self.observation))
 
     def new_observations(self) -> Nest[Tensor]:
-        """Returns leaves [T, B, *shape] of rows 1..T; row 0 belongs to the previous rollout."""
-        observation: Nest[Tensor] = map_leaves(lambda leaf: leaf[1:], self.observation)
+        """Returns leaves [T, B, *shape] of rows 1..T; row 0 belongs to the previous rollout. With a
+        mask, leaves [1, N, *shape] of the rows of valid steps.
+        """
+        mask = self.mask
+
+        def new(leaf: Tensor) -> Tensor:
+            return leaf[1:] if mask is None else leaf[1:][mask].unsqueeze(0)
+
+        observation: Nest[Tensor] = map_leaves(new, self.observation)
         return observation
 
     def lags(self, version: int) -> dict[str, float]:
@@ -93,6 +100,11 @@ class Rollout:
         if not lags.numel():
             return {}
         return {"mean_lag": lags.float().mean().item(), "max_lag": float(lags.max().item())}
+
+    @property
+    def mask(self) -> Tensor | None:
+        """[T, B] bool: which of the steps to rows 1..T are learnt from; None: all."""
+        return None if self.valid is None else self.valid[1:].bool()
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor."""

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advantage actor-critic: IMPALA without V-trace (Mnih et al. 2016, arXiv 1602.01783).
+
+Rollouts are taken as if the policy that learns had acted, so they should be recent. Compare this
+file with torchbeast/core/algos/impala.py: what differs is the idea.
+"""
+
+from __future__ import annotations
+
+from torchbeast.core import losses, returns
+from torchbeast.core.actors.contract import Actor, ActorCritic
+from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.algos.unroll import rewards_and_discounts, unroll
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.rollout import Rollout
+
+
+class AdvantageActorCritic(Algorithm[Rollout]):
+    """Learns from rollouts of the newest policy, with IMPALA's settings."""
+
+    Config = ImpalaConfig
+    separable = True
+    actor: ActorCritic
+    config: ImpalaConfig
+
+    def __init__(self, actor: Actor, config: ImpalaConfig) -> None:
+        super().__init__(actor, config)
+        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        """pg_loss, baseline_loss and entropy_loss, with their costs; the policy's mean entropy."""
+        config, distribution = self.config, self.actor.distribution
+        policy_logits, values, final_values = unroll(self.actor, minibatch)
+        logits, values = policy_logits[:-1].float(), values.float()
+        actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
+        log_probs = distribution.log_prob(logits, actions)
+        rewards, discounts = rewards_and_discounts(
+            minibatch, final_values, config.discounting, config.reward_scale, config.reward_clipping
+        )
+        vs = returns.value_targets(
+            discounts=discounts,
+            rewards=rewards,
+            values=values[:-1],
+            bootstrap_value=values[-1],
+            mask=minibatch.mask,
+        )
+        how, mask = self.reduction, minibatch.mask
+        advantages = vs - values[:-1]
+        entropies = distribution.entropy(logits)
+        terms = {
+            "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how, mask),
+            "baseline_loss": config.baseline_cost * losses.baseline_loss(advantages, how, mask),
+            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, mask),
+        }
+        return Losses(terms, {"entropy": losses.mean(entropies, mask)})
