@@ -122,7 +122,7 @@ def test_a_successor_keeps_the_streams_and_leaves_a_number_out(survived: Survive
 
 
 def test_a_number_is_left_out_though_the_dead_actor_had_written_all_it_was_granted() -> None:
-    agent = make_agent("mlp", ArraySpec((4,), "float32"), Discrete(2), 1, False)
+    agent = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(2), 1)
     weights = SharedWeights(agent.model)
     config = config_of(
         env=EnvSpec("never made"),
