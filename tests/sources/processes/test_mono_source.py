@@ -297,10 +297,15 @@ def test_buffers_are_rollouts_of_one_environment(
     assert num_actors <= slots * num_actors + ahead * batch_size <= num_buffers
 
 
-def nothing_moves(status: dict[str, int], full_batches: int) -> bool:
-    """All batches but the learner's are full, and both actors wait for room."""
+def nothing_moves(source: MonoSource, full_batches: int) -> bool:
+    """All batches but the learner's are full, and both actors wait for room: what they were granted
+    is written and reported. An actor whose report is still on its way would be learnt after
+    rollouts that are newer.
+    """
+    status = source.status()
     full = status["learner_queue_size"] >= full_batches * 4
-    return full and status["waiting_actors"] == 2
+    is_reported = not any(actor._granted for actor in source._actors)
+    return full and is_reported and status["waiting_actors"] == 2
 
 
 def test_a_slow_learner_of_the_originals_command_learns_from_data_as_old_as_the_original() -> None:
@@ -315,7 +320,7 @@ def test_a_slow_learner_of_the_originals_command_learns_from_data_as_old_as_the_
     with running_mono(setup, num_buffers=60) as running:
         version, batches = running.weights.version, running.source.batches()
         for _ in range(60):
-            wait_for(lambda: nothing_moves(running.source.status(), full_batches=4), LATE)
+            wait_for(lambda: nothing_moves(running.source, full_batches=4), LATE)
             lags.append(version - int(next(batches).policy_version[1:].min()))
             version += 1
             running.weights.publish(running.agent.model, version)
