@@ -10,7 +10,7 @@ from __future__ import annotations
 from torchbeast.core import losses, returns
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.algos.base import Algorithm, Losses
-from torchbeast.core.algos.impala import ImpalaConfig
+from torchbeast.core.algos.config import ImpalaConfig
 from torchbeast.core.algos.unroll import rewards_and_discounts, unroll
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
