@@ -47,7 +47,7 @@ class CudaStream:
         """
         if self._stream is None or leaf.device == self._device:
             return leaf
-        return leaf.pin_memory().to(self._device, non_blocking=True)
+        return dense(leaf).pin_memory().to(self._device, non_blocking=True)
 
     def to_host(self, leaf: Tensor) -> Tensor:
         """Returns the leaf on the host, any shape; its values are valid after `synchronize`."""
@@ -71,3 +71,12 @@ class CudaStream:
             current.wait_stream(self._stream)
             leaf.record_stream(current)  # keeps its memory from being reused during that read
         return leaf
+
+
+def dense(leaf: Tensor) -> Tensor:
+    """Returns the leaf with memory of its own for each element, in its own layout.
+
+    Pinning copies into a tensor of the same strides, which is an error where elements share memory,
+    as in an expanded tensor.
+    """
+    return leaf.contiguous() if 0 in leaf.stride() else leaf
