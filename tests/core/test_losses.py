@@ -45,3 +45,27 @@ def test_abs_one_clips_rewards_and_none_leaves_them() -> None:
     rewards = torch.tensor([-5.0, -0.5, 0.5, 5.0])
     assert losses.clip_rewards(rewards, "abs_one").tolist() == [-1.0, -0.5, 0.5, 1.0]
     assert losses.clip_rewards(rewards, "none").tolist() == rewards.tolist()
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_a_masked_step_holds_reaches_neither_losses_nor_gradients(
+    reduction: losses.Reduction, bad: float
+) -> None:
+    mask = torch.ones(T, B, dtype=torch.bool)
+    mask[1, 2] = mask[3, 0] = False
+
+    def results(hidden: float) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        log_probs, advantages, errors, entropies = torch.randn(4, T, B).where(mask, hidden)
+        leaves = [log_probs.requires_grad_(), errors.requires_grad_(), entropies.requires_grad_()]
+        terms = [
+            losses.policy_gradient_loss(log_probs, advantages, reduction, mask),
+            losses.baseline_loss(errors, reduction, mask),
+            losses.entropy_loss(entropies, reduction, mask),
+        ]
+        return [*terms, *torch.autograd.grad(torch.stack(terms).sum(), leaves)]
+
+    found = results(bad)
+    assert all(tensor.isfinite().all() for tensor in found)
+    torch.testing.assert_close(found, results(0.0), rtol=0, atol=0)

@@ -128,6 +128,20 @@ def test_an_irrelevant_state_keeps_its_value_and_stops_the_return() -> None:
     assert torch.equal(value_targets(**arguments)[:3], targets[:3])
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_an_irrelevant_step_holds_reaches_no_other_target(bad: float) -> None:
+    arguments = random_arguments(mask=torch.ones(T, B, dtype=torch.bool))
+    arguments["mask"][3:5, 1] = False
+    before = value_targets(**arguments)
+    for name in ("rewards", "discounts", "rhos", "cs"):
+        arguments[name][3:5, 1] = bad
+    torch.testing.assert_close(value_targets(**arguments), before, rtol=0, atol=0)
+    arguments["values"][4, 1] = bad  # row 3 is what step 2 led to
+    before[4, 1] = bad
+    found = value_targets(**arguments)
+    torch.testing.assert_close(found, before, rtol=0, atol=0, equal_nan=True)
+
+
 def test_trailing_dimensions_broadcast() -> None:
     values = torch.randn(T, B, 5)
     arguments = {

@@ -225,6 +225,19 @@ def test_results_are_float32_without_a_graph_whatever_the_networks_are() -> None
         assert not tensor.requires_grad
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_a_masked_step_holds_reaches_no_result(bad: float) -> None:
+    case = tensors(random_case(0))
+    mask = torch.ones_like(case["rewards"], dtype=torch.bool)
+    mask[2, 1] = False
+    before = vtrace.from_importance_weights(**case, mask=mask)
+    for name in ("log_rhos", "rewards", "discounts"):
+        case[name][2, 1] = bad
+    found = vtrace.from_importance_weights(**case, mask=mask)
+    torch.testing.assert_close(found, before, rtol=0, atol=0)
+    assert found.pg_advantages[2, 1] == 0
+
+
 def golden_cases() -> list[dict[str, Any]]:
     cases = []
     for seed, (rho, pg_rho) in enumerate(CLIPS):

@@ -3,7 +3,8 @@
 
 T is time, B is batch. By default every loss is summed over both, as in IMPALA; reduction "mean"
 makes the learning rate independent of T * B. Where a mask [T, B] is given, steps at which it is
-false count for nothing. Losses are scalars.
+false count for nothing, whatever they hold: a NaN there reaches neither losses nor gradients.
+Losses are scalars.
 """
 
 from __future__ import annotations
@@ -28,21 +29,22 @@ def policy_gradient_loss(
 
     action_log_probs, advantages: [T, B]. No gradient flows into the advantages.
     """
-    return _reduce(-action_log_probs * advantages.detach(), reduction, mask)
+    log_probs, advantages = masked(action_log_probs, mask), masked(advantages.detach(), mask)
+    return _reduce(-log_probs * advantages, reduction, mask)
 
 
 def baseline_loss(
     errors: Tensor, reduction: Reduction = "sum", mask: Tensor | None = None
 ) -> Tensor:
     """Returns 0.5 * (vs - V)^2, reduced to a scalar; errors: vs - V [T, B]."""
-    return 0.5 * _reduce(errors.square(), reduction, mask)
+    return 0.5 * _reduce(masked(errors, mask).square(), reduction, mask)
 
 
 def entropy_loss(
     entropies: Tensor, reduction: Reduction = "sum", mask: Tensor | None = None
 ) -> Tensor:
     """Returns the negative entropy, reduced to a scalar; entropies: [T, B], in nats."""
-    return -_reduce(entropies, reduction, mask)
+    return -_reduce(masked(entropies, mask), reduction, mask)
 
 
 def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
@@ -56,11 +58,19 @@ def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
 
 def mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Returns the mean of values [T, B] where the mask [T, B] is true; 0 where it never is."""
-    return _reduce(values, "mean", mask)
+    return _reduce(masked(values, mask), "mean", mask)
+
+
+def masked(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns values [T, B, ...] with 0 where the mask, bool of as many dimensions, is false.
+
+    Call it before any product: 0 times NaN is NaN, in a gradient too.
+    """
+    return values if mask is None else values.where(mask, 0.0)
 
 
 def _reduce(losses: Tensor, reduction: Reduction, mask: Tensor | None) -> Tensor:
-    if mask is None:
-        return losses.sum() if reduction == "sum" else losses.mean()
-    total = losses.where(mask, 0.0).sum()
-    return total if reduction == "sum" else total / mask.sum().clamp(min=1)
+    """Returns the sum of losses that are 0 where the mask is false, or their mean elsewhere."""
+    if reduction == "sum":
+        return losses.sum()
+    return losses.mean() if mask is None else losses.sum() / mask.sum().clamp(min=1)

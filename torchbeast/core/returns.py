@@ -17,6 +17,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from torchbeast.core.losses import masked
+
 
 @torch.no_grad()
 def value_targets(
@@ -39,8 +41,8 @@ def value_targets(
     discounts: [T, B] gamma, and 0 where the episode ended.
     rhos: [T, B] clipped importance weights of the value error; None: all 1.
     cs: [T, B] clipped importance weights of the trace; None: all 1.
-    mask: [T, B] m, bool or 0/1. Where it is 0, the target is V and the multi-step return is cut;
-        None: all 1.
+    mask: [T, B] m, bool or 0/1. Where it is 0, the target is V and the multi-step return is cut:
+        nothing else of that step counts, not even NaN. None: all 1.
     lambda_: decay of the trace, in [0, 1].
 
     Trailing dimensions beyond [T, B] broadcast. Raises ValueError when shapes do not match.
@@ -56,7 +58,7 @@ def value_targets(
     if cs is not None:
         decays = decays * cs.float()
     if mask is not None:
-        deltas, decays = deltas * mask.float(), decays * mask.float()
+        deltas, decays = masked(deltas, mask.bool()), masked(decays, mask.bool())
     return values + _accumulate(deltas, decays)
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core import returns
+from torchbeast.core.losses import masked
 
 # An upper limit of the importance weights; None leaves them unclipped.
 Threshold: TypeAlias = float | Tensor | None
@@ -106,7 +107,8 @@ def from_importance_weights(
     bootstrap_value: [B] V_T.
     clip_rho_threshold: rho^bar, the limit of the weights of the value error; None: no limit.
     clip_pg_rho_threshold: the limit of the weights of the policy gradient; None: no limit.
-    mask: [T, B] bool; where false the target is V itself and the return stops; None: all true.
+    mask: [T, B] bool; where false the target is V itself, the advantage is 0 and the return stops,
+        whatever else the step holds; None: all true.
 
     Returns targets and advantages [T, B]. Raises ValueError when shapes do not match.
     """
@@ -125,7 +127,8 @@ def from_importance_weights(
         mask=mask,
     )
     td_errors = rewards + discounts * returns.next_values(vs, bootstrap_value) - values
-    return VTraceReturns(vs, _clip(ratios, clip_pg_rho_threshold) * td_errors)
+    advantages = _clip(ratios, clip_pg_rho_threshold) * td_errors
+    return VTraceReturns(vs, masked(advantages, mask))
 
 
 def _clip(ratios: Tensor, threshold: Threshold) -> Tensor:

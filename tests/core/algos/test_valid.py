@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -95,6 +96,34 @@ def test_slices_of_a_masked_batch_are_learnt_as_the_whole(
     parts.algo.actor.load_state_dict(whole.algo.actor.state_dict())
     assert parts.update(rollout) == pytest.approx(whole.update(rollout), rel=1e-4, abs=1e-6)
     assert parts.counters.learnt_steps == rollout.num_steps == 2 * T - 3
+
+
+@pytest.mark.parametrize("kind", [Impala, Means])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_what_a_step_holds_that_is_not_valid_reaches_no_gradient(
+    make_rollout: Make, kind: type[Impala], bad: float, recurrent: bool
+) -> None:
+    """The network reads observation and reward of the row that the step leads to."""
+    net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), recurrent)
+    state = net.initial_state(B)
+    rollout = masked(make_rollout(T, B, truncated=[(4, 0)], state=state), (3, 0), (4, 0), (1, 2))
+    valid = rollout.valid
+    assert valid is not None
+
+    def holding(value: float) -> Rollout:
+        return dataclasses.replace(
+            rollout,
+            reward=rollout.reward.where(valid, value),
+            observation=rollout.observation.where(valid[..., None], value),
+            extras={
+                "policy_logits": rollout.extras["policy_logits"].where(valid[..., None], value)
+            },
+        )
+
+    found = gradients(net, kind, holding(bad))
+    assert all(gradient.isfinite().all() for gradient in found.values())
+    torch.testing.assert_close(found, gradients(net, kind, holding(0.0)), rtol=0, atol=0)
 
 
 def test_a_batch_without_a_valid_step_changes_nothing(make_rollout: Make) -> None:

@@ -86,7 +86,9 @@ def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:
     """Returns rows start..end-1 as inputs of the model."""
 
     def rows(leaf: Tensor) -> Tensor:
-        return leaf[start:end]
+        return _finite_where_invalid(leaf[start:end], valid)
+
+    valid = None if rollout.valid is None else rollout.valid[start:end].bool()
 
     return ModelInputs(
         observation=map_leaves(rows, rollout.observation),
@@ -94,6 +96,17 @@ def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:
         done=rows(rollout.done),
         last_action=map_leaves(rows, rollout.action),
     )
+
+
+def _finite_where_invalid(leaf: Tensor, valid: Tensor | None) -> Tensor:
+    """Returns leaf [T', B, ...] with 0 for NaN and infinities in the rows that are not valid.
+
+    Read by a network, they would make its gradients NaN even where the loss is masked.
+    """
+    if valid is None or not leaf.is_floating_point():
+        return leaf
+    sure = valid.reshape(*valid.shape, *[1] * (leaf.dim() - 2))
+    return leaf.where(sure | leaf.isfinite(), 0.0)
 
 
 @torch.no_grad()
