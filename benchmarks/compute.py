@@ -145,7 +145,13 @@ def _learning(case: Case, arguments: argparse.Namespace) -> Callable[[], int]:
     )
     made = assemble_alone(config, lambda spec: make_agent(spec, FRAMES, ACTIONS, 1))
     threads = torch.get_num_threads()
-    rollout = synthetic.rollout(made.agent, FRAMES, arguments.unroll_length, arguments.batch_size)
+    rollout = synthetic.rollout(
+        made.agent,
+        FRAMES,
+        arguments.unroll_length,
+        arguments.batch_size,
+        extras=made.algo.needs,
+    )
 
     def run() -> int:
         torch.set_num_threads(threads)

@@ -16,11 +16,16 @@ import psutil
 import pytest
 import torch
 
-from torchbeast.bench import program
+from torchbeast.bench import inference, program
 from torchbeast.bench.__main__ import main
 from torchbeast.bench.limits import END_TO_END, STAGES
 from torchbeast.bench.stages import SINGLE
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.inference import answer
 
 SMALL = [
     *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),
@@ -64,6 +69,35 @@ def test_every_stage_is_in_the_table_and_in_the_files(
     assert record["settings"]["env"] == "Catch"
     assert record["sentence"] in said.replace("\n", " ")
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+class Own(Impala):
+    """Acts greedily and needs the values that it predicted then, but no logits."""
+
+    needs = ("baseline",)
+    mode = "greedy"
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        assert set(minibatch.extras) == {"baseline"}
+        _, values, _ = unroll(self.actor, minibatch)
+        return Losses({"value_loss": values.square().sum()})
+
+
+@pytest.mark.usefixtures("without_compiled")
+def test_the_stages_are_those_of_the_algorithm_that_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    modes = []
+
+    def recorded(*args: Any) -> Any:
+        modes.append(args[4])
+        (_, extras), _ = answered = answer(*args)
+        assert set(extras) == {"baseline"}
+        return answered
+
+    monkeypatch.setattr(inference, "answer", recorded)
+    assert main([*SMALL, "--algo", f"{__name__}:Own"]) == 0
+    assert set(modes) == {"greedy"}
 
 
 @pytest.mark.usefixtures("without_compiled")

@@ -36,7 +36,7 @@ def test_a_synthetic_rollout_has_the_form_of_a_real_one(
     observations: ObservationSpace, actions: ActionSpace, use_lstm: bool
 ) -> None:
     agent = make_agent(ActorSpec("mlp", use_lstm=use_lstm), observations, actions, 1)
-    rollout = synthetic.rollout(agent, observations, unroll_length=4, batch_size=3)
+    rollout = synthetic.rollout(agent, observations, 4, 3, extras=["policy_logits"])
     rollout.check()
     assert (rollout.unroll_length, rollout.batch_size) == (4, 3)
     specs = flatten(observations)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from torchbeast.bench import synthetic
 from torchbeast.bench.sample import Measure, in_threads
 from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Mode
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.learning.weights import PublishedWeights
@@ -31,10 +32,14 @@ def inference(
     num_threads: int,
     steps_per_update: int,
     supervisor: Supervisor,
+    *,
+    extras: Sequence[str],
+    mode: Mode,
 ) -> Measure:
     """Returns the measurement of inference with batches of `num_envs` environments.
 
-    steps_per_update: steps after which new weights are loaded.
+    steps_per_update: steps after which new weights are loaded. extras, mode: what the algorithm
+    needs of acting, and how its actions are chosen.
     """
     weights = PublishedWeights(agent.model)
     batches_per_update = max(1, steps_per_update // (num_envs * num_threads))
@@ -48,7 +53,7 @@ def inference(
             is_new = next(count) % batches_per_update == 0
             with cuda_stream:
                 weights.refresh(replica, None if is_new else weights.version)
-                answer(replica, cuda_stream, request, extras=("policy_logits",))
+                answer(replica, cuda_stream, request, extras, mode)
             return num_envs
 
         one_batch()  # warm-up: the first is slower

@@ -42,6 +42,7 @@ class Stages:
 
         made = assemble_alone(learner_config(flags, self._env.name), agent)
         self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute
+        self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])
 
     @contextmanager
@@ -88,12 +89,18 @@ class Stages:
             inference_threads(self._flags.pipeline.num_inference_threads, device),
             rollouts.unroll_length * rollouts.batch_size,
             self._supervisor,
+            extras=self._algo.needs,
+            mode=self._algo.mode,
         )
 
     def _learner(self) -> Measure:
         rollouts = self._flags.rollouts
         batch = synthetic.rollout(
-            self._agent, self._space, rollouts.unroll_length, rollouts.batch_size
+            self._agent,
+            self._space,
+            rollouts.unroll_length,
+            rollouts.batch_size,
+            extras=self._algo.needs,
         )
         threads = self.compute.learner_threads
         return learner(self._step, batch, self.compute.device, threads, self._supervisor)

@@ -51,11 +51,11 @@ def rollout(
     space: ObservationSpace,
     unroll_length: int,
     batch_size: int,
-    extras: Sequence[str] = ("policy_logits",),
+    extras: Sequence[str],
 ) -> Rollout:
     """Returns a random batch [T+1, B, ...] without truncations.
 
-    The actions are uniform, the extras zeros.
+    The actions are uniform. extras: names of the actor's extras it contains, all zeros.
     """
     shape = (unroll_length + 1, batch_size)
     distribution = agent.model.distribution
