@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv as VecEnv
     from torchbeast.core.envs.vec_env import VecStep as VecStep
     from torchbeast.core.specs import ActorSpec as ActorSpec
-    from torchbeast.core.specs import AlgoSpec as AlgoSpec
     from torchbeast.core.storages.rollout import Rollout as Rollout
     from torchbeast.envs import make as make_env
     from torchbeast.envs.options import EnvOptions as EnvOptions
@@ -46,7 +45,6 @@ _FOUND_IN = {
     "Actor": "core.actors.contract",
     "ActorCritic": "core.actors.contract",
     "ActorSpec": "core.specs",
-    "AlgoSpec": "core.specs",
     "Algorithm": "core.algos.base",
     "ArraySpec": "core.envs.spaces",
     "Discrete": "core.envs.spaces",
@@ -74,7 +72,6 @@ __all__ = [
     "Actor",
     "ActorCritic",
     "ActorSpec",
-    "AlgoSpec",
     "Algorithm",
     "ArraySpec",
     "Discrete",

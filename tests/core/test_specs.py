@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.core.specs import ActorSpec, AlgoSpec, Spec, SpecError, check_takes, find
+from torchbeast.core.specs import ActorSpec, Spec, SpecError, check_takes, find
 
 HERE = Path(__file__).parent
 
@@ -39,7 +39,6 @@ def over_json(value: Any) -> Any:
         Spec("Catch"),
         Spec("my_module:make", {"size": 8, "goals": [[1, 2], [3, 4]], "wrap": None}),
         ActorSpec("mlp", {"hidden": 64}, use_lstm=True, reward_input="none", reads_values=False),
-        AlgoSpec("impala", {"discounting": 0.9}),
     ],
 )
 def test_a_spec_goes_through_json_both_ways(spec: Spec) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Specs: what another process needs to make the same environment, network or algorithm.
+"""Specs: what another process needs to make the same environment or network.
 
     Spec("my_module:make", {"size": 8}) -- as_json() --> process -- from_json() --> make(size=8)
 
@@ -111,11 +111,6 @@ class ActorSpec(Spec):
     # Whether it encodes observations by the value ranges of their space; False: by dtype and shape
     # alone, as networks of older checkpoints do.
     reads_values: bool = field(default=True, kw_only=True)
-
-
-@dataclass(frozen=True)
-class AlgoSpec(Spec):
-    """An algorithm; kwargs are the values of its Config."""
 
 
 def find(name: str) -> Callable[..., Any]:

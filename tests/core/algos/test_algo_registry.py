@@ -35,7 +35,7 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
     [
         ("impalla", ValueError, "no algorithm 'impalla': use impala, or my_module:MyAlgo"),
         ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
-        (f"{__name__}:Other", ValueError, "cannot import the algorithm .* no attribute 'Other'"),
+        (f"{__name__}:Other", ValueError, "cannot import the algorithm .* has no 'Other'"),
         (f"{__name__}:nothing", TypeError, "must be a subclass of torchbeast.core.algos.base"),
         ("builtins:int", TypeError, "builtins:int is no algorithm"),
     ],

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
+
+from torchbeast.core import specs
 
 if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm
@@ -39,10 +40,10 @@ def config_of(name: str) -> type:
 
 
 def _import(name: str, path: str) -> Any:
-    module, colon, attribute = path.partition(":")
-    if not colon:
+    if ":" not in path:
         raise ValueError(f"no algorithm {name!r}: use {', '.join(ALGOS)}, or my_module:MyAlgo")
     try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import the algorithm {name!r}: {error}") from error
+        return specs.find(path)
+    except (ImportError, specs.SpecError) as error:
+        why = str(error).removeprefix(f"{path}: ")
+        raise ValueError(f"cannot import the algorithm {name!r}: {why}") from error
