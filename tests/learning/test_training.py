@@ -157,6 +157,28 @@ def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
     assert sum(row["time_learning"] for row in rows) <= whole["learning"]
 
 
+def test_a_row_ends_with_the_counts_of_steps_learnt_from_and_of_optimiser_steps(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
+    run.step.counters.learnt_steps = 100  # an earlier part of the run reused its steps
+    run.learn()
+    rows = [list(row.items())[-2:] for row in read_logs(tmp_path)]
+    assert rows == [
+        [("learnt_steps", 100 + T * B), ("optimiser_steps", 1)],
+        [("learnt_steps", 100 + 2 * T * B), ("optimiser_steps", 2)],
+    ]
+
+
+def test_a_run_continues_a_log_that_lacks_the_newer_columns(tmp_path: Path) -> None:
+    (tmp_path / "fields.csv").write_text("_tick,_time,step,total_loss\n")
+    (tmp_path / "logs.csv").write_text("# _tick,_time,step,total_loss\n0,1.0,5,2.5\n")
+    Run(tmp_path, [rollout()], total_steps=T * B).learn()
+    before, after = read_logs(tmp_path)
+    assert before == {"_tick": 0, "_time": 1, "step": 5, "total_loss": 2.5}
+    assert (after["_tick"], after["learnt_steps"], after["optimiser_steps"]) == (1, T * B, 1)
+
+
 def test_the_lag_of_the_last_batch_is_shown(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
     run.learn()

@@ -159,6 +159,7 @@ class Training:
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
+        counters = self._parts.optimiser_step.counters
         returns, lengths = batch.finished_episodes()
         self.progress.loss = figures["total_loss"]
         self.progress.mean_lag = figures.get("mean_lag", math.nan)
@@ -173,6 +174,8 @@ class Training:
             **figures,
             **self._parts.source.status(),
             **self._times(),
+            "learnt_steps": counters.learnt_steps,
+            "optimiser_steps": counters.optimiser_steps,
         }
         self._parts.log_files.write(self.progress.step, row)
 
