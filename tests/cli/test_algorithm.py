@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -100,6 +101,36 @@ class Needy(Mine):
     Config = NeedyConfig
 
 
+@dataclass(frozen=True, kw_only=True)
+class TwiceConfig:
+    """Has two optimisers of one type."""
+
+    actor_optimiser: SgdConfig = field(default_factory=SgdConfig)
+    critic_optimiser: SgdConfig = field(default_factory=SgdConfig)
+
+
+class Twice(Mine):
+    Config = TwiceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathConfig:
+    """Has settings of types that JSON has, and of others."""
+
+    sizes: tuple[int, ...] = (1, 2)
+    """JSON's list."""
+    style: Literal["a", "b"] | None = None
+    """JSON's string or null."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """JSON's object."""
+    data: Path | None = None
+    """A file."""
+
+
+class OfPath(Mine):
+    Config = PathConfig
+
+
 MINE = f"{__name__}:Mine"
 
 
@@ -134,6 +165,12 @@ def test_its_flags_are_told_and_checked_as_the_others(capsys: pytest.CaptureFixt
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
         (f"{__name__}:Clashing", "has settings of the names of other flags, batch_size: give them"),
+        (
+            f"{__name__}:Twice",
+            "has more than one setting of the name step_size: flags have no",
+        ),
+        (f"{__name__}:OfPath", "has settings that are no JSON, data: make them numbers"),
+        (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
         (f"{__name__}:Needy", "missing 1 required keyword-only argument: 'boldness'"),
     ],
 )
