@@ -28,7 +28,7 @@ from torchbeast.learning.weights import PublishedWeights
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
 
-if TYPE_CHECKING:  # the compiled part, whose lack is a sentence of `main`
+if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.sources.servers.discovery import Fleet
     from torchbeast.sources.servers.source import PolySource
 

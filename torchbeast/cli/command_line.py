@@ -73,9 +73,9 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     of_preset = presets.settings(words)  # first: it may print a list and exit
     recorded = resuming.recorded(words)
     algo = resuming.given(words, "--algo") or {**recorded, **of_preset}.get("algo", DEFAULT)
-    flags_type = with_algorithm(flags_type, str(algo))
-    values = {**resuming.usable(flags_type, recorded), **of_preset}
-    return flags_type, _replaced(flags_type(), values) if values else None
+    made = with_algorithm(flags_type, str(algo))
+    values = {**resuming.usable(made, recorded), **of_preset}
+    return made, _replaced(made(), values) if values else None
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:

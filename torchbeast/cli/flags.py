@@ -9,7 +9,7 @@ they are typed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.algos import registry
@@ -54,6 +54,9 @@ class DefaultsFlags:
 @dataclass(frozen=True, kw_only=True)
 class LearnerFlags:
     """The groups that every learner has."""
+
+    decided_by_servers: ClassVar[tuple[str, ...]] = ()
+    """Names of flags that a resumed run takes from its environment servers."""
 
     command: CommandFlags = field(default_factory=CommandFlags)
     defaults: DefaultsFlags = field(default_factory=DefaultsFlags)
@@ -128,6 +131,8 @@ class PolyBeastFlags(ServedLearnerFlags):
 @dataclass(frozen=True, kw_only=True)
 class PolyBeastLearnerFlags(ServedLearnerFlags):
     """Trains an agent from environment servers that run already (polybeast_env)."""
+
+    decided_by_servers = ("env", "observation_keys", "num_actors")
 
     environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
     fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)

@@ -16,12 +16,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchbeast.cli.flags import PolyBeastLearnerFlags
+from torchbeast.cli.flags import LearnerFlags
 from torchbeast.errors import UsageError
 from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.reporting.run_folder import RunConfig
-
-_SERVERS_DECIDE = ("env", "observation_keys", "num_actors")  # for a learner alone
 
 
 def recorded(args: Sequence[str]) -> dict[str, Any]:
@@ -82,15 +80,16 @@ def _recorded(folder: Path) -> dict[str, Any]:
     return dict(meta.get("args", {}))
 
 
-def usable(flags_type: type, recorded: Mapping[str, Any]) -> dict[str, Any]:
+def usable(flags_type: type[LearnerFlags], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the recorded flags that this program has and restores, with valid values."""
     return dict(_usable(flags_type, recorded))
 
 
-def _usable(flags_type: type, recorded: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    is_alone = issubclass(flags_type, PolyBeastLearnerFlags)
+def _usable(
+    flags_type: type[LearnerFlags], recorded: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     of_one_command = [name for name in OF_ONE_COMMAND if name != "xpid"]  # the name is looked up
-    left_out = [*of_one_command, *(_SERVERS_DECIDE if is_alone else ())]
+    left_out = [*of_one_command, *flags_type.decided_by_servers]
     for name, kind in kinds(flags_type):
         if name in recorded and name not in left_out:
             value = tuple(recorded[name]) if isinstance(recorded[name], list) else recorded[name]
