@@ -66,7 +66,7 @@ def test_a_column_that_is_nowhere_valid_might_as_well_not_be_there(
         expected = torch.stack([part[name] for part in apart])
         joined = expected.sum() if kind is Impala else expected.mean()
         torch.testing.assert_close(loss, joined)
-    assert here.num_steps == here.env_steps == T * (B - 1)
+    assert (here.num_steps, here.env_steps) == (T * (B - 1), T * B), "learnt from, and collected"
 
 
 def test_the_return_stops_at_a_step_that_is_not_valid_and_bootstraps_there(

@@ -157,10 +157,24 @@ def test_only_valid_steps_are_counted(make_rollout: Make) -> None:
     assert make_rollout(T, B).valid is None
 
 
+def test_collected_steps_are_counted_apart_from_those_learnt_from(make_rollout: Make) -> None:
+    valid = torch.zeros(T + 1, B, dtype=torch.bool)
+    valid[1:3] = True
+    relevant = make_rollout(T, B, valid=valid)
+    assert (relevant.num_steps, relevant.env_steps) == (2 * B, T * B), "all were collected"
+    replayed = make_rollout(T, B, collected=T)  # in one column of the three
+    assert (replayed.num_steps, replayed.env_steps) == (T * B, T)
+    assert replayed.map(torch.Tensor.clone).env_steps == T
+    for rollout in (relevant, replayed):
+        assert sum(part.env_steps for part in rollout.split(1)) == rollout.env_steps
+
+
 def test_map_reaches_every_leaf(make_rollout: Make) -> None:
     valid = torch.ones(T + 1, B, dtype=torch.bool)
     rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),), valid=valid)
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
+        if field.name == "collected":
+            continue
         leaves = flatten(getattr(moved, field.name))
         assert leaves and all(leaf.device.type == "meta" for leaf in leaves), field.name

@@ -33,7 +33,7 @@ class Batch(Protocol):
 
     @property
     def env_steps(self) -> int:
-        """Number of newly collected steps, which no other batch counts."""
+        """Number of newly collected steps, learnt from or not, which no other batch counts."""
 
     def new_observations(self) -> Nest[Tensor]:
         """Returns observations [T', B', *shape] to add to running statistics."""
@@ -42,7 +42,7 @@ class Batch(Protocol):
         """Returns the policy lag behind this version of the weights; {} if unknown."""
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns returns and lengths of the games that ended in the newly collected steps."""
+        """Returns returns and lengths of the finished games to report for this batch."""
 
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """Returns a batch with function(tensor) in place of every tensor."""

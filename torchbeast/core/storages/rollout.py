@@ -49,6 +49,7 @@ class Rollout:
     stream: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
     rollout_index: Tensor  # int64 [T+1, B] number of the stream's rollout, the same in all rows
     valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
+    collected: int | None = None  # steps that no other batch counts; None: all T * B, valid or not
 
     @property
     def unroll_length(self) -> int:
@@ -69,8 +70,10 @@ class Rollout:
 
     @property
     def env_steps(self) -> int:
-        """Number of newly collected steps: all."""
-        return self.num_steps
+        """Number of newly collected steps, whether they are learnt from or not."""
+        if self.collected is not None:
+            return self.collected
+        return self.unroll_length * self.batch_size
 
     @property
     def column_bytes(self) -> int:
@@ -79,7 +82,7 @@ class Rollout:
 
     def new_observations(self) -> Nest[Tensor]:
         """Returns leaves [T, B, *shape] of rows 1..T; row 0 belongs to the previous rollout. With a
-        mask, leaves [1, N, *shape] of the rows of valid steps.
+        mask, leaves [1, N, *shape] of the rows of valid steps, whether newly collected or not.
         """
         mask = self.mask
 
@@ -108,10 +111,13 @@ class Rollout:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor."""
-        return Rollout(**_mapped(function, {f.name: getattr(self, f.name) for f in fields(self)}))
+        return Rollout(**_mapped(function, self._tensors()), collected=self.collected)
 
     def split(self, max_columns: int) -> list[Rollout]:
-        """Returns slices of at most max_columns and nearly equal size, which share memory."""
+        """Returns slices of at most max_columns and nearly equal size, which share memory.
+
+        Where `collected` is given, it counts with the first.
+        """
         if max_columns >= self.batch_size:
             return [self]
         bounds = even_bounds(self.batch_size, -(-self.batch_size // max_columns))
@@ -124,13 +130,19 @@ class Rollout:
         def rows(leaf: Tensor) -> Tensor:
             return leaf[:, start:end]
 
-        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        parts = self._tensors()
         final = parts.pop("final_observation")  # has no columns
         parts = _mapped(rows, parts)
         # An LSTM needs a contiguous state.
         parts["initial_agent_state"] = map_leaves(Tensor.contiguous, parts["initial_agent_state"])
         here = slice(finals[start], finals[end])
-        return Rollout(**parts, final_observation=map_leaves(lambda leaf: leaf[here], final))
+        parts["final_observation"] = map_leaves(lambda leaf: leaf[here], final)
+        collected = None if self.collected is None else self.collected if start == 0 else 0
+        return Rollout(**parts, collected=collected)
+
+    def _tensors(self) -> dict[str, Any]:
+        """Returns all fields that consist of tensors, by name."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "collected"}
 
     def truncations(self) -> tuple[Tensor, Tensor]:
         """Returns rows and columns [K] of the truncations in rows 1..T, by column, then row."""
@@ -138,7 +150,10 @@ class Rollout:
         return rows + 1, columns
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns the returns and lengths of games that ended in the valid steps to rows 1..T."""
+        """Returns the returns and lengths of games that ended in the valid steps to rows 1..T.
+
+        Of valid steps that another batch had too, games count again.
+        """
         ended = self.episode_end[1:].bool()
         if self.valid is not None:
             ended = ended & self.valid[1:]
