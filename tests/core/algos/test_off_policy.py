@@ -266,10 +266,23 @@ class Unmoved(Toy):
 
 def test_a_term_that_no_optimiser_minimises_is_a_sentence() -> None:
     step = OptimiserStep(Unassigned(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
-    with pytest.raises(ValueError, match="the term actor_loss to None: .* actor, critic"):
+    with pytest.raises(ValueError, match="the term actor_loss to none: .* actor, critic"):
         step.update(two_transitions())
     with pytest.raises(ValueError, match="Unmoved has no optimiser"):
         OptimiserStep(Unmoved(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
+
+
+class Misspelt(Toy):
+    minimised_by: ClassVar = {"critic_loss": "critic", "actor_loss": "acter"}
+
+
+def test_mistakes_in_optimisers_are_sentences_before_anything_is_learnt() -> None:
+    with pytest.raises(ValueError, match=r"the term actor_loss to acter: .* actor, critic"):
+        OptimiserStep(Misspelt(LinearActor(), ToyConfig()), StepConfig(), total_steps=10)
+    frozen = Toy(LinearActor(), ToyConfig())
+    frozen.critic.requires_grad_(False)
+    with pytest.raises(ValueError, match="Toy's optimiser critic has no parameter to train"):
+        OptimiserStep(frozen, StepConfig(), total_steps=10)
 
 
 def test_another_kind_of_network_is_a_sentence() -> None:

@@ -14,6 +14,7 @@ import torch
 from learners import impala
 
 from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.algos import saving
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
@@ -126,8 +127,20 @@ def test_what_a_step_holds_that_is_not_valid_reaches_no_gradient(
     torch.testing.assert_close(found, gradients(net, kind, holding(0.0)), rtol=0, atol=0)
 
 
-def test_a_batch_without_a_valid_step_changes_nothing(make_rollout: Make) -> None:
-    step = impala(mlp(), Means)
-    before = copy.deepcopy(step.algo.actor.state_dict())
+@pytest.mark.parametrize("kind", [Impala, Means])
+def test_a_batch_without_a_valid_step_changes_nothing_but_is_counted(
+    make_rollout: Make, kind: type[Impala]
+) -> None:
+    """Nor does the momentum of earlier steps."""
+    step = impala(mlp(), kind, momentum=0.9)
+    step.update(make_rollout(T, B))
+    before = copy.deepcopy(saving.state_of(step.algo))
     step.update(masked(make_rollout(T, B), *((row, b) for row in range(T + 1) for b in range(B))))
-    torch.testing.assert_close(step.algo.actor.state_dict(), before, rtol=0, atol=0)
+    torch.testing.assert_close(
+        saving.state_of(step.algo)["model_state_dict"], before["model_state_dict"], rtol=0, atol=0
+    )
+    state = saving.state_of(step.algo)["optimizer_state_dict"]["state"]
+    torch.testing.assert_close(state, before["optimizer_state_dict"]["state"], rtol=0, atol=0)
+    counters = step.counters
+    assert (counters.version, counters.optimiser_steps) == (2, 1)
+    assert (counters.env_steps, counters.learnt_steps) == (2 * T * B, T * B)

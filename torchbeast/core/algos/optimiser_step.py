@@ -119,7 +119,7 @@ class OptimiserStep(Generic[BatchT]):
             raise
 
     def _learn(self, minibatch: BatchT) -> dict[str, float]:
-        """One step of every optimiser."""
+        """One step of every optimiser; none where there is nothing to learn from."""
         for minimiser in self._minimisers:
             minimiser.optimiser.zero_grad(set_to_none=True)
         sums = self._slices.backward(minibatch, self._learning_from(minibatch))
@@ -128,7 +128,8 @@ class OptimiserStep(Generic[BatchT]):
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
         figures = _fetch({**sums, **norms})
         self._check_finite(figures)
-        self._step(figures)
+        if minibatch.num_steps or any(figures[m.norm_name] for m in self._minimisers):
+            self._step(figures)  # without own steps it takes those of the other ranks
         self.counters.learnt_steps += minibatch.num_steps
         return figures
 
@@ -169,12 +170,8 @@ class OptimiserStep(Generic[BatchT]):
     def _minimised_by(self, term: str) -> str:
         """The name of an optimiser."""
         names = list(self.algo.optimisers)
-        found = self.algo.minimised_by.get(term, names[0] if len(names) == 1 else None)
-        if found not in names:
-            raise ValueError(
-                f"{type(self.algo).__name__}.minimised_by gives the term {term} to {found}: give "
-                f"it to one of its optimisers, {', '.join(names)}"
-            )
+        found = self.algo.minimised_by.get(term, names[0] if len(names) == 1 else "none")
+        _check_minimiser(self.algo, term, found)
         return found
 
     def _check_finite(self, figures: Mapping[str, float]) -> None:
@@ -249,8 +246,10 @@ class _Minimiser:
 def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
     if not algo.optimisers:
         raise ValueError(f"{type(algo).__name__} has no optimiser: put one into optimisers")
+    for term, name in algo.minimised_by.items():
+        _check_minimiser(algo, term, name)
     is_only = len(algo.optimisers) == 1
-    return [
+    minimisers = [
         _Minimiser(
             name=name,
             prefix="" if is_only else f"{name}_",
@@ -259,6 +258,22 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
         )
         for name, optimiser in algo.optimisers.items()
     ]
+    for minimiser in minimisers:
+        if not minimiser.parameters:
+            raise ValueError(
+                f"{type(algo).__name__}'s optimiser {minimiser.name} has no parameter to train: "
+                "give it one with requires_grad, or leave the optimiser out"
+            )
+    return minimisers
+
+
+def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
+    """Raises ValueError unless the name is that of one of the algorithm's optimisers."""
+    if name not in algo.optimisers:
+        raise ValueError(
+            f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: give it to one "
+            f"of its optimisers, {', '.join(algo.optimisers)}"
+        )
 
 
 def _trained(optimiser: Optimizer) -> list[nn.Parameter]:
