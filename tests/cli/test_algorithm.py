@@ -264,6 +264,22 @@ def test_a_run_is_not_resumed_with_another_algorithm(
         resume(tmp_path, "--algo", now)
 
 
+@pytest.mark.parametrize("kind", [TypeError, ValueError])
+def test_a_mistake_in_an_algorithms_own_code_is_not_taken_for_the_users_request(
+    kind: type[Exception],
+) -> None:
+    class Broken(Mine):
+        def __init__(self, *_: Any) -> None:
+            raise kind("a bug")
+
+    flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
+    config = run_settings(flags, "Catch", HERE).learner
+    object.__setattr__(config, "algo", Broken)
+    with pytest.raises(kind, match="a bug") as error:
+        assemble_alone(config, agent)
+    assert not isinstance(error.value, UsageError)
+
+
 def test_a_network_that_gives_not_what_the_algorithm_needs_is_a_sentence() -> None:
     class Wanting(Mine):
         needs = ("no_such_extra",)

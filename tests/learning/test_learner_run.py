@@ -281,6 +281,15 @@ def test_a_run_says_what_it_computes_in_and_with(
     assert sum(line.startswith("Computing on the CPU in ") for line in lines) == 1
 
 
+def test_a_run_that_learns_whole_batches_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Impala, "separable", False)
+    train(tmp_path, GOOD)
+    said = next(s for s in capsys.readouterr().out.splitlines() if s.startswith("Computing on "))
+    assert "whole batches at once" in said
+
+
 def no_room(path: Path, checkpoint: object) -> None:
     raise OSError(28, "No space left on device")
 

@@ -71,7 +71,8 @@ def assemble(
 ) -> Assembled[Weights]:
     """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
-    say: called when the network is on its device, before it is compiled or learns.
+    say: called with what is used when the network is on its device, before it is compiled or
+        learns.
 
     Sets torch's number of threads, on which initial weights depend too: call it before other
     threads use torch. Raises UsageError when the earlier run had another network.
@@ -86,11 +87,14 @@ def assemble(
     earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
     agent.model.compute_dtype = compute.dtype
+    algo = _algorithm(config, agent)
+    if not is_separable(algo):
+        compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
     if say is not None:
         say(compute, agent)
     if config.hardware.compile:
         agent.model.compile()  # copies of it, which act, are not compiled
-    step = _optimiser_step(config, compute, agent)
+    step = _optimiser_step(algo, config, compute, agent)
     earlier.restore(step)
     weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
@@ -101,9 +105,10 @@ def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[Pu
     return assemble(config, make_agent, PublishedWeights)
 
 
-def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> OptimiserStep[Any]:
-    algo, rollouts = _algorithm(config, agent), config.rollouts
-    compute = compute if is_separable(algo) else dataclasses.replace(compute, is_whole=True)
+def _optimiser_step(
+    algo: Algorithm[Any], config: LearnerConfig, compute: Compute, agent: Agent
+) -> OptimiserStep[Any]:
+    rollouts = config.rollouts
     threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
     return OptimiserStep(
         algo,
@@ -117,7 +122,8 @@ def _optimiser_step(config: LearnerConfig, compute: Compute, agent: Agent) -> Op
 def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
     """Raises UsageError when the model is of another kind, or lacks extras that it needs."""
     try:
+        config.algo.check_actor(agent.model)
         specs_of_extras(agent.model, config.algo.needs)
-        return config.algo(agent.model, config.algorithm)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
+    return config.algo(agent.model, config.algorithm)  # its own mistakes keep their traceback

@@ -97,15 +97,20 @@ class Algorithm(ABC, Generic[BatchT]):
 
         Raises TypeError when the actor is not an `actor_type`.
         """
-        if not isinstance(actor, self.actor_type):
-            raise TypeError(
-                f"{type(self).__name__} needs a network of type {self.actor_type.__name__}, got "
-                f"{type(actor).__name__}: use another --model"
-            )
+        self.check_actor(actor)
         self.actor = actor
         self.config = config
         self.models = {"actor": actor}
         self.optimisers = {}
+
+    @classmethod
+    def check_actor(cls, actor: Actor) -> None:
+        """Raises TypeError when the actor is not an `actor_type`."""
+        if not isinstance(actor, cls.actor_type):
+            raise TypeError(
+                f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "
+                f"{type(actor).__name__}: use another --model"
+            )
 
     def prepare(self, batch: BatchT) -> BatchT:
         """Returns the batch to learn from, for example with advantages.
