@@ -224,6 +224,22 @@ def test_a_checkpoint_of_another_algorithm_is_refused_and_changes_nothing(
     torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["actor", "critic"])
+def test_an_optimiser_state_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
+    step, other = toy(momentum=0.9), toy(momentum=0.9)
+    step.update(two_transitions())
+    state = saved_and_loaded(step.state_dict())
+    before = copy.deepcopy(other.state_dict())
+    saved = state["algorithm_state_dict"]["optimisers"][name]
+    saved["state"][0]["momentum_buffer"] = torch.zeros(3)
+    with pytest.raises(ValueError, match=rf"optimiser {name} is another .* as \[3\], .* has \[\];"):
+        other.load_state_dict(state)
+    saved["param_groups"][0]["params"] = [0, 1, 2]
+    with pytest.raises(ValueError, match=rf"optimiser {name} is another .* groups of \[3\]"):
+        other.load_state_dict(state)
+    torch.testing.assert_close(other.state_dict(), before, rtol=0, atol=0)
+
+
 def test_a_gradient_that_is_not_finite_is_named_with_its_model_before_anything_moves() -> None:
     step = toy()
     step.algo.critic.v.register_hook(lambda gradient: gradient * math.inf)

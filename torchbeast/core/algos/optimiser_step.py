@@ -214,8 +214,8 @@ class OptimiserStep(Generic[BatchT]):
         return saving.state_of(self.algo) | counters
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state_dict; ValueError, nothing changed, if it is another model's or
-        algorithm's.
+        """Continues from a state_dict; ValueError, nothing changed, if it is another model's,
+        algorithm's or optimiser's.
         """
         counters = Counters()
         saving.check_state(self.algo, state)

@@ -18,6 +18,11 @@ from torchbeast.core.algos.base import Algorithm, Optimizer
 from torchbeast.core.state_dicts import check_fits
 
 ALGORITHM = "algorithm_state_dict"
+# What optimisers of torch.optim keep in the shape of a parameter.
+_LIKE_PARAMETER = {
+    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"),
+    *("momentum_buffer", "sum", "acc_delta"),
+}
 
 
 def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
@@ -41,12 +46,16 @@ def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
 def check_state(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
     """Raises ValueError, naming the first difference, if `restore` cannot restore the state."""
     check_fits(algo.actor, state["model_state_dict"])
-    models, optimisers = _further_models(algo), _optimisers(algo)[1]
+    models, (only, several) = _further_models(algo), _optimisers(algo)
     further = _further_state(state)
     _check_names(algo, "models", set(models), set(further["models"]))
-    _check_names(algo, "optimisers", set(optimisers), set(further["optimisers"]))
+    _check_names(algo, "optimisers", set(several), set(further["optimisers"]))
     for name, model in models.items():
         check_fits(model, further["models"][name])
+    if only:
+        _check_optimiser("", only, state["optimizer_state_dict"])
+    for name, optimiser in several.items():
+        _check_optimiser(f" {name}", optimiser, further["optimisers"][name])
 
 
 def restore(algo: Algorithm[Any], state: Mapping[str, Any]) -> None:
@@ -85,6 +94,33 @@ def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]
             f"{_listed(saved)}, and {type(algo).__name__} has {_listed(own)}; "
             "use the algorithm it was trained with"
         )
+
+
+def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises ValueError unless groups, numbers of parameters and shapes are the optimiser's.
+
+    Only what is in the form of torch.optim can be compared. name: "", or the name after a space.
+    """
+    if "param_groups" not in optimiser.state_dict():
+        return
+    own = [len(group["params"]) for group in optimiser.param_groups]
+    found = [len(group["params"]) for group in saved.get("param_groups", [])]
+    if found != own:
+        raise _another_optimiser(name, f"groups of {found} parameters", f"groups of {own}")
+    parameters = [p for group in optimiser.param_groups for p in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for entry, tensor in saved["state"].get(number, {}).items():
+            if entry in _LIKE_PARAMETER and tensor is not None and tensor.shape != parameter.shape:
+                what = f"{entry} of parameter {number} as {list(tensor.shape)}"
+                raise _another_optimiser(name, what, f"{list(parameter.shape)}")
+
+
+def _another_optimiser(name: str, saved: str, own: str) -> ValueError:
+    return ValueError(
+        f"the checkpoint's optimiser{name} is another one: it has {saved}, and the algorithm's has "
+        f"{own}; use the algorithm and settings it was trained with"
+    )
 
 
 def _listed(names: set[str]) -> str:
