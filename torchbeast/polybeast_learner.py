@@ -19,7 +19,6 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
-from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.reward_clipping import UNKNOWN
@@ -43,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or tests, as the flags say."""
     if flags.command.mode != "train":
-        return test_run(flags, EnvSpec(flags.environment.env or ""))
+        return test_run(flags, flags.environment.asked)
     from torchbeast.sources.servers.discovery import find
 
     with session(flags.run.folder, flatten(flags)) as parts:
@@ -91,7 +90,9 @@ def train(
         )
 
     settings = run_settings(flags, env.name, collection)
-    played = Played(env=env, seen_keys=names(fleet.observation_space))
+    others_serve = collection.processes is None
+    seen_keys = names(fleet.observation_space)
+    played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)
     LearnerRun(settings, played, parts).train(agent, PublishedWeights, source)
 
 

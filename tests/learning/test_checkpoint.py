@@ -94,6 +94,13 @@ def test_a_file_of_a_newer_format_is_a_sentence(tmp_path: Path) -> None:
         checkpoints.load(tmp_path / "model.tar")
 
 
+@pytest.mark.parametrize("odd", ["auto", 5, None])
+def test_a_form_of_rewards_that_there_is_not_is_a_sentence(odd: Any) -> None:
+    saved = {"model_state_dict": {}, "flags": {}, "reward_input": odd}
+    with pytest.raises(UsageError, match=f"reward_input {odd!r}, but .* knows abs_one, none"):
+        checkpoints.actor_spec(saved)
+
+
 ATARI, BOARD, VECTOR = (4, 84, 84), (10, 10, 4), (8,)
 
 

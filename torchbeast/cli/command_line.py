@@ -75,6 +75,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     algo = resuming.given(words, "--algo") or {**recorded, **of_preset}.get("algo", DEFAULT)
     made = with_algorithm(flags_type, str(algo))
     values = {**resuming.usable(made, recorded), **of_preset}
+    resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
 
 

@@ -132,10 +132,18 @@ class PolyBeastFlags(ServedLearnerFlags):
 class PolyBeastLearnerFlags(ServedLearnerFlags):
     """Trains an agent from environment servers that run already (polybeast_env)."""
 
-    decided_by_servers = ("env", "observation_keys", "num_actors")
+    decided_by_servers = ("env", "env_kwargs", "observation_keys", "num_actors")
 
     environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
     fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.command.mode != "train" or not self.environment.env_kwargs,
+            "--env_kwargs is for --mode test; in training the servers decide: "
+            "give it to polybeast_env",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.flags import LearnerFlags
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-from torchbeast.learning.recorded import OF_ONE_COMMAND
+from torchbeast.learning.recorded import OF_ONE_COMMAND, SERVED_KWARGS, check_named
 from torchbeast.reporting.run_folder import RunConfig
 
 
@@ -83,6 +84,20 @@ def _recorded(folder: Path) -> dict[str, Any]:
 def usable(flags_type: type[LearnerFlags], recorded: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the recorded flags that this program has and restores, with valid values."""
     return dict(_usable(flags_type, recorded))
+
+
+def check_environment(
+    args: Sequence[str], values: Mapping[str, Any], recorded: Mapping[str, Any]
+) -> None:
+    """Raises UsageError where a run would resume in a "module:attribute" with keyword arguments
+    that the command line does not name.
+
+    values: the settings of the run and of a preset that take the place of defaults. recorded: all
+    that the run recorded.
+    """
+    if "env" in values and given(args, "--env_kwargs") is None:
+        served = {SERVED_KWARGS: recorded.get(SERVED_KWARGS)}
+        check_named({**values, **served}, EnvSpec(given(args, "--env") or ""))
 
 
 def _usable(

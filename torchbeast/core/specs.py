@@ -9,6 +9,12 @@ callable that cannot be imported by name, such as a lambda or a function of a no
 Unpickling can run any code. So pickled callables are only sent from a process to its own children,
 which read them with `from_parent`. Specs in files, checkpoints and messages of peers are read with
 `from_json`, which refuses pickled callables.
+
+The name in a spec still decides which module is imported, and so runs that module, from the user's
+own path. Of an environment the attribute is then called: with recorded keyword arguments only when
+the command line names it, see `learning.recorded.check_named`, else with none. Of a network it is
+called with the spaces, and with keyword arguments if it is a class of actors. An algorithm must be
+a subclass of Algorithm before anything of it is called.
 """
 
 from __future__ import annotations

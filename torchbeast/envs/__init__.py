@@ -16,7 +16,6 @@ An `EnvSpec` adds keyword arguments of the constructor to a name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from torchbeast.core.envs.selection import SelectedVecEnv
@@ -64,7 +63,7 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
         raise EnvError(f"{name} is no game of Atari, and has no {flags}: leave out {flags}")
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
-    if spec.pickled or (":" in name and not re.search(r"-v\d+$", name)):
+    if spec.is_factory:
         from torchbeast.envs import factory
 
         return factory.make(spec, num_envs)

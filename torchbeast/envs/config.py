@@ -24,7 +24,8 @@ class _EnvName:
     environment needs the same observations and actions."""
     env_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environment's constructor as JSON, such as '{"size": 8}'. Default:
-    none; with --mode test those of the run."""
+    none; with --mode test those of the run. Those of a package.module:factory are used again only
+    when --env names it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -18,6 +19,11 @@ class EnvSpec(Spec):
     """An environment: a name that `envs.make` knows, arguments of its constructor, and options."""
 
     options: EnvOptions = field(default=DEFAULTS, kw_only=True)
+
+    @property
+    def is_factory(self) -> bool:
+        """Whether it is a user's own callable; "module:Id-v0" is an id of Gymnasium."""
+        return bool(self.pickled) or (":" in self.name and not re.search(r"-v\d+$", self.name))
 
     @classmethod
     def from_parent(cls: type[AnyEnvSpec], value: Mapping[str, Any]) -> AnyEnvSpec:

@@ -25,6 +25,7 @@ from torchbeast.errors import EXIT_DONE, RunError, UsageError, as_usage_error
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.recorded import check_named
 from torchbeast.learning.reward_clipping import UNKNOWN
 
 _ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
@@ -48,6 +49,7 @@ def test(
     path = folder / "model.tar"
     saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
     trained_on = checkpoints.env_spec(saved)
+    check_named(saved["flags"], asked)
     spec = _played(asked, trained_on)
     num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
     with closing(_environment(spec, num_envs, film)) as env:

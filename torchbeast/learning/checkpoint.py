@@ -21,7 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -115,6 +115,11 @@ def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
     the loss did with them; so does the original TorchBeast.
     """
     recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
+    if recorded not in (known := get_args(RewardClipping)):
+        raise UsageError(
+            f"the checkpoint has reward_input {recorded!r}, but this TorchBeast knows "
+            f"{', '.join(known)}: use the TorchBeast that wrote it"
+        )
     return recorded
 
 
@@ -140,8 +145,11 @@ def _model_of_weights(weights: Iterable[str]) -> str:
 
 
 def _load(path: Path) -> Any:
-    """Nothing in the file is executed. PolyBeast's original saved returns as numpy's scalars, by
-    names of which torch knows nothing."""
+    """Reads tensors and plain values; no code is run to read them. Modules that the flags name are
+    imported later, by those who make environment, network and algorithm.
+
+    PolyBeast's original saved returns as numpy's scalars, by names of which torch knows nothing.
+    """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:

@@ -31,7 +31,7 @@ from torchbeast.learning.assemble import Assembled, LearnerConfig, MakeAgent, as
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute
-from torchbeast.learning.recorded import changes
+from torchbeast.learning.recorded import changes, recorded_env
 from torchbeast.learning.reward_clipping import sentence
 from torchbeast.learning.saving import Saving
 from torchbeast.learning.session import Session
@@ -71,12 +71,13 @@ class Played:
 
     env: EnvSpec
     seen_keys: Sequence[str] = ()  # leaves of its observation
+    others_serve: bool = False  # servers that the program did not start
 
     def recorded(self) -> dict[str, Any]:
         """By the names of flags."""
         keys = {"observation_keys": list(self.seen_keys)}
         options = self.env.options.as_json() | keys
-        return {"env": self.env.name, "env_kwargs": dict(self.env.kwargs), **options}
+        return {**recorded_env(self.env, self.others_serve), **options}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +111,8 @@ class LearnerRun:
         make_source: Callable[[Learner[Weights]], Source],
     ) -> None:
         """Learns until the end, whatever ends it, and says what came of it."""
-        others_serve = self._settings.collection.processes is None
-        self._earlier.check_same_environment(self._played.env.name, others_serve)
+        played = self._played
+        self._earlier.check_same_environment(played.env.name, played.others_serve)
         self._earlier.check_same_algorithm(self._recorded["algo"])
         config, say = self._settings.learner, self._say_start
         made = assemble(config, make_agent, make_weights, self._earlier, say)

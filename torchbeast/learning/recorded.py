@@ -4,11 +4,49 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
+
 # Flags of one command, not of a run.
 OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
+
+# What servers of others told of the keyword arguments of a "module:attribute".
+SERVED_KWARGS = "served_env_kwargs"
+
+
+def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
+    """Returns name and keyword arguments of the environment, to be recorded.
+
+    others_serve: whether running servers decide what is played. What they tell of the arguments of
+    a "module:attribute" is recorded apart, because a server could name anything.
+    """
+    kwargs = dict(env.kwargs)
+    if others_serve and env.is_factory:
+        return {"env": env.name, "env_kwargs": {}, SERVED_KWARGS: kwargs}
+    return {"env": env.name, "env_kwargs": kwargs}
+
+
+def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
+    """Raises UsageError where a "module:attribute" would get keyword arguments that nobody typed.
+
+    recorded: the settings of a checkpoint or of meta.json, which can come from anyone: with
+    arguments of their choice, os:system runs any command.
+    asked: what the command line names; an empty name or no arguments stand for the recorded ones.
+    """
+    name = recorded.get("env") or ""
+    served, kwargs = recorded.get(SERVED_KWARGS), recorded.get("env_kwargs")
+    if asked.kwargs or asked.name not in ("", name) or not EnvSpec(name).is_factory:
+        return
+    if served or (kwargs and not asked.name):
+        typed = shlex.join(["--env", name, "--env_kwargs", json.dumps(served or kwargs)])
+        raise UsageError(
+            f"the run plays {name} with recorded keyword arguments: give {typed} to run it: "
+            "a checkpoint's code is run only when you name it"
+        )
 
 
 def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

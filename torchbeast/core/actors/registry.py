@@ -81,7 +81,15 @@ def _factory(spec: ActorSpec) -> ModelFactory:
         return MODELS[spec.name]
     if not spec.pickled and ":" not in spec.name:
         raise ValueError(f"no model {spec.name!r}: use {', '.join(MODELS)}, or my_module:MyNet")
-    return spec.load()
+    factory = spec.load()
+    is_class = isinstance(factory, type) and issubclass(factory, Actor)
+    if spec.kwargs and not spec.pickled and not is_class:  # a checkpoint could name anything
+        raise ValueError(
+            f"model {spec.name}: keyword arguments are only given to a subclass of "
+            f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: "
+            "name the class, or leave out --model_kwargs"
+        )
+    return factory
 
 
 def _zero_inputs(

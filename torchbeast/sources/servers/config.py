@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from torchbeast.core.checks import above, at_least, require
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.config import ActorsConfig
 
@@ -86,12 +89,20 @@ class ServedEnvConfig:
     env: str | None = None
     """Refuse servers of another environment. Default: learn whatever they serve. With --mode test,
     which needs no servers: the environment to play. Default: that of the run."""
+    env_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """With --mode test: keyword arguments of the environment's constructor as JSON, such as
+    '{"size": 8}'. Default: those of the run, if --env is no package.module:factory."""
     num_actions: int | None = None
     """Number of actions; needed only with servers of the original TorchBeast, which do not describe
     their environment."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actions=self.num_actions)
+
+    @property
+    def asked(self) -> EnvSpec:
+        """The environment to evaluate in; an empty name stands for that of the run."""
+        return EnvSpec(self.env or "", self.env_kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints and servers come from others: what they name gets no arguments of their choice."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast import envs
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.registry import make_model
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.specs import ActorSpec
+from torchbeast.envs.toy import Catch
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.learner_run import Played
+
+PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
+SENTENCE = "a checkpoint's code is run only when you name it"
+OWN = f"{__name__}:own_catch"
+
+
+def own_catch(num_envs: int, rows: int = 10) -> VecEnv:
+    """A user's factory."""
+    return Catch(num_envs, rows=rows)
+
+
+def save(savedir: Path, **flags: Any) -> None:
+    """The run `a`, which fits Catch."""
+    (savedir / "a").mkdir(exist_ok=True)
+    env = envs.make(envs.EnvSpec("Catch"), 1)
+    agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, env.frame_stack)
+    saved = {key: {} for key in checkpoints.KEYS} | {
+        "model_state_dict": agent.model.state_dict(),
+        "flags": {"model": "mlp", **flags},
+    }
+    checkpoints.save(savedir / "a" / "model.tar", saved)
+
+
+def main(program: str, savedir: Path, *args: str) -> int:
+    run = ("--savedir", str(savedir), "--xpid", "a")
+    exit_code: int = importlib.import_module(f"torchbeast.{program}").main([*run, *args])
+    return exit_code
+
+
+def touching(path: Path) -> dict[str, Any]:
+    """Flags whose environment creates the file."""
+    return {"env": "os:system", "env_kwargs": {"command": f"touch {shlex.quote(str(path))}"}}
+
+
+TEST = ("--mode", "test", "--num_episodes", "2")
+BY = [(program, TEST) for program in PROGRAMS] + [("monobeast", ()), ("polybeast", ())]
+
+
+@pytest.mark.parametrize(("program", "args"), BY)
+def test_a_checkpoint_calls_nothing_with_arguments_that_nobody_typed(
+    program: str, args: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "made"
+    save(tmp_path, **touching(made))
+    assert main(program, tmp_path, *args) == 2
+    said = capsys.readouterr().err
+    assert SENTENCE in said and '--env os:system --env_kwargs \'{"command": ' in said
+    assert not made.exists()
+
+
+def test_neither_does_what_is_left_of_a_run_without_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "logs.csv").write_text("step\n1\n")
+    meta = {"args": touching(tmp_path / "made")}
+    (tmp_path / "a" / "meta.json").write_text(json.dumps(meta))
+    assert main("monobeast", tmp_path) == 2
+    assert SENTENCE in capsys.readouterr().err and not (tmp_path / "made").exists()
+
+
+def described(options: dict[str, Any], env_id: str) -> dict[str, Any]:
+    """What a server tells."""
+    return {
+        "env_id": env_id,
+        "num_envs": 1,
+        "num_streams": 1,
+        "num_servers": 1,
+        "frame_stack": 1,
+        "observation": ("float32", (10, 5)),
+        "action_space": {"type": "Discrete", "n": 3, "start": 0},
+        "options": options,
+    }
+
+
+def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
+    """What a learner would record of the environment of such a server."""
+    learner = importlib.import_module("torchbeast.polybeast_learner")
+    seen: list[Played] = []
+
+    class Run:
+        def __init__(self, settings: Any, played: Played, parts: Any) -> None:
+            seen.append(played)
+
+        def train(self, *_: Any) -> None:
+            pass
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("libtorchbeast.describe", lambda address, timeout_s: description)
+        patch.setattr(learner, "LearnerRun", Run)
+        assert main("polybeast_learner", savedir, "--pipes_basename", "unix:/no") == 0
+    return seen[0].recorded()
+
+
+@pytest.mark.parametrize("named", [(), ("--env", "os:system")], ids=["nothing typed", "--env"])
+@pytest.mark.parametrize(("program", "args"), BY)
+def test_a_servers_description_calls_nothing_either(
+    program: str,
+    args: tuple[str, ...],
+    named: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("libtorchbeast")
+    options = touching(tmp_path / "made")
+    description = described({"env_kwargs": options["env_kwargs"]}, "os:system")
+    save(tmp_path, **recorded_from(description, tmp_path))
+    capsys.readouterr()
+    assert main(program, tmp_path, *args, *named) == 2
+    assert SENTENCE in capsys.readouterr().err and not (tmp_path / "made").exists()
+
+
+def test_arguments_of_a_built_in_environment_are_recorded_as_a_server_tells_them(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("libtorchbeast")
+    recorded = recorded_from(described({"env_kwargs": {"rows": 10}}, "Catch"), tmp_path)
+    assert recorded["env_kwargs"] == {"rows": 10}
+
+
+@pytest.mark.parametrize(
+    "named", [("--env", OWN), ("--env_kwargs", '{"rows": 10}')], ids=["--env", "--env_kwargs"]
+)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_factory_that_the_user_names_is_called(
+    program: str, named: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, env=OWN, env_kwargs={"rows": 10})
+    assert main(program, tmp_path, *TEST, *named) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_factory_without_arguments_needs_no_name(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, env=OWN, env_kwargs={})
+    assert main(program, tmp_path, *TEST) == 0, capsys.readouterr().err
+
+
+def test_a_run_resumes_with_its_arguments_when_the_user_names_the_factory(tmp_path: Path) -> None:
+    save(tmp_path, env=OWN, env_kwargs={"rows": 10})
+    args = ["--savedir", str(tmp_path), "--xpid", "a", "--env", OWN]
+    assert parse(MonoBeastFlags, "monobeast", args).environment.env_kwargs == {"rows": 10}
+
+
+CALLED: list[Any] = []
+
+
+def not_a_class(*args: Any, **kwargs: Any) -> Actor:
+    CALLED.append(kwargs)
+    raise AssertionError("it was called")
+
+
+def test_keyword_arguments_of_a_network_reach_classes_of_actors_only() -> None:
+    spec = ActorSpec(f"{__name__}:not_a_class", {"command": "any"})
+    with pytest.raises(ValueError, match="keyword arguments are only given to a subclass of"):
+        make_model(spec, ArraySpec((4,), "float32"), Discrete(3))
+    assert not CALLED
+
+
+def test_a_learner_alone_leaves_arguments_to_its_servers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main("polybeast_learner", tmp_path, "--env_kwargs", '{"rows": 10}') == 2
+    assert "--env_kwargs is for --mode test" in capsys.readouterr().err
