@@ -106,11 +106,26 @@ class TwiceConfig:
     """Has two optimisers of one type."""
 
     actor_optimiser: SgdConfig = field(default_factory=SgdConfig)
-    critic_optimiser: SgdConfig = field(default_factory=SgdConfig)
+    critic_optimiser: SgdConfig = field(default_factory=lambda: SgdConfig(step_size=0.3))
 
 
 class Twice(Mine):
     Config = TwiceConfig
+
+    def __init__(self, actor: Any, config: TwiceConfig) -> None:
+        super().__init__(actor, MineConfig(optimiser=config.critic_optimiser))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepConfig:
+    """Its settings clash two levels down."""
+
+    actor: MineConfig = field(default_factory=MineConfig)
+    critic: MineConfig = field(default_factory=MineConfig)
+
+
+class Deep(Mine):
+    Config = DeepConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +180,7 @@ def test_its_flags_are_told_and_checked_as_the_others(capsys: pytest.CaptureFixt
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
         (f"{__name__}:Clashing", "has settings of the names of other flags, batch_size: give them"),
-        (
-            f"{__name__}:Twice",
-            "has more than one setting of the name step_size: flags have no",
-        ),
+        (f"{__name__}:Deep", "has more than one setting of the name step_size: give them other"),
         (f"{__name__}:OfPath", "has settings that are no JSON, data: make them numbers"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
         (f"{__name__}:Needy", "missing 1 required keyword-only argument: 'boldness'"),
@@ -248,6 +260,29 @@ def test_a_run_is_resumed_with_its_algorithm_and_settings(tmp_path: Path) -> Non
     flags = resume(tmp_path)
     assert flags.defaults.algo == MINE
     assert flags.algorithm == MineConfig(boldness=9, optimiser=SgdConfig(step_size=0.125))
+
+
+def test_nested_settings_of_one_name_have_the_name_of_their_group_before_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twice = f"{__name__}:Twice"
+    flags = parse(
+        MonoBeastFlags, "monobeast", ["--algo", twice, "--actor_optimiser_step_size", "2"]
+    )
+    config: Any = flags.algorithm
+    assert (config.actor_optimiser.step_size, config.critic_optimiser.step_size) == (2, 0.3)
+    assert isinstance(config, TwiceConfig) and isinstance(config.critic_optimiser, SgdConfig)
+    expected = {"actor_optimiser_step_size": 2.0, "critic_optimiser_step_size": 0.3}
+    assert expected.items() <= flatten(flags).items()
+    with pytest.raises(SystemExit):
+        parse(MonoBeastFlags, "monobeast", ["--help", "--algo", twice])
+    shown = capsys.readouterr().out
+    assert "--critic_optimiser_step_size" in shown and "Length of a step." in shown
+    with pytest.raises(UsageError, match="step_size must be greater than 0, got -1.0. See"):
+        parse(MonoBeastFlags, "monobeast", ["--algo", twice, "--actor_optimiser_step_size", "-1"])
+    save_complete(tmp_path, algo=twice, critic_optimiser_step_size=0.125)
+    config = resume(tmp_path).algorithm
+    assert (config.actor_optimiser.step_size, config.critic_optimiser.step_size) == (0.1, 0.125)
 
 
 @pytest.mark.parametrize(

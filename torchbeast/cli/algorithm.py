@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import types
 import typing
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import tyro
 
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.resuming import kinds
+from torchbeast.cli.resuming import flag_of, kinds
 from torchbeast.core.algos import registry
 from torchbeast.errors import UsageError
 
@@ -23,17 +26,11 @@ def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
     config = _config(name)
     if not issubclass(flags_type, LearnerFlags) or config is _usual(flags_type):
         return flags_type
+    config = _without_clashes(config)
     _check_names(flags_type, name, config)
     _check_kinds(name, config)
     own = ("algorithm", config, dataclasses.field(default_factory=config))
-    made: type[Flags] = dataclasses.make_dataclass(
-        flags_type.__name__,
-        [own],
-        bases=(flags_type,),
-        frozen=True,
-        kw_only=True,
-        namespace={"__doc__": flags_type.__doc__},
-    )
+    made: type[Flags] = _derived(flags_type, [own])
     return made
 
 
@@ -49,6 +46,50 @@ def _config(name: str) -> type:
     return config
 
 
+@functools.cache
+def _without_clashes(config: type) -> type:
+    """Returns the Config; nested ones whose flags would clash get their field's name as a prefix,
+    as in --critic_optimiser_learning_rate.
+    """
+    usual = config()
+    counts = Counter(_names(usual))
+    nested = {
+        field.name: value
+        for field in dataclasses.fields(config)
+        if dataclasses.is_dataclass(value := getattr(usual, field.name))
+        and any(counts[name] > 1 for name in _names(value))
+    }
+    if not nested:
+        return config
+    made = {name: _prefixed(value, name) for name, value in nested.items()}
+    return _derived(
+        config,
+        [(name, kind, dataclasses.field(default_factory=kind)) for name, kind in made.items()],
+    )
+
+
+def _prefixed(usual: Any, prefix: str) -> type:
+    """Returns a nested Config's type with prefixed flags and these defaults."""
+    hints, fields = typing.get_type_hints(type(usual), include_extras=True), []
+    for field in dataclasses.fields(usual):
+        if dataclasses.is_dataclass(getattr(usual, field.name)):
+            continue  # one level deeper; _check_names tells what clashes there
+        flag = f"{prefix}_{field.name}"
+        default = dataclasses.field(
+            default_factory=functools.partial(getattr, usual, field.name), metadata={"flag": flag}
+        )
+        fields.append((field.name, Annotated[hints[field.name], tyro.conf.arg(name=flag)], default))
+    return _derived(type(usual), fields)
+
+
+def _derived(base: type, fields: list[tuple[str, Any, Any]]) -> type:
+    """Returns a subclass with these fields instead of the base's."""
+    namespace = {"__doc__": base.__doc__}
+    return dataclasses.make_dataclass(
+        base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace=namespace
+    )
+
+
 def _usual(flags_type: type) -> Any:
     """The Config that the flags have already."""
     return type(getattr(flags_type(), "algorithm", None))
@@ -59,8 +100,8 @@ def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> Non
     counts = Counter(_names(config()))
     if twice := sorted(flag for flag, count in counts.items() if count > 1):
         raise UsageError(
-            f"--algo {name} has more than one setting of the name {', '.join(twice)}: flags have "
-            "no prefix, so give them other names"
+            f"--algo {name} has more than one setting of the name {', '.join(twice)}: give "
+            "them other names"
         )
     usual = flags_type()
     others = {
@@ -104,5 +145,5 @@ def _names(config: Any) -> list[str]:
     found = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        found += _names(value) if dataclasses.is_dataclass(value) else [field.name]
+        found += _names(value) if dataclasses.is_dataclass(value) else [flag_of(field)]
     return found

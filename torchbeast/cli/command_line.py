@@ -21,7 +21,7 @@ import tyro
 from torchbeast.cli import json_flags, presets, resuming
 from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.resuming import kinds
+from torchbeast.cli.resuming import flag_of, kinds
 from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.errors import UsageError
 
@@ -89,8 +89,8 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
         value = getattr(flags, field.name)
         if dataclasses.is_dataclass(value):
             object.__setattr__(replaced, field.name, _replaced(value, values))
-        elif field.name in values:
-            object.__setattr__(replaced, field.name, values[field.name])
+        elif flag_of(field) in values:
+            object.__setattr__(replaced, field.name, values[flag_of(field)])
     return replaced
 
 
@@ -140,5 +140,5 @@ def flatten(flags: Any) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field in dataclasses.fields(flags):
         value = getattr(flags, field.name)
-        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {field.name: value})
+        flat.update(flatten(value) if dataclasses.is_dataclass(value) else {flag_of(field): value})
     return flat

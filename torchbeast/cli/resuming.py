@@ -119,7 +119,13 @@ def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
         if dataclasses.is_dataclass(hints[field.name]):
             yield from kinds(hints[field.name])
         else:
-            yield field.name, hints[field.name]
+            yield flag_of(field), hints[field.name]
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """Returns the name of a field's flag: its own, unless cli/algorithm.py gave it a prefix."""
+    name: str = field.metadata.get("flag", field.name)
+    return name
 
 
 def _is_of(kind: Any, value: Any) -> bool:
