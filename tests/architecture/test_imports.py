@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who imports whom is what the table in docs/architecture.md says."""
+"""Rooms import each other only as the table in docs/architecture.md allows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 class Row(NamedTuple):
-    """What a room may import."""
+    """The imports that a room is allowed."""
 
     rooms: list[str]
     packages: list[str]

@@ -58,7 +58,7 @@ def inputs(batch: int = B, last_action: int = 0) -> ModelInputs:
 
 
 def shares(actor: Actor, mode: Any) -> Tensor:
-    """How often each of the first actions is taken."""
+    """Returns the frequency of each of the first actions."""
     return torch.bincount(actor.act(inputs(), (), mode).action[0], minlength=ACTIONS) / B
 
 

@@ -57,7 +57,7 @@ def weights(step: OptimiserStep[Any]) -> dict[str, Tensor]:
 
 
 class Means(Impala):
-    """Whose terms are means over the steps."""
+    """A variant whose terms are means over the steps."""
 
     reduction = "mean"
 

@@ -125,7 +125,7 @@ def test_an_update_without_minibatches_is_a_sentence(make_rollout: Make) -> None
 
 
 class Means(Impala):
-    """Whose terms are means over the steps."""
+    """A variant whose terms are means over the steps."""
 
     reduction = "mean"
 

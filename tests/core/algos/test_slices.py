@@ -40,7 +40,7 @@ class Recording(Impala):
 
 
 class Means(Recording):
-    """Whose terms are means over the steps."""
+    """A variant whose terms are means over the steps."""
 
     reduction = "mean"
 

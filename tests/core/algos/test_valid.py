@@ -24,7 +24,7 @@ Make = Callable[..., Rollout]
 
 
 class Means(Impala):
-    """Whose terms are means over the steps."""
+    """A variant whose terms are means over the steps."""
 
     reduction = "mean"
 
