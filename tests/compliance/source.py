@@ -32,9 +32,9 @@ from torch import Tensor
 from torchbeast import envs
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode, ModelInputs
+from torchbeast.core.choices import RewardClipping
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
@@ -163,13 +163,13 @@ class SourceCompliance:
                     getattr(after, name),
                 )
 
-    def test_rollouts_are_numbered_by_stream_and_from_0_within_it(
+    def test_rollouts_are_numbered_by_environment_and_from_0_within_it(
         self, recording: Recording
     ) -> None:
-        streams = recording.rollouts[0].stream[0]
-        assert len(streams.unique()) == recording.setup.batch_size == len(streams)
+        numbers = recording.rollouts[0].env_index[0]
+        assert len(numbers.unique()) == recording.setup.batch_size == len(numbers)
         for index, rollout in enumerate(recording.rollouts):
-            assert rollout.stream.eq(streams).all(), "one environment keeps its number"
+            assert rollout.env_index.eq(numbers).all(), "an environment keeps its number"
             assert rollout.rollout_index.eq(index).all()
             assert rollout.valid is None, "all of it was played"
 
@@ -367,21 +367,21 @@ class SourceCompliance:
             rollouts = [rollout for taker in takers for rollout in taker.result(LATE)]
         assert running.supervisor.failure is None
         starts: dict[int, list[int]] = {}
-        streams: dict[int, set[int]] = {}
+        indices: dict[int, set[int]] = {}
         for rollout in rollouts:
             rollout.check()
             for b, column in enumerate(rollout.observation.unbind(1)):
                 number, start = column[0, :2].tolist()
                 assert rollout.rollout_index[:, b].eq(start // length).all()
-                streams.setdefault(number, set()).update(rollout.stream[:, b].tolist())
+                indices.setdefault(number, set()).update(rollout.env_index[:, b].tolist())
                 assert column[:, 0].tolist() == [number] * (length + 1)
                 assert column[:, 1].tolist() == list(range(start, start + length + 1))
                 starts.setdefault(number, []).append(start)
         assert sum(map(len, starts.values())) == 3 * 3 * taken_by_each
         for found in starts.values():
             assert sorted(found) == [length * i for i in range(len(found))]
-        assert all(len(found) == 1 for found in streams.values()), "one stream an environment"
-        assert len(set.union(*streams.values())) == len(streams)
+        assert all(len(found) == 1 for found in indices.values()), "an environment keeps its number"
+        assert len(set.union(*indices.values())) == len(indices)
 
     def test_an_environment_that_raises_ends_the_run_with_its_traceback(self) -> None:
         with self.running(Setup(env_id="source_envs:Raises")) as running:
@@ -446,7 +446,7 @@ _ROW_FIELDS = (
     "truncated",
     "episode_end",
     "policy_version",
-    "stream",
+    "env_index",
 )
 
 
@@ -477,7 +477,7 @@ def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
         "episode_end": rows((), "bool"),
         "policy_version": rows((), "int64"),
         "final_observation": seen,
-        "stream": rows((), "int64"),
+        "env_index": rows((), "int64"),
         "rollout_index": rows((), "int64"),
     }
 

@@ -41,7 +41,7 @@ def random_rollout(
         "episode_end": cut | over,
         "policy_version": torch.zeros(shape, dtype=torch.int64),
         "final_observation": torch.randn(int(cut[1:].sum()), size),
-        "stream": torch.arange(batch).expand(shape),
+        "env_index": torch.arange(batch).expand(shape),
         "rollout_index": torch.zeros(shape, dtype=torch.int64),
     }
     return Rollout(**{**contents, **overrides})

@@ -124,14 +124,14 @@ def test_stacked_frames_reach_the_policy() -> None:
 
 def test_the_policy_of_an_image_is_the_deep_net_and_that_of_a_vector_the_mlp() -> None:
     image, vector = ArraySpec((1, 84, 84), "uint8"), ArraySpec((8,), "float32")
-    assert default_model({"camera": image, "speed": vector}) == "deep"
-    assert default_model((vector, vector)) == "mlp"
+    assert default_model({"camera": image, "speed": vector}, "deep") == "deep"
+    assert default_model((vector, vector), "deep") == "mlp"
 
 
 def test_the_policy_of_an_image_too_small_for_the_atari_nets_is_the_small_net() -> None:
     board, image = ArraySpec((10, 10, 4), "bool"), ArraySpec((36, 36, 3), "uint8")
-    assert default_model({"board": board}) == "small"
-    assert default_model({"board": board, "camera": image}) == "deep"
+    assert default_model({"board": board}, "deep") == "small"
+    assert default_model({"board": board, "camera": image}, "deep") == "deep"
 
 
 def test_frames_are_stacked_along_their_first_dimension() -> None:

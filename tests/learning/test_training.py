@@ -48,7 +48,7 @@ def rollout(reward: float = 1.0) -> Rollout:
         episode_end=done,
         policy_version=torch.zeros(T + 1, B, dtype=torch.int64),
         final_observation=torch.zeros(0, 4),
-        stream=torch.arange(B).expand(T + 1, B),
+        env_index=torch.arange(B).expand(T + 1, B),
         rollout_index=torch.zeros(T + 1, B, dtype=torch.int64),
     )
 

@@ -74,7 +74,7 @@ def rollout(
         episode_end=done,
         policy_version=torch.zeros(shape, dtype=torch.int64),
         final_observation=observations(space, 0),
-        stream=torch.arange(batch_size).expand(shape),
+        env_index=torch.arange(batch_size).expand(shape),
         rollout_index=torch.zeros(shape, dtype=torch.int64),
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.core.algos.registry import find
-from torchbeast.core.losses import RewardClipping
+from torchbeast.core.choices import RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.evaluation.testing import test
 from torchbeast.learning.assemble import LearnerConfig

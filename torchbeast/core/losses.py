@@ -14,9 +14,9 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from torchbeast.core.checks import one_of
+from torchbeast.core.choices import RewardClipping
 
 Reduction = Literal["sum", "mean"]
-RewardClipping = Literal["abs_one", "none"]
 
 
 def policy_gradient_loss(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Specs: what another process needs to make the same environment or network.
+"""Specs, from which another process makes the same environment or network.
 
     Spec("my_module:make", {"size": 8}) -- as_json() --> process -- from_json() --> make(size=8)
 
@@ -10,11 +10,13 @@ Unpickling can run any code. So pickled callables are only sent from a process t
 which read them with `from_parent`. Specs in files, checkpoints and messages of peers are read with
 `from_json`, which refuses pickled callables.
 
-The name in a spec still decides which module is imported, and so runs that module, from the user's
-own path. Of an environment the attribute is then called: with recorded keyword arguments only when
-the command line names it, see `learning.recorded.check_named`, else with none. Of a network it is
-called with the spaces, and with keyword arguments if it is a class of actors. An algorithm must be
-a subclass of Algorithm before anything of it is called.
+The name in a spec still decides which module of the user's own path is imported and so run. The
+attribute is then called:
+
+* for an environment with recorded keyword arguments only when the command line names it, see
+  `learning.recorded.check_named`; else with none;
+* for a network with the spaces, and with keyword arguments only if it is a subclass of Actor;
+* for an algorithm only if it is a subclass of Algorithm.
 """
 
 from __future__ import annotations
@@ -30,10 +32,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:  # imports torch, which an environment's process does without
-    from torchbeast.core.losses import RewardClipping
+from torchbeast.core.choices import RewardClipping
 
 AnySpec = TypeVar("AnySpec", bound="Spec")
 
@@ -46,15 +47,14 @@ class SpecError(ValueError):
 class Spec:
     """A callable and its keyword arguments.
 
-    Keyword arguments are converted to what JSON makes of them (a tuple becomes a list), so that a
-    call has the same arguments here and in another process.
+    Keyword arguments are converted to JSON and back (a tuple becomes a list), so that the callable
+    gets the same arguments here and in another process.
     """
 
     name: str
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    pickled: str = field(
-        default="", kw_only=True, repr=False
-    )  # the callable, if not importable by name
+    # The callable in base64, if it cannot be imported by name.
+    pickled: str = field(default="", kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kwargs", _through_json(self.name, self.kwargs))
@@ -87,9 +87,9 @@ class Spec:
 
     @classmethod
     def from_json(cls: type[AnySpec], value: Any) -> AnySpec:
-        """Reads JSON of a file, a checkpoint or a peer.
+        """Reads JSON from a file, a checkpoint or a peer.
 
-        Raises SpecError when it is not the JSON of such a spec, or holds a pickled callable.
+        Raises SpecError unless it is the JSON of such a spec without a pickled callable.
         """
         _check_json(value, {entry.name for entry in dataclasses.fields(cls)})
         return cls.from_parent(value)
@@ -163,10 +163,10 @@ def check_takes(
     ours: Collection[str] = (),
     also: Collection[str] = (),
 ) -> None:
-    """Raises SpecError, with what is taken and what was given, unless `function` takes kwargs.
+    """Raises SpecError unless `function` takes these keyword arguments.
 
-    name: of the function, for the message. positional: how many arguments the caller passes by
-    position; ours: those it passes by name. also: further names that may be given.
+    name: names the function in the message. positional: number of arguments that the caller passes
+    by position. ours: names of those that it passes by name. also: further names that are allowed.
     """
     try:
         parameters = list(inspect.signature(function).parameters.values())[positional:]

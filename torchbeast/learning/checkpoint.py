@@ -28,7 +28,7 @@ import torch
 
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.saving import ALGORITHM
-from torchbeast.core.losses import RewardClipping
+from torchbeast.core.choices import RewardClipping
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.state_dicts import check_fits
 from torchbeast.envs.spec import EnvSpec

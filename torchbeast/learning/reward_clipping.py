@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbeast.core.losses import RewardClipping
+from torchbeast.core.choices import RewardClipping
 from torchbeast.envs.atari import is_atari
 
 UNKNOWN = "unknown"  # environment of servers of the original TorchBeast, which do not name it
 
 
-def resolved(clipping: RewardClipping | Literal["auto"], env_id: str) -> RewardClipping:
+def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardClipping:
     """Returns the clipping to use; "auto" is resolved by the environment.
 
     With an unknown environment rewards are clipped, the default of the original's learner.

@@ -129,7 +129,7 @@ def test_a_network_by_name_gives_the_values_it_acts_on(space: ArraySpec, use_lst
 
 
 def test_a_space_whose_actions_cannot_be_listed_is_refused() -> None:
-    with pytest.raises(ValueError, match="QNet values the actions of a Discrete space.*Gaussian"):
+    with pytest.raises(ValueError, match="QNet needs a Discrete action space.*Gaussian"):
         make_model(ActorSpec(Q_NET), ArraySpec((5,), "float32"), Box(-1.0, 1.0, (2,)))
 
 

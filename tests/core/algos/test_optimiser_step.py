@@ -120,7 +120,7 @@ class Empty(Impala):
 
 
 def test_an_update_without_minibatches_is_a_sentence(make_rollout: Make) -> None:
-    with pytest.raises(ValueError, match=r"minibatches\(\) gave none"):
+    with pytest.raises(ValueError, match=r"minibatches\(\) yielded none"):
         impala(mlp(), Empty).update(make_rollout(T, B))
 
 

@@ -61,7 +61,7 @@ def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: 
             r"episode_step has shape \[6, 3, 1\], expected \[6, 3\]",
         ),
         ("policy_version", torch.zeros(T, B), r"policy_version has shape \[5, 3\]"),
-        ("stream", torch.zeros(1, B), r"stream has shape \[1, 3\], expected \[6, 3\]"),
+        ("env_index", torch.zeros(1, B), r"env_index has shape \[1, 3\], expected \[6, 3\]"),
         ("rollout_index", torch.zeros(B), r"rollout_index has shape \[3\], expected \[6, 3\]"),
         ("valid", torch.zeros(T, B), r"valid has shape \[5, 3\], expected \[6, 3\]"),
         ("truncated", torch.zeros(T + 1, 1), r"truncated has shape \[6, 1\], expected \[6, 3\]"),

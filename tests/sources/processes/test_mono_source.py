@@ -47,7 +47,7 @@ class TestMonoSource(SourceCompliance):
 NUMBERED = Setup(
     env_id="source_envs:Numbered", num_envs=4, num_groups=2, batch_size=2, unroll_length=40
 )
-# An environment's number -> its rollouts, [T+1, 5] each: what it shows, stream, rollout_index.
+# An environment's number -> its rollouts, [T+1, 5] each: what it shows, env_index, rollout_index.
 Columns = dict[int, list[torch.Tensor]]
 
 
@@ -85,7 +85,7 @@ def collect(batches: itertools.chain[Rollout], columns: Columns, num_envs: int) 
         assert time.monotonic() < deadline, {n: len(found) for n, found in columns.items()}
         rollout = next(batches)
         rollout.check()
-        numbers = rollout.stream, rollout.rollout_index
+        numbers = rollout.env_index, rollout.rollout_index
         rows = torch.cat([rollout.observation, torch.stack(numbers, -1)], -1)
         for column in rows.unbind(1):
             columns.setdefault(int(column[0, 0]), []).append(column)
@@ -105,7 +105,9 @@ def test_no_rollout_is_torn_by_the_death_of_its_actor(survived: Survived) -> Non
             assert rollout[:, 1].tolist() == list(range(start, start + len(rollout)))
 
 
-def test_a_successor_keeps_the_streams_and_leaves_a_number_out(survived: Survived) -> None:
+def test_a_successor_keeps_the_numbers_of_environments_and_skips_a_rollout(
+    survived: Survived,
+) -> None:
     numbers = {
         number: (int(rollouts[0][0, 3]), [int(rollout[0, 4]) for rollout in rollouts])
         for number, rollouts in survived.columns.items()
@@ -113,11 +115,11 @@ def test_a_successor_keeps_the_streams_and_leaves_a_number_out(survived: Survive
     for number in survived.before:
         indices = numbers[number][1]
         assert indices == list(range(len(indices)))
-    streams = {numbers[number][0]: number for number in survived.before}
-    assert sorted(streams) == [0, 1, 2, 3]
+    before = {numbers[number][0]: number for number in survived.before}
+    assert sorted(before) == [0, 1, 2, 3]
     for number in survived.after:
-        stream, indices = numbers[number]
-        assert indices[0] > numbers[streams[stream]][1][-1] + 1, "nothing goes on over the gap"
+        env_index, indices = numbers[number]
+        assert indices[0] > numbers[before[env_index]][1][-1] + 1, "nothing goes on over the gap"
         assert indices == list(range(indices[0], indices[0] + len(indices)))
 
 

@@ -19,7 +19,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 T, E = 6, 4
-FIRST_STREAM = 20
+FIRST_ENV = 20
 
 
 class Player:
@@ -43,7 +43,7 @@ class Player:
 
     def play(self, slot: int) -> None:
         loop = self.loop
-        writer = SlotWriter(self.rollouts.slots[slot], loop.acted.state, FIRST_STREAM, slot)
+        writer = SlotWriter(self.rollouts.slots[slot], loop.acted.state, FIRST_ENV, slot)
         writer.write(0, loop.row, loop.acted, slot)
         for t in range(1, T + 1):
             loop.act("sample")
@@ -80,7 +80,7 @@ def test_columns_keep_their_rows_wherever_they_come_from(player: Player) -> None
         arrays = player.rollouts.slots[slot]
         assert rollout.policy_version[:, column].eq(slot).all()
         assert rollout.rollout_index[:, column].eq(slot).all()
-        assert rollout.stream[:, column].eq(FIRST_STREAM + there).all()
+        assert rollout.env_index[:, column].eq(FIRST_ENV + there).all()
         for name in ("reward", "done", "observation", "extras", "initial_agent_state"):
             for mine, theirs in zip(
                 flatten(getattr(rollout, name)), flatten(arrays[name]), strict=True

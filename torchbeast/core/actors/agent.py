@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The agent of a run: its network, made from the environment's spaces."""
+"""The agent of a run: a network made for the environment's spaces."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from torchbeast.core.specs import ActorSpec
 
 
 class Agent(NamedTuple):
-    """What acts and learns."""
+    """A network that acts and learns, and what it was made for."""
 
     model: Actor
-    spec: ActorSpec  # of the model, "auto" resolved; reads_values: only if there are any to read
-    observation_bytes: int = 0  # of one environment, stacks included
-    observation_space: ObservationSpace = ()  # as the policy sees it, stacks included
+    spec: ActorSpec  # of the model; "auto" resolved, reads_values only if the space tells values
+    observation_bytes: int = 0  # of one environment, with frames stacked
+    observation_space: ObservationSpace = ()  # as the policy sees it, with frames stacked
 
 
 def make_agent(
@@ -37,7 +37,7 @@ def make_agent(
     """Makes the agent for these spaces; raises ValueError when the model does not fit them.
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
-    for_images: what auto chooses where there is an image.
+    for_images: the model that "auto" selects for observations with an image.
     """
     seen = stacked_space(observation_space, frame_stack)
     if not spec.reads_values:
@@ -58,9 +58,11 @@ def _num_bytes(spec: ArraySpec) -> int:
     return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
 
 
-def default_model(observation_space: ObservationSpace, for_images: str = "deep") -> str:
-    """`for_images` where there is an image, small where all are too small for it, or maps, else
-    mlp.
+def default_model(observation_space: ObservationSpace, for_images: str) -> str:
+    """Returns the model that "auto" selects.
+
+    That is `for_images` if a leaf is an image of sufficient size, "small" for smaller images and
+    maps, and "mlp" for everything else.
     """
     specs: list[ArraySpec] = flatten(observation_space)
     if any(is_large_image(spec) for spec in specs):
@@ -69,6 +71,6 @@ def default_model(observation_space: ObservationSpace, for_images: str = "deep")
 
 
 def _has_places(spec: ArraySpec) -> bool:
-    """Whether neighbours belong together. Two dimensions of floats may be any table."""
+    """Returns whether neighbouring entries are related; a 2-d array of floats may be any table."""
     is_small_image = kind_of(spec) is Kind.IMAGE and len(spec.shape) == 3
     return is_small_image or kind_of(spec) in (Kind.MAP, Kind.STRINGS)

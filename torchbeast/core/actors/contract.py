@@ -15,10 +15,11 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.choices import RewardClipping
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.losses import RewardClipping
 from torchbeast.core.nest_py import Nest
+from torchbeast.core.specs import ActorSpec
 
 Mode = Literal["sample", "greedy", "explore"]
 """The way an actor chooses actions.
@@ -73,7 +74,7 @@ class Actor(nn.Module, ABC):
 
     distribution: ActionDistribution
     compute_dtype: torch.dtype = torch.float32
-    reward_input: RewardClipping = "abs_one"
+    reward_input: RewardClipping = ActorSpec.reward_input
     separable: bool = False
 
     @torch.inference_mode()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Q-networks, which know the value of every action and act epsilon-greedily on it.
+"""Q-networks: they estimate the value of every action and act epsilon-greedily.
 
-    mode explore   with probability epsilon any of the legal actions alike, else the best one
-    mode sample    the best one: the policy that Q-learning learns is not random
-    mode greedy    the best one
+    mode explore   with probability epsilon a uniformly random legal action, else the best one
+    mode sample    the best action: the policy that Q-learning learns is deterministic
+    mode greedy    the best action
 
-An action whose value is -inf is illegal: it is taken in no mode.
+An action whose value is -inf is illegal and is never taken.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ _LSTM_SIZE = 256
 
 
 class QOutput(NamedTuple):
-    """What a Q-network returns, [T, B, ...]."""
+    """The outputs of a Q-network, [T, B, ...]."""
 
-    q_values: Tensor  # float32 [T, B, n] of every action; -inf: illegal
+    q_values: Tensor  # float32 [T, B, n], one for each action; -inf: illegal
     core_state: Nest[Tensor]  # leaves [layers, B, hidden], to be given with the next row
 
 
 class QNetwork(Actor):
-    """Values of the actions of a Discrete space. Gives the extra q_values.
+    """Estimates the values of the actions of a Discrete space; its extra is q_values.
 
-    epsilon: float32 [], the chance of a random action when exploring. A buffer, so it reaches those
-        that act with the weights and is in checkpoints; the algorithm sets it in place. 1 at the
-        start.
+    epsilon: float32 [], the probability of a random action in mode explore, at first 1. As a buffer
+        it is published and saved with the weights; the algorithm changes it in place.
     """
 
     epsilon: Tensor
@@ -49,13 +48,13 @@ class QNetwork(Actor):
         self.register_buffer("epsilon", torch.ones(()))
 
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> QOutput:
-        """Values of all actions and the state after the last row."""
+        """Returns the values of all actions, and the state after the last row."""
         raise NotImplementedError(
             f"{type(self).__name__} does not define forward(inputs, core_state)"
         )
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """The best action; when exploring, sometimes any legal one."""
+        """Chooses the best action; in mode explore, with probability epsilon a random legal one."""
         q_values, state = self(inputs, state)
         actions = self._actions
         action = actions.mode(q_values)
@@ -67,7 +66,7 @@ class QNetwork(Actor):
 
     @property
     def extra_specs(self) -> dict[str, ArraySpec]:
-        """q_values [n]. ValueError unless the action space is Discrete."""
+        """The extra q_values [n]; raises ValueError unless the action space is Discrete."""
         return {"q_values": ArraySpec((self._actions.num_params,), "float32")}
 
     @property
@@ -75,14 +74,14 @@ class QNetwork(Actor):
         if not isinstance(self.distribution, Categorical):
             kind = type(self.distribution).__name__
             raise ValueError(
-                f"{type(self).__name__} values the actions of a Discrete space one by one, but "
-                f"this action space has a {kind} distribution: use an actor-critic"
+                f"{type(self).__name__} needs a Discrete action space, but this one has a {kind} "
+                "distribution: use an actor-critic"
             )
         return self.distribution
 
 
 class QNet(TorsoNetwork, QNetwork):
-    """The shallow network with values for its head; optional LSTM of 256 units, one layer."""
+    """The shallow network with a head of action values; optional LSTM, one layer of 256 units."""
 
     def __init__(
         self,

@@ -36,13 +36,14 @@ MODELS: dict[str, ModelFactory] = {
 def make_model(
     spec: ActorSpec, observation_space: ObservationSpace, action_space: ActionSpace
 ) -> Actor:
-    """Makes the model; the observation space is what the policy sees, stacks included.
+    """Makes the model of a spec, and checks that it keeps the contract.
 
-    A name with a colon, "my_module:MyNet", is imported and called with (observation_space,
-    action_space, use_lstm) and the spec's keyword arguments. Where it has not set a distribution,
-    it gets the action space's own. Raises ValueError when there is no such model, it does not take
-    the keyword arguments, or its output does not have the contract's shapes; TypeError when the
-    name is not that of an actor.
+    observation_space: as the policy sees it, with frames stacked. A name with a colon,
+    "my_module:MyNet", is imported and called with (observation_space, action_space, use_lstm) and
+    the spec's keyword arguments. A model that sets no distribution gets that of the action space.
+
+    Raises ValueError when there is no such model, when it does not take the keyword arguments, and
+    when its outputs have other shapes than the contract's; TypeError when it is not an Actor.
     """
     if not flatten(observation_space):
         raise ValueError("a model needs an observation with at least one array, got none")
@@ -62,7 +63,10 @@ def make_model(
 
 
 def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:
-    """ValueError unless rows of zeros give outputs of the contract's shapes. Draws nothing."""
+    """Raises ValueError unless inputs of zeros give outputs of the contract's shapes.
+
+    It uses no random numbers.
+    """
     state = model.initial_state(3)
     if isinstance(model, ActorCritic):
         with torch.inference_mode():
@@ -83,7 +87,7 @@ def _factory(spec: ActorSpec) -> ModelFactory:
         raise ValueError(f"no model {spec.name!r}: use {', '.join(MODELS)}, or my_module:MyNet")
     factory = spec.load()
     is_class = isinstance(factory, type) and issubclass(factory, Actor)
-    if spec.kwargs and not spec.pickled and not is_class:  # a checkpoint could name anything
+    if spec.kwargs and not spec.pickled and not is_class:  # a checkpoint could name any function
         raise ValueError(
             f"model {spec.name}: keyword arguments are only given to a subclass of "
             f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: "
@@ -95,7 +99,7 @@ def _factory(spec: ActorSpec) -> ModelFactory:
 def _zero_inputs(
     observation_space: ObservationSpace, actions: ActionDistribution, rows: int
 ) -> ModelInputs:
-    """Rows of three columns."""
+    """Returns inputs of zeros, [rows, 3, ...]."""
 
     def zeros(spec: ArraySpec) -> Tensor:
         return torch.zeros((rows, 3, *spec.shape), dtype=getattr(torch, spec.dtype))
@@ -109,11 +113,11 @@ def _zero_inputs(
 
 
 def _check_acted(name: str, model: Actor, acted: Acted) -> None:
-    """The action is one of the space's, the extras are those that the actor declares."""
+    """Raises ValueError unless action and extras have the declared names, shapes and dtypes."""
     if sorted(acted.extras) != sorted(model.extra_specs):
         raise ValueError(
-            f"model {name} acts with the extras {sorted(acted.extras)}, "
-            f"but its extra_specs are {sorted(model.extra_specs)}"
+            f"model {name} returns the extras {sorted(acted.extras)}, "
+            f"but its extra_specs declare {sorted(model.extra_specs)}: make them agree"
         )
     expected = {
         key: torch.empty((1, 3, *spec.shape), dtype=getattr(torch, spec.dtype))

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torchbeast.core.checks import above, at_least, between, one_of
+from torchbeast.core.choices import RewardClipping
 
 if TYPE_CHECKING:
     from torch import nn
 
     from torchbeast.core.algos.rmsprop import RMSprop
-
-RewardClipping = Literal["auto", "abs_one", "none"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +75,7 @@ class ImpalaConfig:
     reward_scale: float = 1.0
     """Rewards are multiplied by this in the loss (never in the logs), before they are clipped.
     Returns of about one are learnt best."""
-    reward_clipping: RewardClipping = "auto"
+    reward_clipping: Literal["auto", RewardClipping] = "auto"
     """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs). none: they are
     learnt from as they are. The network sees them clamped too, or else as sign(r) log(1 + |r|).
     auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
@@ -90,5 +89,5 @@ class ImpalaConfig:
     def __post_init__(self) -> None:
         between(0, 1, discounting=self.discounting)
         above(0, reward_scale=self.reward_scale)
-        one_of(get_args(RewardClipping), reward_clipping=self.reward_clipping)
+        one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
         at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)

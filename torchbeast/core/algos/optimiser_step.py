@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same for all algorithms: from a batch to moved weights.
+"""The update that all algorithms share: from a batch to new weights.
 
 batch -> statistics -> prepare -> for each minibatch:
     gradients of its slices -> joined over ranks -> checked -> clipped -> step -> after_step
@@ -49,7 +49,7 @@ def only_rank(gradients: list[Tensor], reduction: Reduction) -> None:
 
 
 def is_separable(algo: Algorithm[Any]) -> bool:
-    """Whether batches may be learnt some columns at a time: algorithm and actor both allow it."""
+    """Returns whether algorithm and actor both allow learning from slices of a batch."""
     return algo.separable and algo.actor.separable
 
 
@@ -66,9 +66,12 @@ class OptimiserStep(Generic[BatchT]):
         num_threads: int = 1,
         join_ranks: JoinRanks = only_rank,
     ) -> None:
-        """total_steps: env steps over which learning rates go to 0. bytes_at_once, num_threads: of
-        the slices that a batch is learnt in, where it may be; they change speed and last digits
-        only.
+        """Prepares updates; raises ValueError when the algorithm's optimisers are incomplete.
+
+        total_steps: env steps after which learning rates are 0.
+        bytes_at_once: bytes of observations in a slice of a batch; None: the whole batch.
+        num_threads: threads that learn from slices. Like the size of slices it changes speed and
+            the last digits of results only; a batch that is not separable is learnt in one slice.
         """
         above(0, total_steps=total_steps)
         self.algo = algo
@@ -82,16 +85,18 @@ class OptimiserStep(Generic[BatchT]):
 
     @property
     def version(self) -> int:
-        """Of the weights: batches learnt, over restarts."""
+        """Version of the weights: number of batches learnt, across restarts."""
         return self.counters.version
 
     def update(self, batch: BatchT) -> dict[str, float]:
-        """Learns from a batch; returns terms, total_loss, metrics and grad_norm (before clipping),
-        means over the minibatches, and learning_rate. Where there are several optimisers, the last
-        two are told of each: "critic_grad_norm".
+        """Learns from a batch; returns figures to log.
 
-        NonFiniteError, before any weight is touched, when a loss or a gradient is NaN or infinite;
-        the weights are then as the minibatch before it has left them.
+        These are terms, total_loss, metrics and grad_norm (before clipping), each a mean over the
+        minibatches, and learning_rate. With several optimisers the figures grad_norm and
+        learning_rate have the optimiser's name in front: "critic_grad_norm".
+
+        Raises NonFiniteError when a loss or gradient is NaN or infinite. The weights are then as
+        the previous minibatch left them.
         """
         with self._observing(batch):
             with torch.no_grad():
@@ -103,8 +108,9 @@ class OptimiserStep(Generic[BatchT]):
 
     @contextmanager
     def _observing(self, batch: BatchT) -> Iterator[None]:
-        """Running statistics count the batch, unless learning from it fails. All minibatches and
-        slices see the same statistics.
+        """Adds the batch to the running statistics, which are restored if the body fails.
+
+        All minibatches and slices use the same statistics.
         """
         buffers = [buffer for model in self.algo.models.values() for buffer in model.buffers()]
         before = [buffer.clone() for buffer in buffers]
@@ -119,7 +125,7 @@ class OptimiserStep(Generic[BatchT]):
             raise
 
     def _learn(self, minibatch: BatchT) -> dict[str, float]:
-        """One step of every optimiser; none where there is nothing to learn from."""
+        """Takes one step of every optimiser; none when no learner has a step to learn from."""
         for minimiser in self._minimisers:
             minimiser.optimiser.zero_grad(set_to_none=True)
         sums = self._slices.backward(minibatch, self._learning_from(minibatch))
@@ -134,7 +140,7 @@ class OptimiserStep(Generic[BatchT]):
         return figures
 
     def _learning_from(self, minibatch: BatchT) -> Callable[[BatchT], dict[str, Tensor]]:
-        """The backward of a slice of the minibatch, as a part of the whole."""
+        """Returns a function that adds the gradients of one slice of the minibatch."""
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> dict[str, Tensor]:
@@ -148,34 +154,37 @@ class OptimiserStep(Generic[BatchT]):
         return learn
 
     def _backward(self, terms: Mapping[str, Tensor]) -> Tensor:
-        """Adds the gradient of each optimiser's terms to its own parameters; the sum of all."""
-        shares = self._shared_out(terms)
-        for number, (minimiser, total) in enumerate(shares, start=1):
+        """Adds the gradients of each optimiser's terms to its own parameters; returns the total."""
+        totals = self._totals(terms)
+        for number, (minimiser, total) in enumerate(totals, start=1):
             total.backward(  # type: ignore[no-untyped-call]
-                inputs=minimiser.parameters, retain_graph=number < len(shares)
+                inputs=minimiser.parameters, retain_graph=number < len(totals)
             )
-        return torch.stack([total for _, total in shares]).sum()
+        return torch.stack([total for _, total in totals]).sum()
 
-    def _shared_out(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
-        """Each optimiser with the sum of its terms."""
-        shares: dict[str, list[Tensor]] = {}
+    def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
+        """Returns the sum of each optimiser's terms, without optimisers that have none."""
+        losses: dict[str, list[Tensor]] = {}
         for term, loss in terms.items():
-            shares.setdefault(self._minimised_by(term), []).append(loss)
+            losses.setdefault(self._minimised_by(term), []).append(loss)
         return [
-            (minimiser, torch.stack(shares[minimiser.name]).sum())
+            (minimiser, torch.stack(losses[minimiser.name]).sum())
             for minimiser in self._minimisers
-            if minimiser.name in shares
+            if minimiser.name in losses
         ]
 
     def _minimised_by(self, term: str) -> str:
-        """The name of an optimiser."""
+        """Returns the name of the optimiser that minimises a term."""
         names = list(self.algo.optimisers)
         found = self.algo.minimised_by.get(term, names[0] if len(names) == 1 else "none")
         _check_minimiser(self.algo, term, found)
         return found
 
     def _check_finite(self, figures: Mapping[str, float]) -> None:
-        """The terms come first, then their sum. Metrics, which follow, may be NaN."""
+        """Raises NonFiniteError unless terms, their sum and the gradients are finite.
+
+        figures: terms first, then their sum. Metrics, which follow, may be NaN.
+        """
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise NonFiniteError(self._failure(f"{name} is {value}"))
@@ -187,13 +196,14 @@ class OptimiserStep(Generic[BatchT]):
                 raise NonFiniteError(self._failure(f"the gradient of {name} is not finite"))
 
     def _failure(self, what: str) -> str:
+        """Returns the message of an update that fails."""
         return (
             f"{what} in optimiser step {self.counters.optimiser_steps}; the weights are as before "
             "it. Look for NaN in the observations, or lower the learning rate"
         )
 
     def _step(self, figures: Mapping[str, float]) -> None:
-        """Clips and moves, each optimiser for itself."""
+        """Clips gradients and takes a step, for each optimiser by itself."""
         for minimiser in self._minimisers:
             norm = figures[minimiser.norm_name]
             clip_gradients(minimiser.parameters, norm, self._config.grad_norm_clipping)
@@ -203,19 +213,21 @@ class OptimiserStep(Generic[BatchT]):
             self.algo.after_step()
 
     def _count(self, env_steps: int) -> None:
-        """The batch is learnt."""
+        """Counts a learnt batch and sets the learning rates."""
         self.counters.version += 1
         self.counters.env_steps += env_steps
         self._schedule.set(self.counters.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the next step depends on. The tensors are the live ones: copy to keep."""
+        """Returns the state that the next update depends on; tensors are shared, not copied."""
         counters = {"scheduler_state_dict": self.counters.state_dict()}
         return saving.state_of(self.algo) | counters
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from a state_dict; ValueError, nothing changed, if it is another model's,
-        algorithm's or optimiser's.
+        """Restores a state_dict.
+
+        Raises ValueError, with nothing changed, when it belongs to another model, algorithm or
+        optimiser.
         """
         counters = Counters()
         saving.check_state(self.algo, state)
@@ -227,10 +239,10 @@ class OptimiserStep(Generic[BatchT]):
 
 @dataclass(frozen=True, kw_only=True)
 class _Minimiser:
-    """An optimiser with what it moves."""
+    """An optimiser and the parameters that it trains."""
 
     name: str
-    prefix: str  # of its figures
+    prefix: str  # of the names of its figures
     optimiser: Optimizer
     parameters: list[nn.Parameter]
 
@@ -244,8 +256,9 @@ class _Minimiser:
 
 
 def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
+    """Returns the optimisers with their parameters; raises ValueError if one has none."""
     if not algo.optimisers:
-        raise ValueError(f"{type(algo).__name__} has no optimiser: put one into optimisers")
+        raise ValueError(f"{type(algo).__name__} has no optimiser: add one to `optimisers`")
     for term, name in algo.minimised_by.items():
         _check_minimiser(algo, term, name)
     is_only = len(algo.optimisers) == 1
@@ -254,7 +267,7 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
             name=name,
             prefix="" if is_only else f"{name}_",
             optimiser=optimiser,
-            parameters=_trained(optimiser),
+            parameters=_trainable(optimiser),
         )
         for name, optimiser in algo.optimisers.items()
     ]
@@ -276,13 +289,13 @@ def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
         )
 
 
-def _trained(optimiser: Optimizer) -> list[nn.Parameter]:
-    """Those of its parameters that are not frozen."""
+def _trainable(optimiser: Optimizer) -> list[nn.Parameter]:
+    """Returns the optimiser's parameters that are not frozen."""
     return [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
 
 
 def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:
-    """The actor's by their own names, those of other models with the model's before them."""
+    """Yields all parameters with their names; those of other models than the actor get a prefix."""
     for model_name, model in algo.models.items():
         prefix = "" if model is algo.actor else f"{model_name}."
         yield from model.named_parameters(prefix.removesuffix("."))
@@ -293,15 +306,15 @@ def _scaled(figures: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
 
 
 def _fetch(figures: Mapping[str, Tensor]) -> dict[str, float]:
-    """All figures as floats in one transfer from the device."""
+    """Returns the figures as floats, with a single transfer from the device."""
     values = torch.stack([value.detach().float() for value in figures.values()])
     return dict(zip(figures, values.tolist(), strict=True))
 
 
 def _means(learnt: list[dict[str, float]]) -> dict[str, float]:
-    """By name, over the minibatches that have it."""
+    """Returns the mean of each figure over the minibatches that have it."""
     if not learnt:
-        raise ValueError("minibatches() gave none: an update learns from at least one")
+        raise ValueError("minibatches() yielded none: yield at least one for each batch")
     values: dict[str, list[float]] = {}
     for figures in learnt:
         for name, value in figures.items():

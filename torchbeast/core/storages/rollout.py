@@ -7,11 +7,12 @@ row T of the same environment's previous rollout; the agent output in an environ
 row 0 is a dummy. On a done row the observation is the next episode's first, while reward,
 episode_step and episode_return still belong to the episode that ended.
 
-`stream` numbers the environments, `rollout_index` the rollouts of each. Of two rollouts of a stream
-with consecutive numbers, row 0 of the second repeats row T of the first. When an environment
-restarts because its process died or its connection was lost, a number is skipped, so that rollouts
-with consecutive numbers never have a gap between them. (stream, rollout_index) identifies a rollout
-of one source; another source, such as that of a resumed run, counts from zero.
+`env_index` numbers the environments, `rollout_index` the rollouts of each. If two rollouts of an
+environment have consecutive numbers, row 0 of the second repeats row T of the first. When an
+environment restarts because its process died or its connection was lost, a number is skipped, so
+that rollouts with consecutive numbers never have a gap between them. (env_index, rollout_index)
+identifies a rollout of one source; another source, such as that of a resumed run, counts from zero.
+PolyBeast numbers the environments of stream s from 65536 s.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import even_bounds
 
 _FLAT = ("reward", "done", "episode_step", "episode_return")
-_FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "stream", "rollout_index")
+_FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "env_index", "rollout_index")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ class Rollout:
     episode_end: Tensor  # bool [T+1, B] the whole game is over, not only a life
     policy_version: Tensor  # int64 [T+1, B] version of the weights that acted
     final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
-    stream: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
-    rollout_index: Tensor  # int64 [T+1, B] number of the stream's rollout, the same in all rows
+    env_index: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
+    rollout_index: Tensor  # int64 [T+1, B] number of its rollout, the same in all rows
     valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
     collected: int | None = None  # steps that no other batch counts; None: all T * B, valid or not
 

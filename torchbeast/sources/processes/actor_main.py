@@ -116,8 +116,8 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         activity.enter("queueing")
         player = Player(loop, actor, weights, activity, arguments["mode"])
         for grant in grants:
-            slot, first_stream = rollouts.slots[grant["slot"]], arguments["first_stream"]
-            writer = SlotWriter(slot, loop.acted.state, first_stream, grant["rollout"])
+            slot, first_env = rollouts.slots[grant["slot"]], arguments["first_env"]
+            writer = SlotWriter(slot, loop.acted.state, first_env, grant["rollout"])
             player.play(writer, unroll_length, grant["version"])
             report({"slot": grant["slot"]})
 

@@ -90,7 +90,7 @@ def rollout_fields(
         "action": map_leaves(lambda leaf: spec(leaf.shape[2:], _dtype(leaf)), action),
         "extras": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), given),
         "policy_version": spec((), "int64"),
-        "stream": spec((), "int64"),
+        "env_index": spec((), "int64"),
         "rollout_index": spec((), "int64"),
         "initial_agent_state": map_leaves(
             lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
@@ -103,16 +103,16 @@ class SlotWriter:
     """Writes one rollout into a slot, row by row."""
 
     def __init__(
-        self, slot: RolloutArrays, state: Nest[torch.Tensor], first_stream: int, index: int
+        self, slot: RolloutArrays, state: Nest[torch.Tensor], first_env: int, index: int
     ) -> None:
         """Starts a rollout.
 
-        state: recurrent state before row 0. first_stream: number of the slot's first environment.
+        state: recurrent state before row 0. first_env: number of the slot's first environment.
         index: number of the rollout.
         """
         self._slot = slot
         self._finals = 0
-        slot["stream"][...] = first_stream + np.arange(slot["stream"].shape[1])
+        slot["env_index"][...] = first_env + np.arange(slot["env_index"].shape[1])
         slot["rollout_index"][...] = index
         _write(slot["initial_agent_state"], ..., _arrays(state))
 

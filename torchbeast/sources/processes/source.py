@@ -117,14 +117,14 @@ class MonoSource:
             self._free.put(Batch(*shape, self._batch_size, pin))
         counts = split_evenly(processes.num_actors, num_processes)
         self._activities = SharedActivities(num_processes)
-        first_streams = [0, *itertools.accumulate(counts)]
+        first_envs = [0, *itertools.accumulate(counts)]
         self._actors = [
             _Actor(
                 index,
                 self,
                 SharedRollouts(*shape, count, processes.slots_per_process()),
                 self._activities.of(index),
-                first_streams[index],
+                first_envs[index],
             )
             for index, count in enumerate(counts)
         ]
@@ -266,7 +266,7 @@ class MonoSource:
             "extras": config.extras,
             "mode": config.mode,
             "num_envs": actor.num_envs,
-            "first_stream": actor.first_stream,
+            "first_env": actor.first_env,
             "num_slots": len(actor.rollouts.slots),
             "rollouts": actor.rollouts.descriptor,
             "weights": self._weights.descriptor,
@@ -329,10 +329,10 @@ class _Actor:
         source: MonoSource,
         rollouts: SharedRollouts,
         activity: Activity,
-        first_stream: int,
+        first_env: int,
     ) -> None:
         self.index = index
-        self.first_stream = first_stream
+        self.first_env = first_env
         self.name = f"actor {index}"
         self.rollouts, self.activity = rollouts, activity
         self.num_envs = rollouts.num_envs

@@ -175,7 +175,7 @@ def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
         episode_end=info["episode_end"],
         policy_version=info["policy_version"],
         final_observation=_final_observations(info["final_observation"]),
-        stream=info["stream"].expand(reward.shape),
+        env_index=info["stream"].expand(reward.shape),
         rollout_index=info["rollout"].expand(reward.shape),
     )
 
