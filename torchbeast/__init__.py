@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TorchBeast: reinforcement learning from many environments at once, in PyTorch.
 
-The names in `__all__` are public: they stay where they are. Whatever else a module holds may move.
-Each is imported when it is first used, so importing this package imports nothing heavy: an
-environment-server process never loads torch.
+The names in `__all__` are public and stay where they are; everything else may move. Each of them is
+imported when it is first used, so importing the package is cheap: an environment-server process
+never loads torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"  # of package and wheel: pyproject.toml reads it here
+__version__ = "0.1.0"  # pyproject.toml reads the version of the package here
 
 if TYPE_CHECKING:
     from torchbeast.core import vtrace as vtrace
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from torchbeast.errors import UsageError as UsageError
     from torchbeast.learning.checkpoint import load as load_checkpoint
 
-# The module of each name, and after a colon the name there, if it is another.
+# The module of each name, with a colon and its name in that module if it differs.
 _FOUND_IN = {
     "Acted": "core.actors.contract",
     "Actor": "core.actors.contract",

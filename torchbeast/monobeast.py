@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MonoBeast: IMPALA on one machine, in Python and PyTorch only; nothing needs to be compiled.
+"""MonoBeast: distributed training on one machine, in pure Python and PyTorch.
 
 python -m torchbeast.monobeast --preset pong
 """
@@ -29,26 +29,26 @@ from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 
 PROGRAM = "monobeast"
-# The original MonoBeast had no other network; the original PolyBeast has the deep one.
+# As in the original MonoBeast; the original PolyBeast has the deep network.
 MODEL_FOR_IMAGES = "shallow"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
     return exit_code_of(PROGRAM, lambda: run(parse(MonoBeastFlags, PROGRAM, argv)))
 
 
 def run(flags: MonoBeastFlags) -> int:
-    """Trains or tests, as the flags say."""
+    """Trains or evaluates, as the flags say."""
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    with session(flags.run.folder, flatten(flags)) as parts, ExitStack() as ending:
-        train(flags, parts, ending)
+    with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:
+        train(flags, opened, ending)
     return EXIT_DONE
 
 
-def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
-    """Learns until the run ends; `ending` then ends the actors."""
+def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
+    """Learns until the run ends; `ending` then ends the actor processes."""
     spec = flags.environment.spec
     with closing(make_environment(spec, 1)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
@@ -68,7 +68,7 @@ def train(flags: MonoBeastFlags, parts: Session, ending: ExitStack) -> None:
 
     settings = run_settings(flags, spec.name, _collection(flags), flags.is_reproducible)
     played = Played(env=spec, seen_keys=names(spaces[0]))
-    LearnerRun(settings, played, parts).train(agent, weights, source)
+    LearnerRun(settings, played, opened).train(agent, weights, source)
 
 
 def _collection(flags: MonoBeastFlags) -> Collection:

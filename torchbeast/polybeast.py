@@ -17,33 +17,35 @@ from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.plan import beside_the_learner
+from torchbeast.sources.servers.plan import plans_for_local_servers
 
 PROGRAM = "polybeast"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
     return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastFlags, PROGRAM, argv)))
 
 
 def run(flags: PolyBeastFlags) -> int:
-    """Trains or tests, as the flags say."""
+    """Trains or evaluates, as the flags say."""
     if flags.command.mode != "train":
         from torchbeast.cli.learner_settings import test_run
 
         return test_run(flags, flags.environment.asked)
-    import libtorchbeast  # noqa: F401 - raises at once where it was not built
+    import libtorchbeast  # noqa: F401 - raises at once if it was not built
 
-    opened = session(flags.run.folder, flatten(flags))
-    with opened as parts, environment_servers(flags, parts.supervisor) as servers:
+    with (
+        session(flags.run.folder, flatten(flags)) as opened,
+        environment_servers(flags, opened.supervisor) as servers,
+    ):
         from torchbeast import polybeast_learner  # imports torch, while the servers start
         from torchbeast.reporting.diagnosis import Collection
         from torchbeast.sources.servers.discovery import ask_all
 
         if servers.wait_ready():
             fleet = ask_all(
-                servers.addresses, timeout=60.0, stopped=lambda: parts.supervisor.wait(0)
+                servers.addresses, timeout=60.0, stopped=lambda: opened.supervisor.wait(0)
             )
             collection = Collection(
                 program=PROGRAM,
@@ -51,14 +53,17 @@ def run(flags: PolyBeastFlags) -> int:
                 processes=flags.fleet.servers(),
                 fixed_lag=None,
             )
-            polybeast_learner.train(flags, fleet, parts, collection)
+            polybeast_learner.train(flags, fleet, opened, collection)
     return EXIT_DONE
 
 
 @contextmanager
 def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterator[EnvServers]:
-    """The run's own servers, in a folder of its own unless --pipes_basename says where."""
-    plans = beside_the_learner(flags.fleet, flags.hardware.disable_cuda)
+    """Starts the servers of the run, and ends them with it.
+
+    Their sockets are in a folder of the run unless --pipes_basename is given.
+    """
+    plans = plans_for_local_servers(flags.fleet, flags.hardware.disable_cuda)
     basename, folder = flags.fleet.pipes_basename, None
     if basename is None:
         folder = new_run_folder()

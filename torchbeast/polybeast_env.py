@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast's environment servers alone, for a learner in another terminal.
+"""PolyBeast's environment servers alone, for a learner in another terminal or on another machine.
 
 python -m torchbeast.polybeast_env --num_servers 10
 """
@@ -26,12 +26,12 @@ _POLL_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; its exit code: 0 stopped, 1 failed, 2 wrong usage."""
+    """Runs the program; returns 0 if stopped, 1 if it failed, 2 for wrong usage."""
     return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastEnvFlags, PROGRAM, argv)))
 
 
 def run(flags: PolyBeastEnvFlags) -> int:
-    """Serves until Ctrl-C, SIGTERM, or a failure that replacing a server does not mend."""
+    """Serves until Ctrl-C, SIGTERM, or a failure that a new server process cannot fix."""
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     count = flags.servers.num_servers
     plans = spread(flags.servers.num_actors or count, count)
@@ -51,7 +51,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
 
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
-    """What is served, and the command that learns from it."""
+    """Describes what is served, with the command that learns from it."""
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
     basename = flags.servers.pipes_basename

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast's learner alone: learns from environment servers that run already.
+"""PolyBeast's learner alone, for environment servers that are already running.
 
 python -m torchbeast.polybeast_env --num_servers 10          in one terminal
 python -m torchbeast.polybeast_learner                       in another
@@ -35,20 +35,20 @@ PROGRAM = "polybeast_learner"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the program; its exit code: 0 done or stopped, 1 failed, 2 wrong usage."""
+    """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
     return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastLearnerFlags, PROGRAM, argv)))
 
 
 def run(flags: PolyBeastLearnerFlags) -> int:
-    """Trains or tests, as the flags say."""
+    """Trains or evaluates, as the flags say."""
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
     from torchbeast.sources.servers.discovery import find
 
-    with session(flags.run.folder, flatten(flags)) as parts:
+    with session(flags.run.folder, flatten(flags)) as opened:
         basename = flags.fleet.pipes_basename or user_basename()
-        wanted, patience = flags.fleet.num_actors, flags.fleet.connect_timeout
-        fleet = find(basename, wanted, patience, lambda: parts.supervisor.wait(0))
+        wanted, timeout = flags.fleet.num_actors, flags.fleet.connect_timeout
+        fleet = find(basename, wanted, timeout, lambda: opened.supervisor.wait(0))
         _check_environment(flags.environment.env, fleet)
         print(_found(fleet), flush=True)
         counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
@@ -56,18 +56,21 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
-        train(flags, fleet, parts, collection, flags.environment.num_actions)
+        train(flags, fleet, opened, collection, flags.environment.num_actions)
     return EXIT_DONE
 
 
 def train(
     flags: ServedLearnerFlags,
     fleet: Fleet,
-    parts: Session,
+    opened: Session,
     collection: Collection,
     num_actions: int | None = None,
 ) -> None:
-    """Learns from the fleet until the run ends."""
+    """Learns from the fleet until the run ends.
+
+    num_actions: for servers that do not describe their actions.
+    """
     from torchbeast.sources.servers.source import PolySource
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
@@ -93,16 +96,16 @@ def train(
     others_serve = collection.processes is None
     seen_keys = names(fleet.observation_space)
     played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)
-    LearnerRun(settings, played, parts).train(agent, PublishedWeights, source)
+    LearnerRun(settings, played, opened).train(agent, PublishedWeights, source)
 
 
 def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
-    """What the servers say; --num_actions where they cannot."""
+    """Returns the action space of the servers, or that of --num_actions if they tell none."""
     if fleet.action_space is not None:
         return fleet.action_space
     if num_actions is None:
         raise UsageError(
-            "these servers are the original TorchBeast's and do not tell their actions: "
+            "these are servers of the original TorchBeast, which do not tell their actions: "
             "give --num_actions"
         )
     return Discrete(num_actions)
@@ -110,11 +113,12 @@ def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
 
 def _found(fleet: Fleet) -> str:
     servers = len(set(fleet.stream_addresses))
-    of = f" of {fleet.env.name}" if fleet.env.name else ""
-    return f"Found {fleet.num_envs} environments{of}, on {servers} servers."
+    what = f" of {fleet.env.name}" if fleet.env.name else ""
+    return f"Found {fleet.num_envs} environments{what}, on {servers} servers."
 
 
 def _check_environment(env: str | None, fleet: Fleet) -> None:
+    """Raises UsageError when the servers serve another environment than --env."""
     served = fleet.env.name
     if env is not None and served and env != served:
         raise UsageError(f"the servers serve {served}, but --env is {env}: leave out --env")

@@ -20,7 +20,7 @@ from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.learning.training import DONE, Training, TrainingParts
+from torchbeast.learning.training import DONE, Training, TrainingComponents
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.log_files import LogFiles, read_logs
@@ -98,7 +98,7 @@ class Run:
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)
-        self.parts = TrainingParts(
+        self.parts = TrainingComponents(
             source=ListSource(batches),
             optimiser_step=self.step,
             weights=self.weights,

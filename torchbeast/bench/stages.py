@@ -21,7 +21,7 @@ from torchbeast.envs.opening import make_environment
 from torchbeast.learning.assemble import assemble_alone
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.inference import inference_threads
-from torchbeast.sources.servers.plan import ServerPlan, beside_the_learner
+from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
 
 SINGLE = "transport, 1 environment a stream"
 
@@ -33,7 +33,7 @@ class Stages:
         self._flags = flags
         self._supervisor = supervisor
         self._env = flags.environment.spec
-        self._plans = beside_the_learner(flags.fleet, flags.hardware.disable_cuda)
+        self._plans = plans_for_local_servers(flags.fleet, flags.hardware.disable_cuda)
         with closing(make_environment(self._env, 1)) as env:
             spaces = env.observation_space, env.action_space, env.frame_stack
 

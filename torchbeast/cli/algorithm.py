@@ -22,9 +22,12 @@ Flags = TypeVar("Flags")
 
 
 def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
-    """Returns the program's flags with those of the algorithm; UsageError if there is none."""
+    """Returns the program's flags with those of the algorithm.
+
+    Raises UsageError if there is no such algorithm, or its settings cannot be flags.
+    """
     config = _config(name)
-    if not issubclass(flags_type, LearnerFlags) or config is _usual(flags_type):
+    if not issubclass(flags_type, LearnerFlags) or config is _default_config(flags_type):
         return flags_type
     config = _without_clashes(config)
     _check_names(flags_type, name, config)
@@ -35,6 +38,7 @@ def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
 
 
 def _config(name: str) -> type:
+    """Returns the Config of the algorithm; raises UsageError if there is none."""
     try:
         config = registry.config_of(name)
         is_config = dataclasses.is_dataclass(config)
@@ -48,15 +52,16 @@ def _config(name: str) -> type:
 
 @functools.cache
 def _without_clashes(config: type) -> type:
-    """Returns the Config; nested ones whose flags would clash get their field's name as a prefix,
-    as in --critic_optimiser_learning_rate.
+    """Returns the Config, with prefixes for flags of nested Configs that would clash.
+
+    The prefix is the name of the nested Config's field, as in --critic_optimiser_learning_rate.
     """
-    usual = config()
-    counts = Counter(_names(usual))
+    defaults = config()
+    counts = Counter(_names(defaults))
     nested = {
         field.name: value
         for field in dataclasses.fields(config)
-        if dataclasses.is_dataclass(value := getattr(usual, field.name))
+        if dataclasses.is_dataclass(value := getattr(defaults, field.name))
         and any(counts[name] > 1 for name in _names(value))
     }
     if not nested:
@@ -68,18 +73,19 @@ def _without_clashes(config: type) -> type:
     )
 
 
-def _prefixed(usual: Any, prefix: str) -> type:
-    """Returns a nested Config's type with prefixed flags and these defaults."""
-    hints, fields = typing.get_type_hints(type(usual), include_extras=True), []
-    for field in dataclasses.fields(usual):
-        if dataclasses.is_dataclass(getattr(usual, field.name)):
-            continue  # one level deeper; _check_names tells what clashes there
+def _prefixed(defaults: Any, prefix: str) -> type:
+    """Returns the type of a nested Config with prefixed flags and these defaults."""
+    hints, fields = typing.get_type_hints(type(defaults), include_extras=True), []
+    for field in dataclasses.fields(defaults):
+        if dataclasses.is_dataclass(getattr(defaults, field.name)):
+            continue  # one level deeper; _check_names reports clashes there
         flag = f"{prefix}_{field.name}"
         default = dataclasses.field(
-            default_factory=functools.partial(getattr, usual, field.name), metadata={"flag": flag}
+            default_factory=functools.partial(getattr, defaults, field.name),
+            metadata={"flag": flag},
         )
         fields.append((field.name, Annotated[hints[field.name], tyro.conf.arg(name=flag)], default))
-    return _derived(type(usual), fields)
+    return _derived(type(defaults), fields)
 
 
 def _derived(base: type, fields: list[tuple[str, Any, Any]]) -> type:
@@ -90,44 +96,44 @@ def _derived(base: type, fields: list[tuple[str, Any, Any]]) -> type:
     )
 
 
-def _usual(flags_type: type) -> Any:
-    """The Config that the flags have already."""
+def _default_config(flags_type: type) -> Any:
+    """Returns the class of the algorithm's Config that the flags have without --algo."""
     return type(getattr(flags_type(), "algorithm", None))
 
 
 def _check_names(flags_type: type[LearnerFlags], name: str, config: type) -> None:
-    """UsageError when two of the algorithm's settings have one name, or one has another part's."""
+    """Raises UsageError when a setting has the name of another setting or of another flag."""
     counts = Counter(_names(config()))
     if twice := sorted(flag for flag, count in counts.items() if count > 1):
         raise UsageError(
-            f"--algo {name} has more than one setting of the name {', '.join(twice)}: give "
+            f"--algo {name} has more than one setting named {', '.join(twice)}: give "
             "them other names"
         )
-    usual = flags_type()
+    flags = flags_type()
     others = {
-        field.name: getattr(usual, field.name)
-        for field in dataclasses.fields(usual)
+        field.name: getattr(flags, field.name)
+        for field in dataclasses.fields(flags)
         if field.name != "algorithm"
     }
     taken = {flag for group in others.values() for flag in _names(group)}
     if both := sorted(taken & set(counts)):
         raise UsageError(
-            f"--algo {name} has settings of the names of other flags, {', '.join(both)}: "
+            f"--algo {name} has settings with the names of other flags, {', '.join(both)}: "
             "give them other names"
         )
 
 
 def _check_kinds(name: str, config: type) -> None:
-    """UsageError when a setting is of a type that a checkpoint cannot record."""
+    """Raises UsageError when a setting is of a type that a checkpoint cannot record."""
     if unsaved := sorted(flag for flag, kind in kinds(config) if not _is_json(kind)):
         raise UsageError(
-            f"--algo {name} has settings that are no JSON, {', '.join(unsaved)}: make them "
+            f"--algo {name} has settings that JSON cannot hold, {', '.join(unsaved)}: make them "
             "numbers, strings or booleans, or None, lists, tuples or mappings of these"
         )
 
 
 def _is_json(kind: Any) -> bool:
-    """Returns whether JSON has all values of this type."""
+    """Returns whether JSON can hold all values of this type."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Literal:
         return all(type(value) in _PLAIN for value in arguments)
@@ -141,7 +147,7 @@ _CONTAINERS = (list, tuple, dict, Sequence, Mapping)
 
 
 def _names(config: Any) -> list[str]:
-    """The names of the settings, of nested Configs too."""
+    """Returns the names of all settings, including those of nested Configs."""
     found = []
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

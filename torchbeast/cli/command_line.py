@@ -28,7 +28,7 @@ from torchbeast.errors import UsageError
 Flags = TypeVar("Flags")
 
 _BOX = "╭╮╰╯│─ "
-# tyro's words before the sentence of a check; when a flag cannot be parsed, they name that flag.
+# The prefix of tyro to the message of a check; if a flag cannot be parsed, it names that flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
 _ALIASES = {"--num_threads": "--num_learner_threads"}  # the original's names
 
@@ -65,8 +65,9 @@ def _by_its_name(word: str) -> str:
 
 
 def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Flags], Flags | None]:
-    """Returns the flags with those of the algorithm, and the defaults changed by an earlier run and
-    the preset; None: the program's own.
+    """Returns the type of the flags with those of the algorithm, and their defaults.
+
+    The defaults are those of an earlier run and the preset; None: the program's own.
     """
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, None
@@ -80,7 +81,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
-    """Returns a copy of the flags with these values in the groups' fields of these names.
+    """Returns a copy of the flags with these values, by name of the flag.
 
     It is not checked, because flags on the command line may still change values that conflict.
     """
@@ -95,7 +96,7 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
 
 
 def _sentence(box: str, flags_type: type) -> str:
-    """Returns the error as a sentence that names flags as they are typed; checks name fields."""
+    """Returns the error as a sentence; a check's names of fields become flags as they are typed."""
     said = _first_sentence(box)
     if not _OF_A_CHECK.match(said):
         return said

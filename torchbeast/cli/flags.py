@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The flags of the programs: the Configs of their parts, in groups.
+"""The flags of the programs: the Configs of their components, in groups.
 
-A flag's default, check and help text stand in the Config of the part that obeys it. Here are the
-flags that decide which part runs, and what only the whole can check: those sentences name flags as
-they are typed.
+A flag's default, check and help text are in the Config of the component that it configures. Here
+are the flags that select what runs, and the checks of several groups together, whose messages name
+flags as they are typed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchbeast.sources.servers.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class CommandFlags:
-    """What is done."""
+    """What the program does."""
 
     mode: Literal["train", "test", "test_render"] = "train"
     """train; test: play whole episodes with the checkpoint of --xpid, or else of the latest run in
@@ -53,7 +53,7 @@ class DefaultsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerFlags:
-    """The groups that every learner has."""
+    """The groups of flags that every learner has."""
 
     decided_by_servers: ClassVar[tuple[str, ...]] = ()
     """Names of flags that a resumed run takes from its environment servers."""
@@ -66,7 +66,7 @@ class LearnerFlags:
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    # Of the algorithm that --algo names, see cli/algorithm.py.
+    # Replaced by the Config of the algorithm that --algo names, see cli/algorithm.py.
     algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
     step: StepConfig = field(default_factory=StepConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
@@ -111,7 +111,7 @@ class MonoBeastFlags(LearnerFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class ServedLearnerFlags(LearnerFlags):
-    """The groups of a learner that has environment servers."""
+    """The groups of flags of a learner that has environment servers."""
 
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
 

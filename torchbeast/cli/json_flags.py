@@ -10,10 +10,10 @@ from typing import Any
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 KWARGS = Mapping[str, Any]
-"""The type of such a flag's field."""
+"""The type of a field whose flag is a JSON object."""
 
 REGISTRY = ConstructorRegistry()
-"""What tyro must know of to read them."""
+"""Tells tyro how to read and show these flags."""
 
 
 @REGISTRY.primitive_rule

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts a learner program's flags to the Configs of the parts of its run."""
+"""Converts the flags of a learner program to the settings of its run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
     return LearnerConfig(
         actor=dataclasses.replace(flags.model.spec, reward_input=clipping),
         algo=find(flags.defaults.algo),
-        algorithm=_decided(flags.algorithm, clipping),
+        algorithm=_with_clipping(flags.algorithm, clipping),
         step=flags.step,
         total_steps=flags.training.total_steps,
         rollouts=flags.rollouts,
@@ -47,8 +47,8 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
     )
 
 
-def _decided(algorithm: Any, clipping: RewardClipping) -> Any:
-    """Returns the algorithm's Config with what "auto" means in this environment."""
+def _with_clipping(algorithm: Any, clipping: RewardClipping) -> Any:
+    """Returns the algorithm's Config with this reward clipping, if it has any."""
     if not hasattr(algorithm, "reward_clipping"):
         return algorithm
     return dataclasses.replace(algorithm, reward_clipping=clipping)

@@ -113,7 +113,7 @@ def _usable(
 
 
 def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
-    """Yields name and type of every flag."""
+    """Yields the name and type of every flag."""
     hints = typing.get_type_hints(flags_type)
     for field in dataclasses.fields(flags_type):
         if dataclasses.is_dataclass(hints[field.name]):

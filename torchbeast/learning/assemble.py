@@ -30,16 +30,16 @@ from torchbeast.sources.config import RolloutConfig
 
 Weights = TypeVar("Weights", bound=Publisher)
 MakeAgent = Callable[[ActorSpec], Agent]
-"""Makes the agent of such a network for the run's environment; raises ValueError if it cannot."""
+"""Makes an agent with the network of a spec for the run's environment, or raises ValueError."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """The settings of a learner."""
 
-    actor: ActorSpec  # of the network; named "auto": chosen by the observation space
+    actor: ActorSpec  # its name may be "auto": chosen by the observation space
     algo: type[Algorithm[Any]]
-    algorithm: Any  # of type algo.Config
+    algorithm: Any  # settings of the algorithm, of type algo.Config
     step: StepConfig
     total_steps: int
     rollouts: RolloutConfig
@@ -58,7 +58,7 @@ class Assembled(Generic[Weights]):
 
     @property
     def algo(self) -> Algorithm[Any]:
-        """What it learns with."""
+        """The algorithm of the learner."""
         return self.optimiser_step.algo
 
 
@@ -71,11 +71,12 @@ def assemble(
 ) -> Assembled[Weights]:
     """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
-    say: called with what is used when the network is on its device, before it is compiled or
-        learns.
+    say: called once the network is on its device, before it is compiled or learns, to report
+        hardware and agent.
 
-    Sets torch's number of threads, on which initial weights depend too: call it before other
-    threads use torch. Raises UsageError when the earlier run had another network.
+    Sets torch's number of threads, which affects initial weights too: call it before other threads
+    use torch. Raises UsageError when the network does not suit the environment, the algorithm or
+    the earlier run.
     """
     earlier = EarlierRun() if earlier is None else earlier
     compute = choose(config.hardware, config.reproducible)
@@ -93,7 +94,7 @@ def assemble(
     if say is not None:
         say(compute, agent)
     if config.hardware.compile:
-        agent.model.compile()  # copies of it, which act, are not compiled
+        agent.model.compile()  # the copies that act are not compiled
     step = _optimiser_step(algo, config, compute, agent)
     earlier.restore(step)
     weights = make_weights(agent.model, step.version)
@@ -120,10 +121,10 @@ def _optimiser_step(
 
 
 def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
-    """Raises UsageError when the model is of another kind, or lacks extras that it needs."""
+    """Makes the algorithm; raises UsageError where the network lacks what it needs."""
     try:
         config.algo.check_actor(agent.model)
         specs_of_extras(agent.model, config.algo.needs)
     except (TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
-    return config.algo(agent.model, config.algorithm)  # its own mistakes keep their traceback
+    return config.algo(agent.model, config.algorithm)  # its errors keep their traceback

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: one file, written atomically, loadable with torch.load(weights_only=True).
 
-model_state_dict  optimizer_state_dict                         what is learnt and how
-scheduler_state_dict                                           how far: four counters
-algorithm_state_dict                                           further models and optimisers
-stats                                                          step and other counts
-flags                                                          every flag of the run
-format                                                         FORMAT of the program that wrote it
-model                                                          the network's name, never auto
-reward_input                                                   how rewards are given to it
-reads_values                                                   whether it reads leaves by values
-rng                                                            torch's generators
+model_state_dict  optimizer_state_dict    weights of the actor, state of the optimiser
+scheduler_state_dict                      the four counters
+algorithm_state_dict                      further models and optimisers
+stats                                     step and other counts
+flags                                     every flag of the run
+format                                    FORMAT of the program that wrote it
+model                                     name of the network, never auto
+reward_input                              form of the rewards among its inputs
+reads_values                              whether it encodes leaves by their space's value ranges
+rng                                       torch's random generators
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.reporting.run_folder import write_atomically
 
-# 1: with the network's name. Earlier files, and those of the original TorchBeast, have no number.
+# 1: with the network's name. Earlier files, and those of the original TorchBeast, have no format.
 FORMAT = 1
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
 
 def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
-    """Writes the checkpoint; until it is complete on the disk, the one before stays."""
+    """Writes the checkpoint; the previous file stays until the new one is complete on the disk."""
     data = io.BytesIO()
     torch.save(dict(checkpoint), data)
     write_atomically(path, data.getvalue())
 
 
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU; UsageError when the file is none or lacks a `needed` key."""
+    """Reads a checkpoint to the CPU; raises UsageError if it is none, or lacks a `needed` key."""
     try:
         checkpoint = _load(path)
     except FileNotFoundError:
@@ -71,8 +71,9 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
 
 
 def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
-    """What the run learnt in; the name is empty where the file does not tell, as the original's do
-    not always.
+    """Returns the environment of the run; its name is empty if the file does not record one.
+
+    Files of the original TorchBeast do not always record it.
     """
     flags = checkpoint["flags"]
     name, kwargs = flags.get("env") or "", flags.get("env_kwargs", {})
@@ -81,7 +82,7 @@ def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
 
 
 def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
-    """Returns the spec of the network that a checkpoint's weights are of."""
+    """Returns the spec of the network that the weights belong to."""
     flags, weights = checkpoint["flags"], checkpoint["model_state_dict"]
     with as_usage_error():
         return ActorSpec.from_json(
@@ -96,11 +97,10 @@ def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
 
 
 def model_name(checkpoint: Mapping[str, Any]) -> str:
-    """The network that a checkpoint's weights are of, by the name it has today; "auto" where
-    nothing tells.
+    """Returns today's name of the network that the weights belong to, or "auto" if unknown.
 
-    Before there was a format number, `shallow` standardised its images. The original TorchBeast
-    records no network at all.
+    In files without a format, "shallow" is the network now called "shallow-norm". The original
+    TorchBeast records no network, so the names of its weights decide.
     """
     if "format" in checkpoint:
         return str(checkpoint["model"])
@@ -111,8 +111,10 @@ def model_name(checkpoint: Mapping[str, Any]) -> str:
 
 
 def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
-    """How the network was given rewards. Where a file does not say it, they were clipped, whatever
-    the loss did with them; so does the original TorchBeast.
+    """Returns the form of the rewards among the network's inputs.
+
+    In files that do not record it, as those of the original TorchBeast, inputs were clipped even
+    where the loss used raw rewards. Raises UsageError for an unknown form.
     """
     recorded: RewardClipping = checkpoint.get("reward_input", "abs_one")
     if recorded not in (known := get_args(RewardClipping)):
@@ -124,15 +126,18 @@ def reward_input(checkpoint: Mapping[str, Any]) -> RewardClipping:
 
 
 def reads_values(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the network reads leaves by what their space says of the values. Before there was a
-    format number it knew only dtypes and shapes.
+    """Returns whether the network encodes leaves by the value ranges of their space.
+
+    Networks of files without a format only know dtypes and shapes.
     """
     return bool(checkpoint.get("reads_values", "format" in checkpoint))
 
 
 def _model_of_weights(weights: Iterable[str]) -> str:
-    """The network by the names of its weights, if one of those that had no name with them: `deep`,
-    `small` and `mlp` by auto, the original's AtariNet and ResNet.
+    """Returns the network whose weights have these names, or "auto" if there is none.
+
+    Only networks that were ever saved without a name: "deep", "small" and "mlp" chosen by "auto",
+    and the original's AtariNet ("shallow") and ResNet ("deep").
     """
     names = {
         "conv1.weight": "shallow",
@@ -145,10 +150,10 @@ def _model_of_weights(weights: Iterable[str]) -> str:
 
 
 def _load(path: Path) -> Any:
-    """Reads tensors and plain values; no code is run to read them. Modules that the flags name are
-    imported later, by those who make environment, network and algorithm.
+    """Reads tensors and plain values without running any code of the file.
 
-    PolyBeast's original saved returns as numpy's scalars, by names of which torch knows nothing.
+    Modules that the flags name are imported later, where environment, network and algorithm are
+    made. The original PolyBeast saved returns as numpy scalars, whose names torch has to be told.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -163,8 +168,9 @@ def _load(path: Path) -> Any:
 
 
 def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Puts saved weights into `model`; UsageError naming the first difference when they are
-    another model's.
+    """Loads saved weights into `model`.
+
+    Raises UsageError, which names the first difference, if they belong to another model.
     """
     with _of_this_model(path):
         check_fits(model, checkpoint["model_state_dict"])
@@ -172,7 +178,7 @@ def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path
 
 
 def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], path: Path) -> None:
-    """Restores models, optimisers, counters and generators; UsageError as in `load_model`."""
+    """Restores models, optimisers, counters and random generators; raises as `load_model`."""
     with _of_this_model(path):
         optimiser_step.load_state_dict(checkpoint)
     if "rng" in checkpoint:
@@ -181,6 +187,7 @@ def resume(optimiser_step: OptimiserStep[Any], checkpoint: Mapping[str, Any], pa
 
 @contextmanager
 def _of_this_model(path: Path) -> Iterator[None]:
+    """Raises UsageError in place of an error about a state that does not fit."""
     try:
         yield
     except (ValueError, KeyError) as error:
@@ -188,7 +195,7 @@ def _of_this_model(path: Path) -> Iterator[None]:
 
 
 def first_non_finite(state: Mapping[str, Any]) -> str | None:
-    """The name of the first tensor of models or optimisers that holds NaN or an infinity."""
+    """Returns the name of the first tensor of models or optimisers with NaN or infinity, if any."""
     for key in ("model_state_dict", "optimizer_state_dict", ALGORITHM):
         for name, tensor in _tensors(state.get(key, {}), key.removesuffix("_state_dict")):
             if not tensor.isfinite().all():
@@ -205,7 +212,7 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def rng_state() -> dict[str, Any]:
-    """The state of torch's generators."""
+    """Returns the state of torch's random generators."""
     state: dict[str, Any] = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -213,7 +220,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def set_rng_state(state: Mapping[str, Any]) -> None:
-    """Restores what `rng_state` gave; generators of GPUs only where there are as many as then."""
+    """Restores a `rng_state`; that of GPUs only if their number is the same."""
     torch.set_rng_state(state["torch"])
     cuda = state.get("cuda", [])
     if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():

@@ -46,7 +46,7 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """How much is learnt. A step is one agent step of one environment (four Atari frames)."""
+    """Length of the training. A step is one agent step of one environment (four Atari frames)."""
 
     total_steps: int = 100_000
     """Environment steps to learn from; the learning rate reaches 0 there."""

@@ -20,7 +20,7 @@ from torchbeast.reporting.progress import Progress
 
 
 class EarlierRun:
-    """The run that is resumed; without a checkpoint all answers are those of a new run."""
+    """The run that is resumed. Without a checkpoint it answers as a new run."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Reads the checkpoint at `path`, which need not exist."""
@@ -40,7 +40,7 @@ class EarlierRun:
         return secrets.randbits(31) if recorded is None else int(recorded)
 
     def actor(self, asked: ActorSpec) -> ActorSpec:
-        """Returns the spec of the network, with the inputs that the weights of the run know.
+        """Returns the spec of the network, with the inputs that its weights were trained on.
 
         Its name is the recorded one if `asked` names "auto" or the same as in the earlier run.
         """
@@ -73,7 +73,7 @@ class EarlierRun:
         )
 
     def check_same_algorithm(self, now: str) -> None:
-        """Raises UsageError for another algorithm. Before it was recorded there was one."""
+        """Raises UsageError for another algorithm; runs that recorded none used the default."""
         before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
         if now != before:
             raise UsageError(

@@ -15,7 +15,7 @@ from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
-# cache each: half of it has more overhead, twice as much is slower with the deep network.
+# cache each: half the size has more overhead, twice the size is slower with the deep network.
 _CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
 
 
@@ -27,7 +27,7 @@ class Compute:
     dtype: torch.dtype  # of features
     threads: int  # number of CPU cores that the learner may use
     bytes_at_once: int | None  # bytes of observations in a slice; None: the whole batch
-    is_whole: bool  # only one thread at a time may learn with the network
+    is_whole: bool  # only one thread at a time may use the network to learn
     learner_threads: int  # threads that prepare batches and learn from them
 
     def __str__(self) -> str:
@@ -66,11 +66,12 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
 
 
 def share_cores(compute: Compute, batch_size: int, unroll_length: int, agent: Agent) -> int:
-    """How many threads learn slices of a batch; the cores that are left are for each's operations.
+    """Returns the number of threads that learn from slices, and sets torch's number of threads.
 
-    1 on a GPU, where there is one slice, where sums must not depend on who is first, and with a
-    compiler, which is used by one thread at a time. Call it before other threads use torch: they
-    begin with what was set last.
+    The cores are divided: each of the threads uses an equal share inside torch's operations. One
+    thread learns on a GPU, from a single slice, in reproducible runs (the order of sums is fixed)
+    and with a compiled network. Call it before other threads use torch: new threads take over
+    torch's setting.
     """
     size = batch_size, (unroll_length + 1) * agent.observation_bytes
     columns = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)

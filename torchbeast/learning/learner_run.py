@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's run once its source can be made: resume, learn while showing it, checkpoint, sum up.
+"""The run of a learner: resume, learn, display, write checkpoints, print a summary.
 
-Every learner program uses this; what differs between them is how the source is made.
+All learner programs use it; they differ in how the source is made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchbeast.learning.recorded import changes, recorded_env
 from torchbeast.learning.reward_clipping import sentence
 from torchbeast.learning.saving import Saving
 from torchbeast.learning.session import Session
-from torchbeast.learning.training import Training, TrainingParts
+from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
@@ -55,26 +55,26 @@ Weights = TypeVar("Weights", bound=Publisher)
 
 @dataclass(frozen=True, kw_only=True)
 class Learner(Generic[Weights]):
-    """What a source is made for."""
+    """The properties of a learner that its source depends on."""
 
     agent: Agent
     weights: Weights
     compute: Compute
-    extras: tuple[str, ...]  # of acting, that the algorithm needs
-    mode: Mode  # of acting
-    seed: int  # of the environments; another one after each resumption
+    extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
+    mode: Mode  # in which actions are chosen
+    seed: int  # of the environments; differs after each resumption
 
 
 @dataclass(frozen=True, kw_only=True)
 class Played:
-    """What is really played, as the environments say."""
+    """The environment of a run, as the environments themselves describe it."""
 
     env: EnvSpec
-    seen_keys: Sequence[str] = ()  # leaves of its observation
-    others_serve: bool = False  # servers that the program did not start
+    seen_keys: Sequence[str] = ()  # names of the leaves of its observation
+    others_serve: bool = False  # by servers that the program did not start
 
     def recorded(self) -> dict[str, Any]:
-        """By the names of flags."""
+        """Returns the settings of the environment, by the names of flags."""
         keys = {"observation_keys": list(self.seen_keys)}
         options = self.env.options.as_json() | keys
         return {**recorded_env(self.env, self.others_serve), **options}
@@ -82,7 +82,7 @@ class Played:
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """The settings of a run, by part."""
+    """The settings of a run, by the component that they configure."""
 
     run: RunConfig
     checkpoints: CheckpointConfig
@@ -92,7 +92,7 @@ class RunSettings:
 
 
 class LearnerRun:
-    """One run of one learner program, used by its main thread."""
+    """A run of a learner program. Only the main thread uses it."""
 
     def __init__(self, settings: RunSettings, played: Played, session: Session) -> None:
         self._settings = settings
@@ -110,7 +110,7 @@ class LearnerRun:
         make_weights: Callable[[nn.Module, int], Weights],
         make_source: Callable[[Learner[Weights]], Source],
     ) -> None:
-        """Learns until the end, whatever ends it, and says what came of it."""
+        """Trains until the run ends, for whatever reason, and prints a summary."""
         played = self._played
         self._earlier.check_same_environment(played.env.name, played.others_serve)
         self._earlier.check_same_algorithm(self._recorded["algo"])
@@ -140,7 +140,7 @@ class LearnerRun:
     def _learn(self, made: Assembled[Any], source: Source, progress: Progress) -> None:
         saving = self._saving(made.agent)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
-            parts = TrainingParts(
+            components = TrainingComponents(
                 source=source,
                 optimiser_step=made.optimiser_step,
                 weights=made.weights,
@@ -148,7 +148,7 @@ class LearnerRun:
                 log_files=log_files,
                 supervisor=self._session.supervisor,
             )
-            training = self._training(parts, progress, saving)
+            training = self._training(components, progress, saving)
             watch = self._watch(training, source, saving, self._adviser(made))
             began, first_step = time.monotonic(), progress.step
             source.start(self._session.supervisor)
@@ -166,10 +166,12 @@ class LearnerRun:
         }
         return Saving(self._session.folder, labels, self._settings.checkpoints.disable_checkpoint)
 
-    def _training(self, parts: TrainingParts, progress: Progress, saving: Saving) -> Training:
+    def _training(
+        self, components: TrainingComponents, progress: Progress, saving: Saving
+    ) -> Training:
         trace = self._settings.learner.hardware.write_profiler_trace
         return Training(
-            parts,
+            components,
             self._total_steps,
             progress,
             trace=self._session.folder.path / "trace.json" if trace else None,
@@ -189,7 +191,7 @@ class LearnerRun:
         )
 
     def _adviser(self, made: Assembled[Any]) -> Adviser:
-        """What limits this run, by its time shares."""
+        """Returns a function that names the bottleneck of this run from its time shares."""
         size = sum(parameter.numel() for parameter in made.agent.model.parameters())
         has_gpu = made.compute.device.type == "cuda"
         setup = setup_of(self._settings.collection, available_cores(), has_gpu, size)
@@ -199,7 +201,7 @@ class LearnerRun:
         supervisor = self._session.supervisor
         try:
             watch.until_the_end(supervisor)
-        except Exception as error:  # before the stop, which would make it an end in good order
+        except Exception as error:  # before the stop: the first of both decides how the run ends
             supervisor.fail("", error)
             raise
         finally:
@@ -207,9 +209,11 @@ class LearnerRun:
             self._end(training, saving)
 
     def _end(self, training: Training, saving: Saving) -> None:
-        """Waits for the threads, then saves: always, but after a NaN, which may have been prepared
-        by weights as bad as itself. The checkpoint before it is kept, and the state before it is
-        in last_good.tar."""
+        """Waits for the threads, then saves, except after a NaN.
+
+        The updates before a NaN may have damaged the weights already: the last checkpoint is kept,
+        and the state before the NaN is in last_good.tar.
+        """
         running = self._session.supervisor.join(_JOIN_S)
         if running:
             _log.warning("threads that did not end within %g s: %s", _JOIN_S, running)
@@ -236,7 +240,7 @@ class LearnerRun:
         print(
             f"{self._settings.run.xpid} has learnt {progress.step:,} steps already and "
             f"--total_steps is {self._total_steps:,}: nothing is left to do. "
-            "Give more --total_steps to go on."
+            "Give a larger --total_steps to continue."
         )
 
     def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
@@ -248,7 +252,7 @@ class LearnerRun:
 
 
 def check_batches(yields: type, algorithm: type[Algorithm[Any]]) -> None:
-    """Raises UsageError unless the algorithm learns from the class of batches that it is given."""
+    """Raises UsageError unless the algorithm learns from the class of batches that is yielded."""
     if not issubclass(yields, algorithm.takes):
         raise UsageError(
             f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but the source yields "
@@ -257,13 +261,13 @@ def check_batches(yields: type, algorithm: type[Algorithm[Any]]) -> None:
 
 
 def say_costs(agent: Agent) -> None:
-    """Prints what acting costs in a line, and writes every leaf's part to out.log."""
+    """Prints the cost of acting in one line, and logs that of every leaf to out.log."""
     if flatten(agent.observation_space):
         found = network_cost.costs(agent.model, agent.observation_space)
         print(network_cost.sentence(found), flush=True)
-        _log.info("what the network costs\n%s", network_cost.table(found))
+        _log.info("the cost of the network\n%s", network_cost.table(found))
 
 
 def _environment_seed(seed: int, step: int) -> int:
-    """A seed of the environments that no earlier part of the run has used."""
+    """Returns a seed for the environments that no earlier part of the run has used."""
     return int(np.random.SeedSequence((seed, step)).generate_state(1)[0])

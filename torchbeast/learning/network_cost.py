@@ -33,7 +33,7 @@ class Cost(NamedTuple):
     name: str
     kind: str
     parameters: int
-    microseconds: float  # per step of a forward pass of 16, on one core or the GPU
+    microseconds: float  # per step, in a forward pass of 16 steps on one core or the GPU
 
 
 def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
@@ -56,12 +56,12 @@ def sentence(found: list[Cost]) -> str:
     )
     if len(leaves) < 2:
         return f"{said}{''.join(f', {leaf.kind}' for leaf in leaves)}; learning several times that."
-    dear = ", ".join(
+    expensive = ", ".join(
         f"{leaf.name} {leaf.microseconds:,.0f} ({leaf.kind})" for leaf in leaves[:_NAMED]
     )
     rest = leaves[_NAMED:]
     others = f", {len(rest)} others {sum(leaf.microseconds for leaf in rest):,.0f}" if rest else ""
-    return f"{said}: {dear}{others}; learning several times that."
+    return f"{said}: {expensive}{others}; learning several times that."
 
 
 def table(found: list[Cost]) -> str:
@@ -99,20 +99,23 @@ def _zeros(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:
 
 def _act(model: Actor, observation: Nest[Tensor]) -> None:
     device = next(model.parameters()).device
-    nothing = torch.zeros(1, _ROWS, device=device)
+    zeros = torch.zeros(1, _ROWS, device=device)
     last, state = (
         map_leaves(lambda leaf: leaf.to(device), nest)
         for nest in (model.distribution.zero_action((1, _ROWS)), model.initial_state(_ROWS))
     )
-    model.act(ModelInputs(observation, nothing, nothing.bool(), last), state, "greedy")
+    model.act(ModelInputs(observation, zeros, zeros.bool(), last), state, "greedy")
 
 
 def _time(model: Actor, call: Callable[[], object]) -> float:
-    """Microseconds a row, the best of some: on the CPU of one core, however busy the machine is."""
+    """Returns the microseconds per row, the best of several measurements.
+
+    On the CPU that is processor time of one thread, so other load on the machine does not count.
+    """
     device = next(model.parameters()).device
     best = float("inf")
     with torch.inference_mode(), computing_in(model.compute_dtype, device), _one_thread():
-        for _ in range(1 + _TRIES):  # the first one makes room
+        for _ in range(1 + _TRIES):  # the first call allocates memory
             before = _now(device)
             call()
             best = min(best, _now(device) - before)
@@ -120,7 +123,7 @@ def _time(model: Actor, call: Callable[[], object]) -> float:
 
 
 def _now(device: torch.device) -> float:
-    """Seconds; on the CPU those that this thread has computed for."""
+    """Returns a time in seconds; on the CPU the processor time of this thread."""
     if device.type == "cpu":
         return time.thread_time()
     torch.cuda.synchronize(device)

@@ -14,15 +14,15 @@ from torchbeast.errors import UsageError
 # Flags of one command, not of a run.
 OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
 
-# What servers of others told of the keyword arguments of a "module:attribute".
+# Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.
 SERVED_KWARGS = "served_env_kwargs"
 
 
 def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
     """Returns name and keyword arguments of the environment, to be recorded.
 
-    others_serve: whether running servers decide what is played. What they tell of the arguments of
-    a "module:attribute" is recorded apart, because a server could name anything.
+    others_serve: whether running servers decide the environment. Arguments that they report for a
+    "module:attribute" are recorded apart, because a server could name anything.
     """
     kwargs = dict(env.kwargs)
     if others_serve and env.is_factory:

@@ -40,7 +40,7 @@ _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingParts:
+class TrainingComponents:
     """The components of a training loop."""
 
     source: Source
@@ -56,7 +56,7 @@ class Training:
 
     def __init__(
         self,
-        parts: TrainingParts,
+        components: TrainingComponents,
         total_steps: int,
         progress: Progress,
         trace: Path | None = None,
@@ -68,20 +68,20 @@ class Training:
         keep: saves the state before an update that failed by a NaN, and returns its path, or None
             if it saves nothing; not called when that state is not finite either.
         """
-        self._parts = parts
+        self._components = components
         self._total_steps = total_steps
         self._trace = trace
         self._keep = keep
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
-        self._updates_before = parts.optimiser_step.version
+        self._updates_before = components.optimiser_step.version
         self.progress = progress
 
     @property
     def updates(self) -> int:
         """Number of updates, across restarts."""
-        return self._parts.optimiser_step.version
+        return self._components.optimiser_step.version
 
     @property
     def updates_here(self) -> int:
@@ -91,11 +91,11 @@ class Training:
     def start(self, num_threads: int) -> None:
         """Starts learning in threads of the supervisor."""
         for i in range(num_threads):
-            self._parts.supervisor.start_thread(f"learner-{i}", self._learn)
+            self._components.supervisor.start_thread(f"learner-{i}", self._learn)
 
     def reading(self) -> Reading:
-        """Returns the seconds that actors and learner have spent until now, by stage."""
-        seconds = self._parts.source.seconds() | self._clock.seconds()
+        """Returns the seconds that acting and learning have taken until now, by stage."""
+        seconds = self._components.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds)
 
     def checkpoint(self, labels: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,18 +109,18 @@ class Training:
     def _state(self) -> dict[str, Any]:
         """Returns everything but the labels; tensors are not copied."""
         return {
-            **self._parts.optimiser_step.state_dict(),
+            **self._components.optimiser_step.state_dict(),
             "stats": self.progress.state_dict(),
             "rng": checkpoints.rng_state(),
         }
 
     def _learn(self) -> None:
-        cuda_stream = CudaStream(self._parts.device)
-        for on_host in self._parts.source.batches():
-            with cuda_stream:  # while another thread's batch is learnt
+        cuda_stream = CudaStream(self._components.device)
+        for on_host in self._components.source.batches():
+            with cuda_stream:  # copies while another thread updates
                 batch = on_host.map(cuda_stream.to_device)
             with self._lock:
-                if self._parts.supervisor.ended:
+                if self._components.supervisor.ended:
                     return
                 with self._clock.learning():
                     self._update(batch.map(cuda_stream.hand_over), on_host)
@@ -130,17 +130,17 @@ class Training:
         lags, before = on_host.lags(self.updates), time.perf_counter()
         with self._traced():
             figures = self._update_weights(batch)
-        step = self._parts.optimiser_step
+        step = self._components.optimiser_step
         self.progress.step = step.counters.env_steps
-        self._parts.weights.publish(step.algo.actor, step.version)
+        self._components.weights.publish(step.algo.actor, step.version)
         seconds = time.perf_counter() - before
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
         if self.progress.step >= self._total_steps:
-            self._parts.supervisor.stop(DONE)
+            self._components.supervisor.stop(DONE)
 
     def _update_weights(self, batch: Batch) -> dict[str, float]:
         try:
-            return self._parts.optimiser_step.update(batch)
+            return self._components.optimiser_step.update(batch)
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}. {self._keep_last_good()}") from error
 
@@ -159,7 +159,7 @@ class Training:
         return f"The state before it is in {path}; the checkpoint is left as it was"
 
     def _record(self, batch: Batch, figures: dict[str, float]) -> None:
-        counters = self._parts.optimiser_step.counters
+        counters = self._components.optimiser_step.counters
         returns, lengths = batch.finished_episodes()
         self.progress.loss = figures["total_loss"]
         self.progress.mean_lag = figures.get("mean_lag", math.nan)
@@ -172,12 +172,12 @@ class Training:
             "mean_episode_length": mean(lengths),
             "episodes": self.progress.episodes,
             **figures,
-            **self._parts.source.status(),
+            **self._components.source.status(),
             **self._times(),
             "learnt_steps": counters.learnt_steps,
             "optimiser_steps": counters.optimiser_steps,
         }
-        self._parts.log_files.write(self.progress.step, row)
+        self._components.log_files.write(self.progress.step, row)
 
     def _times(self) -> dict[str, float]:
         """Returns the seconds since the last row, by stage, so that rows can be added up."""

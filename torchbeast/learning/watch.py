@@ -35,7 +35,7 @@ class Watch:
     training: Training
     source: Source
     saving: Saving
-    advise: Adviser  # names the limit of the run from its time shares
+    advise: Adviser  # names the bottleneck of the run from its time shares
     title: str
     total_steps: int
     rollouts_at_once: int  # rollouts in a batch

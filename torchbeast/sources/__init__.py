@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where batches of rollouts come from."""
+"""Sources, which yield batches of rollouts."""

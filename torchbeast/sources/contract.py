@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contract of sources: what a learner asks of every one, and what it offers them.
+"""The interface between a learner and its source.
 
 tests/compliance/source.py checks it.
 """
@@ -15,56 +15,56 @@ if TYPE_CHECKING:
     from torchbeast.processes.supervisor import Supervisor
 
 ACTOR_STAGES = ("environment", "inference", "queueing")
-"""Where actors spend their time: stepping, choosing actions, waiting for room for a rollout."""
+"""Stages of collecting: stepping, choosing actions, waiting for room for a rollout."""
 
 STALL_S = 60.0
-"""Seconds in one stage after which somebody is named."""
+"""Seconds in one stage after which a worker is reported."""
 
 _NAMED = 3  # addresses in a sentence, at most
 
 
 class Away(NamedTuple):
-    """A stream that was lost and is not connected again."""
+    """A stream that was lost and has not reconnected."""
 
     where: str  # its server's address
     seconds: float  # since it was lost
 
 
 class Source(Protocol):
-    """Where batches come from."""
+    """Yields the batches of a learner."""
 
     @property
     def yields(self) -> type:
         """The class of its batches."""
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begins to collect, in threads of the supervisor."""
+        """Starts collecting, in threads of the supervisor."""
 
     def batches(self) -> Iterator[Any]:
-        """Batches of one kind, until the source is closed; one iterator for each learner thread."""
+        """Yields batches until the source is closed; each learner thread has its own iterator."""
 
     def status(self) -> dict[str, int]:
-        """How full its queues are."""
+        """Returns queue lengths and counts, by the names of log columns."""
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of all its actors together since the start, by ACTOR_STAGES."""
+        """Returns the seconds that all workers have spent since the start, by ACTOR_STAGES."""
 
     def hanging(self) -> str:
-        """Names workers that have been in one stage for over a minute; "" if there are none."""
+        """Describes workers that have been in one stage for over a minute; "" if there are none."""
 
     def away(self) -> list[Away]:
-        """Streams that were lost and are not connected again."""
+        """Returns the streams that were lost and have not reconnected."""
 
 
 class Weights(Protocol):
     """The published weights, for threads that act."""
 
     def refresh(self, replica: nn.Module, version: int | None) -> int:
-        """Loads the newest weights if `replica` holds others; the version it then holds."""
+        """Loads the newest weights unless `replica` holds them; returns their version."""
 
 
 def describe_away(away: Sequence[Away], live: int) -> str:
-    """Names the streams that are lost while `live` others play; "" if there are none."""
+    """Describes the streams that are lost while `live` others play; "" if there are none."""
     if not away:
         return ""
     count = f"{len(away)} of {len(away) + live} streams"
@@ -73,13 +73,13 @@ def describe_away(away: Sequence[Away], live: int) -> str:
 
 
 def since(away: Sequence[Away]) -> str:
-    """lost 12 s ago; of several, the first loss."""
+    """Returns "lost 12 s ago"; for several streams, the time of the first loss."""
     first = max(stream.seconds for stream in away)
     return f"lost{', the first' * (len(away) > 1)} {first:.0f} s ago"
 
 
 def _where(away: Sequence[Away]) -> str:
-    """Each address once, and not all of many."""
+    """Returns the addresses, each once; if there are many, the first ones and a count."""
     addresses = list(dict.fromkeys(stream.where for stream in away))
     more = len(addresses) - _NAMED
     return ", ".join(addresses[:_NAMED]) + (f" and {more} more" if more > 0 else "")

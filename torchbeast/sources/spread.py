@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments spread over processes."""
+"""Divides environments among processes."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSour
 
 
 def given_up(source: MonoSource) -> list[list[str]]:
-    source._give_up_those_that_hang()
+    source._give_up_hanging_actors()
     return [process.given_up for process in (actor.process for actor in source._actors)]  # type: ignore
 
 

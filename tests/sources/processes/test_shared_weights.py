@@ -75,7 +75,9 @@ def test_wanted_versions_are_found_as_long_as_they_are_in_the_ring() -> None:
         assert weights.refresh(replica, held=None, wanted=version) == version
         assert values(replica) == {float(version)}
     for version in (0, 1, 6):
-        with pytest.raises(LookupError, match=f"version {version} is not in the ring of 5"):
+        with pytest.raises(
+            LookupError, match=f"version {version} is not among the 4 versions up to 5"
+        ):
             weights.refresh(replica, held=None, wanted=version)
 
 

@@ -106,7 +106,7 @@ def test_what_a_server_says_of_values_reaches_the_learner(servers: dict) -> None
 @pytest.mark.parametrize("key", ["observation_space", "action_space"])
 def test_a_space_that_makes_no_sense_is_told_with_its_address(servers: dict, key: str) -> None:
     servers["unix:/a.0"] = CATCH | {key: {"type": "Sphere"}}
-    with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense: .*Sphere"):
+    with pytest.raises(RunError, match=r"the description from unix:/a\.0 is not valid: .*Sphere"):
         discovery.ask_all(["unix:/a.0"], timeout=1.0)
 
 
@@ -137,7 +137,7 @@ def test_how_environments_were_made_reaches_the_learner(servers: dict) -> None:
     assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == EnvSpec("Catch")
     for odd in ("odd", {"observation_keys": 5}, {"env_kwargs": [8]}):
         servers["unix:/a.0"] = CATCH | {"options": odd}
-        with pytest.raises(RunError, match=r"what unix:/a\.0 serves makes no sense"):
+        with pytest.raises(RunError, match=r"the description from unix:/a\.0 is not valid"):
             discovery.ask_all(["unix:/a.0"], timeout=1.0)
 
 

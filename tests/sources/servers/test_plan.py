@@ -6,7 +6,12 @@ from __future__ import annotations
 import pytest
 
 from torchbeast.sources.servers.config import FleetConfig
-from torchbeast.sources.servers.plan import ServerPlan, beside_the_learner, rollout_columns, spread
+from torchbeast.sources.servers.plan import (
+    ServerPlan,
+    plans_for_local_servers,
+    rollout_columns,
+    spread,
+)
 
 CASES = {
     (4, 2): [ServerPlan(2, 1), ServerPlan(2, 1)],
@@ -40,7 +45,7 @@ def test_servers_beside_a_learner_on_the_cpu_have_one_stream(
 ) -> None:
     monkeypatch.setattr("torchbeast.sources.servers.plan.seems_to_have_a_gpu", lambda: gpu)
     fleet = FleetConfig(num_actors=32, num_servers=2)
-    assert beside_the_learner(fleet, disabled) == [expected] * 2
+    assert plans_for_local_servers(fleet, disabled) == [expected] * 2
 
 
 @pytest.mark.parametrize("num_streams", [1, 2])

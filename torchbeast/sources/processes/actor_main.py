@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main of MonoBeast's actor processes; started by source.py, never by a user.
+"""The main module of MonoBeast's actor processes; started by source.py, never by a user.
 
-    stdin   one line of JSON for each rollout that may be written: the slot, its number, and the
-            version of the weights to act with (null: always the newest). The process ends when
+    stdin   one line of JSON for each rollout to be written: the slot, the rollout's number, and
+            the version of the weights to act with (null: always the newest). The process ends when
             stdin is closed, which also happens when the program dies, by whatever signal.
-    stdout  one line for each rollout that was written: the slot
+    stdout  one line of JSON for each written rollout: the slot
 
 The E environments of the process are stepped together, and one forward pass chooses all their
-actions. Weights, rollouts and actions never pass through a pipe, nor does what the process is busy
-with: see activity.py.
+actions. Weights, rollouts and the activity of the process (see activity.py) are in shared memory.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.sources.processes.shared_weights import SharedWeights
 
-_GRACE_S = 3.0  # for the present step after stdin closed; an environment stuck in one is left
+_GRACE_S = 3.0  # for the current step once stdin is closed; a stuck environment is abandoned
 
 Grant = dict[str, Any]  # {"slot": int, "rollout": int, "version": int | None}
 
 
 class Player:
-    """Plays in its environments without end, one rollout at a time."""
+    """Plays its environments continuously, one rollout at a time."""
 
     def __init__(
         self, loop: EnvLoop, actor: Actor, weights: SharedWeights, activity: Activity, mode: Mode
@@ -60,9 +59,12 @@ class Player:
         self._acted_with: int | None = None
 
     def play(self, writer: SlotWriter, unroll_length: int, wanted: int | None) -> None:
-        """Writes a rollout: row 0 is the last row of the one before."""
+        """Writes one rollout; its row 0 repeats the last row of the previous one.
+
+        wanted: the version of the weights to act with; None: the newest at every step.
+        """
         loop, activity = self._loop, self._activity
-        if self._acted_with is None:  # the very first row 0, which nothing acted for
+        if self._acted_with is None:  # the very first row 0: no weights have acted yet
             self._acted_with = self._weights.version if wanted is None else wanted
         writer.write(0, loop.row, loop.acted, self._acted_with)
         for t in range(1, unroll_length + 1):
@@ -78,7 +80,7 @@ class Player:
 
 
 def main(arguments: dict[str, Any]) -> int:
-    """Acts until stdin is closed; the exit code."""
+    """Collects until stdin is closed; returns the exit code."""
     report = take_stdout()
     grants = _read_grants()
     try:
@@ -91,7 +93,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
     keep_freed_memory()
-    torch.set_num_threads(1)  # as many processes as cores
+    torch.set_num_threads(1)  # there is a process for every core
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
     with closing(make_environment(EnvSpec.from_parent(arguments["env"]), num_envs)) as env:
@@ -123,9 +125,9 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
 
 
 def _read_grants() -> Iterator[Grant]:
-    """The lines of stdin until it ends; what is then still to be played is left.
+    """Yields grants until stdin is closed; those not yet begun are then dropped.
 
-    A thread reads them, so that the end is noticed during a rollout too.
+    A thread reads stdin, so that its end is noticed during a rollout too.
     """
     stdin = take_stdin()
     lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()

@@ -126,9 +126,8 @@ class SlotWriter:
         for name, array in slot["extras"].items():
             array[t] = acted.extras[name][0].numpy()
         slot["policy_version"][t] = version
-        if (
-            t > 0 and row.final_observation is not None
-        ):  # those of row 0 are in the previous rollout
+        is_new = t > 0  # the final observations of row 0 are in the previous rollout
+        if is_new and row.final_observation is not None:
             self._write_finals(row.final_observation, int(row.truncated.sum()))
 
     def _write_finals(self, final_observation: Any, count: int) -> None:
@@ -220,7 +219,7 @@ def _arrays(tensors: Nest[torch.Tensor]) -> Any:
 
 
 def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")  # of a GPU's tensors too
+    return str(tensor.dtype).removeprefix("torch.")  # Tensor.numpy().dtype needs the CPU
 
 
 def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:

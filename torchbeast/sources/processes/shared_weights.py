@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights on their way from the learner to actor processes, through shared memory.
+"""Publishes weights from the learner to actor processes through shared memory.
 
     learner -- publish --> [ v4 | v1 | v2 | v3 ] -- refresh --> actors' own copies of the model
-                             a ring, the newest version's number in front
+                             a ring, behind the number of the newest version
 
-Version v lies in place v % size. A place is locked while it is written or read, by locks of the
-file that the kernel drops with their process: an actor that is killed while it reads blocks nobody.
-The learner waits for a reader only when that reader is a whole ring behind.
+Version v is in place v % size. A place is locked while it is written or read. The kernel releases a
+file's locks when their process ends, so an actor that is killed while it reads blocks nobody. The
+learner waits for a reader only if that reader is a whole ring behind.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchbeast.sources.processes.shared_memory import SharedFile, aligned
 
 _HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
-_NOTHING = -1  # the version in a place that was never written
+_NOTHING = -1  # in a place that was never written
 
 
 class SharedWeights:
@@ -32,8 +32,9 @@ class SharedWeights:
     def __init__(
         self, model: nn.Module, version: int = 0, size: int = 4, descriptor: int | None = None
     ) -> None:
-        """Makes the ring and publishes `model`; or opens the ring behind `descriptor`, whose
-        owner has a model of the same shapes.
+        """Creates a ring and publishes `model`, or opens the ring of `descriptor`.
+
+        model: has the same shapes in every process. size: number of versions in the ring.
         """
         if not 2 <= size < _HEADER // 8:
             raise ValueError(f"a ring has 2 to {_HEADER // 8 - 1} places, got {size}")
@@ -50,17 +51,17 @@ class SharedWeights:
 
     @property
     def descriptor(self) -> int:
-        """What a process needs to open the same ring."""
+        """The file descriptor by which another process opens the same ring."""
         return self._file.descriptor
 
     @property
     def version(self) -> int:
-        """The newest version."""
+        """Newest published version."""
         return int(self._versions[0])
 
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
-        """Makes the model's present weights the newest version."""
+        """Publishes the model's current weights as the newest version."""
         place = version % self.size
         with self._locked(place, fcntl.LOCK_EX):
             for name, tensor in model.state_dict().items():
@@ -70,8 +71,10 @@ class SharedWeights:
         self.on_publish(version)
 
     def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
-        """Loads a version into `replica`, which holds version `held`: the wanted one, else the
-        newest. Returns the version that it then holds.
+        """Loads the wanted version, or the newest, into `replica`; returns that version.
+
+        held: the version that `replica` holds, which is not loaded again; None: unknown. Raises
+        LookupError if the wanted version is not in the ring.
         """
         while True:
             version = self.version if wanted is None else wanted
@@ -80,13 +83,16 @@ class SharedWeights:
             if self._load(replica, version):
                 return version
             if wanted is not None:
-                raise LookupError(f"version {wanted} is not in the ring of {self.version}")
+                raise LookupError(
+                    f"version {wanted} is not among the {self.size} versions up to {self.version}"
+                )
 
     def _load(self, replica: nn.Module, version: int) -> bool:
+        """Loads a version; returns false if a newer one has taken its place."""
         place = version % self.size
         with self._locked(place, fcntl.LOCK_SH):
             if self._versions[1 + place] != version:
-                return False  # a newer one was written meanwhile
+                return False
             replica.load_state_dict(self._places[place])
         return True
 
@@ -99,7 +105,7 @@ class SharedWeights:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN, 1, place, os.SEEK_SET)
 
     def _tensors(self, place: int) -> dict[str, Tensor]:
-        """The state_dict that lies in a place."""
+        """Returns the state_dict in a place, as views of the memory."""
         offset, tensors = _HEADER + place * self._stride, {}
         for name, (dtype, shape, bytes_) in self._shapes.items():
             flat = torch.frombuffer(

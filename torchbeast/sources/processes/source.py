@@ -6,14 +6,14 @@
          ^                      |   (shared memory)     the batch in preparation
          +-- weights, grants ---+
 
-A slot is granted to one actor, which writes a rollout of all its environments into it and says so.
-The collector thread copies its columns into the batch in preparation and grants it again. All that
-decides who acts when and with which weights is here; actors only do what they are granted.
+A slot is granted to one actor process, which writes a rollout of all its environments into it and
+reports it. The collector thread copies its columns into the batch in preparation and grants the
+slot again. This module alone decides which process acts when, and with which weights.
 
-Free-running (the default), rollouts are learnt in the order in which they are done, each acted with
-the newest weights at each step. With a fixed lag of K they are learnt in turn, and each is granted
-once the weights exist that will be K updates old when it is learnt: the run is the same on every
-machine, however fast its actors are.
+Free-running (the default), rollouts are learnt in the order of their completion; every step is
+acted with the newest weights. With a fixed lag of K the learner takes the rollouts of the processes
+in turn. Each is granted once the weights exist that will be K updates old when it is learnt, so the
+run is the same on every machine, however fast its processes are.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.mono")
 
-_HANG_S = 600.0  # in one step of an environment, as long as PolyBeast waits for one
+_HANG_S = 600.0  # longest stay in one stage; PolyBeast waits as long for one step
 _HANG_POLL_S = 1.0
 _DOING = {
     "environment": "in one step of its environments",
@@ -60,32 +60,32 @@ _DOING = {
 
 @dataclass(frozen=True, kw_only=True)
 class MonoSourceConfig:
-    """How rollouts are collected."""
+    """Settings of the collection of rollouts."""
 
     env: EnvSpec
-    actor: ActorSpec  # from which every process makes its own copy of the network
+    actor: ActorSpec  # every process makes its own copy of the network
     precision: Precision  # of the actors' features, on the CPU
-    processes: ProcessesConfig  # a fixed lag: whole rollouts must fill a batch
+    processes: ProcessesConfig  # with a fixed lag whole rollouts must fill a batch
     rollouts: RolloutConfig
-    extras: tuple[str, ...]  # of acting, that travel in the rollouts: what the algorithm needs
-    mode: Mode  # of acting
-    num_batches: int = 2  # beside the buffers: one in preparation, the others with learner threads
+    extras: tuple[str, ...]  # names of the outputs of acting to put into rollouts
+    mode: Mode  # in which actions are chosen
+    num_batches: int = 2  # one in preparation, the others used by learner threads
     seed: int
 
 
 def ring_size(fixed_lag: int | None) -> int:
-    """Versions of the weights that must lie in shared memory."""
+    """Returns the number of versions of the weights that shared memory must hold."""
     return 4 if fixed_lag is None else fixed_lag + 2
 
 
 class MonoSource:
-    """Batches of rollouts from actor processes of this machine.
+    """Yields batches of rollouts from actor processes of this machine.
 
-    Threads: `start` adds the collector, and one that gives up actors that hang, to the supervisor;
-    every actor has threads that watch its process. The supervisor's end closes the source, which
-    wakes everyone; `end` ends the processes. `batches` may be iterated from several threads, each
-    with its own iterator. A batch shares its memory with the source: it ends when its iterator goes
-    on, or ends.
+    Threads: `start` adds two to the supervisor, the collector and one that ends hanging processes;
+    every process has threads that watch it. When the run ends, the supervisor closes the source,
+    which wakes every waiting thread; `end` ends the processes. `batches` may be iterated from
+    several threads, each with its own iterator. A batch shares memory with the source and is valid
+    until its iterator advances or ends.
     """
 
     yields = Rollout
@@ -98,7 +98,11 @@ class MonoSource:
         device: torch.device,
         config: MonoSourceConfig,
     ) -> None:
-        """`observation_space`: of one environment, as the policy sees it."""
+        """Allocates buffers and shared memory.
+
+        observation_space: that of one environment, as the policy sees it.
+        device: where batches are learnt; for a GPU they are in pinned memory.
+        """
         self._config = config
         self._batch_size = config.rollouts.batch_size
         self._fixed_lag = config.processes.fixed_lag
@@ -133,11 +137,11 @@ class MonoSource:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the actors."""
+        """Ids of the actor processes."""
         return [actor.pid for actor in self._actors]
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begins to collect."""
+        """Starts the actor processes and the threads that collect from them."""
         self._supervisor = supervisor
         supervisor.on_close(self.close)
         self._weights.on_publish = self._published
@@ -150,17 +154,17 @@ class MonoSource:
         supervisor.start_thread("hangs", self._watch_actors)
 
     def batches(self) -> Iterator[Rollout]:
-        """Rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
+        """Yields rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
         while (batch := self._ready.get()) is not None:
             try:
                 yield batch.rollout()
-            finally:  # also where the iterator is left for good
+            finally:  # also if the iterator is abandoned
                 batch.clear()
                 self._free.put(batch)
         self._ready.put(None)  # for the next thread
 
     def close(self) -> None:
-        """Ends everything that waits here, and asks the actors to end. May be called again."""
+        """Wakes every waiting thread and asks the processes to end. May be called again."""
         with self._lock:
             self._closed.set()  # no actor is replaced any more
         for waited_for in (self._ready, self._free, self._done):
@@ -169,12 +173,13 @@ class MonoSource:
             actor.ask_to_end()
 
     def end(self) -> None:
-        """Ends the actor processes, by force when it must be."""
+        """Ends the actor processes; kills those that do not end by themselves."""
         end_all(actor.process for actor in self._actors if actor.process is not None)
 
     def status(self) -> dict[str, int]:
-        """Where data is at this moment: batches for the learner, rollouts for the collector,
-        actor processes, those of them that wait for a grant, and how many had to be replaced.
+        """Returns counts of the present: rollouts that wait for the learner and for the collector,
+        actor processes, and those of them that wait for a grant. Totals: replaced processes and
+        collected steps.
         """
         stages = [actor.activity.present()[0] for actor in self._living()]
         return {
@@ -187,12 +192,12 @@ class MonoSource:
         }
 
     def seconds(self) -> dict[str, float]:
-        """What all actors together have spent their time on, since the start."""
+        """Returns the seconds that all actor processes have spent since the start, by stage."""
         each = [actor.activity.seconds() for actor in self._actors]
         return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
-        """Names the actors that do one thing for a minute and more."""
+        """Describes the actor processes that have been in one stage for over a minute."""
         said = [
             f"{actor.name} has been {_DOING[stage]} for {seconds:.0f} s"
             for actor, stage, seconds in self._busy()
@@ -203,11 +208,11 @@ class MonoSource:
         return "; ".join(said)
 
     def away(self) -> list[Away]:
-        """Nothing: an actor that died is replaced at once."""
+        """Returns []: an actor process that dies is replaced at once."""
         return []
 
     def _busy(self) -> list[tuple[_Actor, str, float]]:
-        """What each living actor does and since when, without those that wait for a grant."""
+        """Returns the stage of each living actor that waits for no grant, and seconds in it."""
         each = [(actor, *actor.activity.present()) for actor in self._living()]
         return [(actor, stage, time) for actor, stage, time in each if stage in _DOING]
 
@@ -216,10 +221,10 @@ class MonoSource:
 
     def _watch_actors(self) -> None:
         while not self._closed.wait(_HANG_POLL_S):
-            self._give_up_those_that_hang()
+            self._give_up_hanging_actors()
 
-    def _give_up_those_that_hang(self) -> None:
-        """Their ends are those of actors that were killed."""
+    def _give_up_hanging_actors(self) -> None:
+        """Kills processes that hang; they are replaced like others that die."""
         for actor, stage, seconds in self._busy():
             if seconds >= _HANG_S:
                 actor.give_up(f"was given up after {seconds:.0f} s {_DOING[stage]}")
@@ -227,13 +232,15 @@ class MonoSource:
     # --- called by the threads that watch the actors
 
     def report(self, actor: _Actor, slot: int) -> None:
-        """An actor has written a rollout."""
+        """Passes a written rollout to the collector."""
         self._any_has_worked = True
         self._done.put((actor, slot))
 
     def actor_ended(self, actor: _Actor, error: Exception) -> None:
-        """One that died is replaced, but not again and again, and not before some actor has
-        worked: until then all of them may die of one cause. Any other end is the run's failure.
+        """Replaces a process that died; any other end is the run's failure.
+
+        It also fails the run if it dies too often, or before any process has written a rollout:
+        its replacement would probably die of the same cause.
         """
         assert self._supervisor is not None
         if not isinstance(error, ProcessDied) or not self._any_has_worked:
@@ -256,7 +263,7 @@ class MonoSource:
             actor.restart()
 
     def arguments_of(self, actor: _Actor) -> dict[str, Any]:
-        """What the actor's process is told at its start."""
+        """Returns the arguments of an actor's process."""
         config = self._config
         return {
             "env": config.env.as_json(),
@@ -297,7 +304,7 @@ class MonoSource:
             self._ready.put(batch)
 
     def _rollouts(self) -> Iterator[tuple[_Actor, int]]:
-        """Actor and slot of each rollout, in the order in which they are learnt."""
+        """Yields actor and slot of each rollout, in the order in which they are learnt."""
         done = iter(self._done.get, None)
         if self._fixed_lag is None:
             yield from done
@@ -313,15 +320,15 @@ class MonoSource:
     def _grant_again(self, actor: _Actor, slot: int) -> None:
         with self._lock:
             self._grants.add(actor, slot)
-            self._grants.send_those_ready(self._weights.version)
+            self._grants.send_ready(self._weights.version)
 
     def _published(self, version: int) -> None:
         with self._lock:
-            self._grants.send_those_ready(version)
+            self._grants.send_ready(version)
 
 
 class _Actor:
-    """One actor process, its slots, and what it has been granted."""
+    """The place of one actor process: its slots, grants and current process."""
 
     def __init__(
         self,
@@ -341,7 +348,7 @@ class _Actor:
         self.alive = False
         self.process: ChildProcess | None = None
         self._source = source
-        self._granted: dict[int, int | None] = {}  # slot -> version; written but not reported
+        self._granted: dict[int, int | None] = {}  # slot -> version, until the slot is reported
         self._next_rollout = 0
 
     @property
@@ -364,9 +371,9 @@ class _Actor:
         )
 
     def restart(self) -> None:
-        """Another process in the place of a dead one; it is granted what that had not finished."""
+        """Starts another process in place of a dead one, and repeats its unfinished grants."""
         self.incarnation += 1
-        self._next_rollout += 1  # no rollout of its environments goes on from one of those before
+        self._next_rollout += 1  # marks a gap: new episodes begin
         self.start()
         for slot, version in list(self._granted.items()):
             self._send(slot, version)
@@ -398,7 +405,7 @@ class _Actor:
 
 
 class _FreeGrants:
-    """Every free slot may be written at once, with the newest weights."""
+    """Grants every free slot at once, to be written with the newest weights."""
 
     def __init__(self) -> None:
         self._slots: list[tuple[_Actor, int]] = []
@@ -406,15 +413,16 @@ class _FreeGrants:
     def add(self, actor: _Actor, slot: int) -> None:
         self._slots.append((actor, slot))
 
-    def send_those_ready(self, version: int) -> None:
+    def send_ready(self, version: int) -> None:
         slots, self._slots = self._slots, []
         for actor, slot in slots:
             actor.grant(slot, None)
 
 
 class _LaggedGrants:
-    """Rollout i of the run, counted in turn over the actors, is learnt in update i * E // B, and
-    is acted with the weights of `lag` updates before that.
+    """Grants a slot once the weights exist that will be `lag` updates old when it is learnt.
+
+    Rollouts are numbered in turn over the processes: number i is learnt in update i * E // B.
     """
 
     def __init__(self, config: MonoSourceConfig, version: int, num_envs: int) -> None:
@@ -423,7 +431,7 @@ class _LaggedGrants:
         self._first_version = version
         self._rollouts_per_batch = config.rollouts.batch_size // num_envs
         self._num_processes = config.processes.processes()
-        self._given: dict[int, int] = collections.Counter()  # rollouts granted to each actor
+        self._given: dict[int, int] = collections.Counter()  # number of grants of each actor
         self._slots: dict[int, collections.deque[tuple[_Actor, int]]] = collections.defaultdict(
             collections.deque
         )
@@ -431,7 +439,7 @@ class _LaggedGrants:
     def add(self, actor: _Actor, slot: int) -> None:
         self._slots[actor.index].append((actor, slot))
 
-    def send_those_ready(self, version: int) -> None:
+    def send_ready(self, version: int) -> None:
         for index, slots in self._slots.items():
             while slots and self._wanted(index) <= version:
                 actor, slot = slots.popleft()
@@ -439,7 +447,7 @@ class _LaggedGrants:
                 self._given[index] += 1
 
     def _wanted(self, index: int) -> int:
-        """The version that the actor's next rollout is to be acted with."""
+        """Returns the version of the weights for the actor's next rollout."""
         rollout = self._given[index] * self._num_processes + index
         update = self._first_version + rollout // self._rollouts_per_batch
         return max(self._first_version, update - self._lag)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PolyBeast's source: environment servers over gRPC."""
+"""PolyBeast's source: environment servers, reached over gRPC."""

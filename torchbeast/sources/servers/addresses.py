@@ -28,8 +28,8 @@ def server_addresses(basename: str, count: int) -> list[str]:
     longest = socket_path(addresses[-1])
     if longest is not None and len(os.fsencode(longest)) > MAX_SOCKET_PATH:
         raise UsageError(
-            f"the socket {longest} has {len(os.fsencode(longest))} bytes in its name but a Unix "
-            f"socket can have {MAX_SOCKET_PATH}: give a shorter --pipes_basename, or TMPDIR"
+            f"the path of the socket {longest} has {len(os.fsencode(longest))} bytes, more than "
+            f"the {MAX_SOCKET_PATH} of a Unix socket: give a shorter --pipes_basename, or TMPDIR"
         )
     return addresses
 

@@ -30,7 +30,7 @@ class PipelineConfig:
         at_least(1, max_learner_queue_size=self.max_learner_queue_size)
 
     def queue_size(self, batch_size: int) -> int:
-        """Returns how many rollouts may wait; raises ValueError if fewer than a batch."""
+        """Returns how many rollouts may wait; raises ValueError for fewer than a batch."""
         size = self.max_learner_queue_size
         require(
             size is None or size >= batch_size,
@@ -70,7 +70,7 @@ class ServedFleetConfig:
 
     num_actors: int | None = None
     """Number of environments: servers {pipes_basename}.0, .1, ... are asked until exactly this many
-    are found. Default: the environments of all servers found."""
+    are found. Default: the environments of all servers that are found."""
     pipes_basename: str | None = None
     """Common part of the servers' addresses. Default: that of polybeast_env, in a folder of this
     user."""
@@ -101,7 +101,7 @@ class ServedEnvConfig:
 
     @property
     def asked(self) -> EnvSpec:
-        """The environment to evaluate in; an empty name stands for that of the run."""
+        """Spec of the environment to evaluate in; its name is empty for that of the run."""
         return EnvSpec(self.env or "", self.env_kwargs)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asks environment servers what they serve, before anything is built.
+"""Asks environment servers for a description of what they serve.
 
-The learner's model is made from what the servers say: nobody types sizes.
+The learner's network is made from their descriptions, so nobody has to type sizes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.addresses import server_addresses, socket_path
 
-_FIRST_PATIENCE_S = 0.5  # of one question; doubled each time
+_FIRST_PATIENCE_S = 0.5  # limit of the first request; doubled each time
 
-
-# What all servers must tell alike.
+# The entries in which all descriptions must agree.
 _ALIKE = ("env_id", "observation", "action_space", "observation_space", "frame_stack", "options")
 
 
@@ -39,31 +38,39 @@ def _never() -> bool:
 class Fleet:
     """Servers that serve the same environment."""
 
-    env: EnvSpec  # as far as the servers tell; the name is empty where they do not
+    env: EnvSpec  # as far as described; its name is empty if unknown
     observation_space: Any  # nest of ArraySpec as on the wire, of one environment
-    action_space: ActionSpace | None  # None: servers of the original, which do not tell
+    action_space: ActionSpace | None  # None: not described, by servers of the original
     frame_stack: int
-    stream_addresses: list[str]  # one entry a stream
-    envs_per_stream: list[int]  # of each stream
+    stream_addresses: list[str]  # server of each stream
+    envs_per_stream: list[int]  # environments of each stream
 
     @property
     def num_envs(self) -> int:
-        """Environments in all."""
+        """Number of environments of all streams."""
         return sum(self.envs_per_stream)
 
 
 def ask_all(
     addresses: Iterable[str], timeout: float, stopped: Callable[[], bool] = _never
 ) -> Fleet:
-    """The fleet at these addresses; RunError when one does not answer or serves something else."""
+    """Returns the fleet at these addresses.
+
+    Raises RunError when a server does not answer, or serves another environment than the others.
+    """
     return _fleet({address: _ask(address, timeout, stopped) for address in addresses})
 
 
 def find(
     basename: str, num_actors: int | None, timeout: float, stopped: Callable[[], bool] = _never
 ) -> Fleet:
-    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found (None: until
-    there are no more servers), or until `stopped`.
+    """Asks servers `<basename>.0`, `.1`, ... until `num_actors` environments are found.
+
+    num_actors: None: until no more servers are found. timeout: seconds to wait for each server.
+    stopped: returns true once the run ends, which gives up waiting.
+
+    Raises UsageError when the servers have more environments than `num_actors`; RunError when they
+    have fewer, or do not serve the same environment.
     """
     found: dict[str, dict[str, Any]] = {}
     while (count := sum(map(_num_envs, found.values()))) != num_actors:
@@ -80,15 +87,17 @@ def find(
 
 
 def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
-    """Whether another server should answer there. Ours tell how many were started together, some
-    of which may not serve yet; of others, one that listens counts.
+    """Returns whether to ask for another server at the address.
+
+    Servers tell how many were started together, some of which may not serve yet. Servers of the
+    original do not: there one is expected if something listens at the address.
     """
     told = max((description["num_servers"] for description in found.values()), default=1)
     return len(found) < told or _listens(address)
 
 
 def _listens(address: str) -> bool:
-    """Whether somebody accepts connections there at this moment."""
+    """Returns whether a process accepts connections at the address at this moment."""
     path = socket_path(address)
     if path is None:
         return False
@@ -115,7 +124,7 @@ def _too_few(
 
 
 def _ask(address: str, timeout: float, stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Asks again and again, with growing patience: a signal is seen between two questions."""
+    """Requests a description until the timeout; a signal is noticed between two requests."""
     deadline, patience = time.monotonic() + timeout, _FIRST_PATIENCE_S
     while True:
         left = deadline - time.monotonic()
@@ -169,7 +178,7 @@ def _action_space(address: str, description: dict[str, Any]) -> ActionSpace | No
 
 
 def _observation_space(address: str, description: dict[str, Any]) -> Any:
-    """Dtypes and shapes, and what else the server says of the values."""
+    """Returns the nest of ArraySpec, with ranges of values if the server describes them."""
     said = description.get("observation_space")
     with _making_sense(address):
         specs = _to_specs(description["observation"])
@@ -177,25 +186,29 @@ def _observation_space(address: str, description: dict[str, Any]) -> Any:
 
 
 def _env(address: str, description: dict[str, Any]) -> EnvSpec:
-    """What is served. Older servers tell no keyword arguments, the original's no options."""
+    """Returns the served environment.
+
+    Servers of earlier versions tell no keyword arguments, those of the original no options.
+    """
     said = description.get("options") or {}
     with _making_sense(address):
         if not isinstance(said, dict):
-            raise ValueError(f"its options must be a JSON object, but are {said!r}")
+            raise ValueError(f"its options must be a JSON object, got {said!r}")
         kwargs = said.get("env_kwargs", {})
         return EnvSpec.from_json({"name": description["env_id"], "kwargs": kwargs, "options": said})
 
 
 @contextmanager
 def _making_sense(address: str) -> Iterator[None]:
+    """Raises RunError in place of an error about an invalid description."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise RunError(f"what {address} serves makes no sense: {error}") from None
+        raise RunError(f"the description from {address} is not valid: {error}") from None
 
 
 def _to_specs(nest: Any) -> Any:
-    """`(dtype, shape)` leaves to ArraySpec."""
+    """Converts leaves (dtype, shape) to ArraySpec."""
     if isinstance(nest, dict):
         return {key: _to_specs(nest[key]) for key in sorted(nest)}
     if len(nest) == 2 and isinstance(nest[0], str):

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment-server processes of a program: started, watched, replaced, ended.
+"""Starts, watches, replaces and ends the environment-server processes of a program.
 
-A server that dies without a word (killed, or crashed in code that is not Python) is replaced at the
-same address; the learner's streams find the new one by themselves. Every other end before `close`
-fails the run.
+A server that dies without a report (killed, or crashed in native code) is replaced at the same
+address, where the learner's streams find the new one. Every other end before `close` fails the run.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ _READY_S = 120.0
 
 
 class EnvServers:
-    """One process for each plan; server i listens at addresses[i].
+    """The processes of several servers, one for each plan; server i listens at addresses[i].
 
-    Threads: every server has threads that watch its process and put another in its place. `close`
-    may come from any thread.
+    Threads: every server has threads that watch and replace its process. `close` may be called by
+    any thread.
     """
 
     def __init__(
@@ -43,7 +42,10 @@ class EnvServers:
         addresses: Sequence[str],
         folder: Path | None = None,
     ) -> None:
-        """`folder`: a folder of this run for its sockets, removed when the servers end."""
+        """Starts the processes.
+
+        folder: a folder of this run for its sockets, which is removed when the servers end.
+        """
         self.addresses = list(addresses)
         self._folder = folder
         self._supervisor = supervisor
@@ -60,13 +62,14 @@ class EnvServers:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the servers."""
+        """Ids of the server processes."""
         with self._lock:
             return [server.process.pid for server in self._servers]
 
     def wait_ready(self, timeout: float = _READY_S) -> bool:
-        """Waits until all serve; false when the run ended first.
-        A server that is too slow fails it.
+        """Waits until all servers accept connections; returns false if the run ended first.
+
+        Servers that are not ready within `timeout` seconds fail the run.
         """
         deadline = time.monotonic() + timeout
         while not all(server.ready.is_set() for server in self._servers):
@@ -79,7 +82,8 @@ class EnvServers:
         return not self._supervisor.ended
 
     def close(self) -> None:
-        """Ends every server, by force when it must be, and removes the sockets.
+        """Ends every server, kills those that do not end by themselves, and removes the sockets.
+
         May be called again.
         """
         with self._lock:
@@ -93,15 +97,17 @@ class EnvServers:
     # --- called by the threads that watch the servers
 
     def serves(self, server: _Server) -> None:
-        """It can be connected to."""
+        """Records that a server accepts connections."""
         self._any_has_served = True
         server.ready.set()
 
     def ended(self, server: _Server, error: Exception) -> None:
-        """One that died is replaced, but not again and again, and not before some server has
-        served: until then all of them may die of one cause. Any other end is the run's failure.
+        """Replaces a server that died; any other end is the run's failure.
+
+        It also fails the run if it dies too often, or before any server has served: its replacement
+        would probably die of the same cause.
         """
-        with self._lock:  # also until the process that died is known as the server's own
+        with self._lock:  # `start` may not have stored the process that died yet
             if self._closed or self._supervisor.ended:
                 return
         if not isinstance(error, ProcessDied) or not self._any_has_served:
@@ -119,7 +125,7 @@ class EnvServers:
             if self._closed:
                 return
             _log.warning("%s: %s; another takes its place", server.name, error)
-            if self._folder is not None:  # the last server to leave it removes it
+            if self._folder is not None:  # the last server to end has removed it
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             server.start()
 
@@ -142,7 +148,7 @@ def _arguments(
 
 
 class _Server:
-    """One server: its present process, and its socket."""
+    """A server: its current process, and its socket."""
 
     process: ChildProcess  # from the first start on
 
@@ -155,7 +161,7 @@ class _Server:
         self._arguments = arguments
 
     def start(self) -> None:
-        """A process; the first one, or another in the place of one that died."""
+        """Starts a process: the first one, or one that replaces another."""
         self.process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.sources.servers.server_main",
@@ -169,11 +175,11 @@ class _Server:
 
     def _ended(self, error: Exception) -> None:
         if not isinstance(error, ProcessDied):
-            self.ready.clear()  # its socket is gone, or is another's that took the address
+            self.ready.clear()  # its socket is gone, or belongs to another that took the address
         self._servers.ended(self, error)
 
     def remove_socket(self) -> None:
-        """Removes the socket of a server that had to be killed; never one that another holds."""
+        """Removes the socket of a server that was killed; never that of another process."""
         path = socket_path(self._arguments["address"])
         if path is not None and self.ready.is_set():
             path.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ from torchbeast.processes.cores import available_cores
 def inference_threads(count: int | None, device: torch.device) -> int:
     """Returns the number of inference threads; count: the setting, None: chosen by the hardware.
 
-    On the CPU acting is at most a quarter of a step, and more threads only make smaller batches.
-    Each thread also uses the threads of its operations.
+    On the CPU acting takes at most a quarter of a step, and more threads only make smaller batches.
+    Each thread also uses torch's threads inside its operations.
     """
     if count is not None:
         return count
@@ -36,8 +36,9 @@ def answer(
     """Returns `((action, extras), (state, action))` for one batch, on the CPU.
 
     inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` from
-    the actor pool, leaves [1, B, ...] and [layers, B, ...]. `replica` is on the stream's device.
-    extras: names of the actor's extras to return, as a dict.
+    the actor pool, leaves [1, B, ...] and [layers, B, ...]. `replica` is on
+    the device of the CUDA stream.
+    extras: names of the extras to return, as a dict.
     """
     (observation, reward, done, _, _), (state, last_action) = inputs
     seen = (observation, reward, done, last_action), state

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How environments are spread over server processes and streams.
+"""Divides environments among server processes and streams.
 
 A stream is a group of environments that are stepped together. With two streams a server steps one
-group while actions are chosen for the other. With one, inference has batches twice as large, which
-pays where it computes on the cores that the servers use too: those are busy anyhow.
+group while actions are chosen for the other. With one stream, inference batches are twice as large,
+which is better if inference shares its cores with the servers: those are busy anyway.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torchbeast.sources.spread import split_evenly
 
 @dataclass(frozen=True)
 class ServerPlan:
-    """What one server process serves."""
+    """The environments of one server process."""
 
     num_streams: int
     envs_per_stream: int
 
     @property
     def num_envs(self) -> int:
-        """Environments of this server."""
+        """Number of environments of the server."""
         return self.num_streams * self.envs_per_stream
 
 
@@ -46,20 +46,24 @@ def spread(num_actors: int, num_servers: int, num_streams: int = 2) -> list[Serv
     return [_plan(n, num_streams) for n in counts]
 
 
-def beside_the_learner(fleet: FleetConfig, disable_cuda: bool) -> list[ServerPlan]:
-    """The plan of servers on the learner's machine: one stream each where it uses no GPU."""
+def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[ServerPlan]:
+    """Returns the plans of servers on the learner's machine.
+
+    Each has two streams if the learner uses a GPU, else one.
+    """
     on_gpu = seems_to_have_a_gpu() and not disable_cuda
     return spread(fleet.num_actors, fleet.servers(), num_streams=2 if on_gpu else 1)
 
 
 def seems_to_have_a_gpu() -> bool:
-    """Whether there is a GPU's driver. Asking torch would take as long as starting the servers."""
+    """Returns whether a GPU driver is present; importing torch to ask it would take seconds."""
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 
 def rollout_columns(batch_size: int, envs_per_stream: Iterable[int]) -> int:
-    """Columns in one item of the learner's queue:
-    the most that fill a batch and divide every stream.
+    """Returns the number of columns of an item in the learner's queue.
+
+    It is the largest that divides the batch and every stream evenly.
     """
     return math.gcd(batch_size, *envs_per_stream)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main of an environment-server process; started by env_servers.py, never by a user.
+"""The main module of environment-server processes; started by env_servers.py, never by a user.
 
-It serves until its stdin is closed, which also happens when the program that started it dies in any
-way. Its stdout carries JSON reports, so output of the environment is redirected to stderr. This
+A server runs until its stdin is closed, which also happens when the program that started it dies in
+any way. Its stdout carries JSON reports, so output of the environment is redirected to stderr. The
 process never imports torch.
 """
 
@@ -59,7 +59,7 @@ def _make_server(arguments: dict[str, Any]) -> Any:
     from torchbeast.envs.opening import make_environment
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
-    # Made now, so that a wrong name is reported at once.
+    # The first one is made now, so that a wrong name is reported at once.
     first = [make_environment(spec, num_envs)]
 
     def make() -> Any:
@@ -74,7 +74,7 @@ def _make_server(arguments: dict[str, Any]) -> Any:
 
 
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Returns the server's description of what it serves."""
+    """Returns the description that a learner gets before it connects."""
     return {
         "env_id": spec.name,
         "num_envs": env.num_envs,
@@ -107,7 +107,7 @@ def _end_with_stdin(
     stopped: threading.Event,
     arguments: dict[str, Any],
 ) -> None:
-    """Stops the server at the end of stdin; ends the process if its environment does not return."""
+    """Stops the server when stdin is closed; exits if its environment does not return in time."""
     while os.read(0, 4096):
         pass
     for server in serving:

@@ -6,8 +6,8 @@
                                       |   +------ actions ---- inference threads
                                       +--- rollouts --> BatchingQueue --> batches() --> the learner
 
-The pool's threads are the core's own. The last action is not among the environment's outputs, so
-it travels with the agent state: `agent_state = (state, last_action)`.
+The pool runs its own threads in C++. The last action is not among the environment's outputs, so it
+is passed along with the agent state: `agent_state = (state, last_action)`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
 
 class PolySource:
-    """Batches of rollouts from a fleet of environment servers.
+    """Yields batches of rollouts from a fleet of environment servers.
 
-    Threads: `start` adds them to the supervisor, whose end closes queue and batcher, which wakes
-    everyone. `batches` may be iterated from several threads, each with its own iterator.
+    Threads: `start` adds them to the supervisor. When the run ends, it closes queue and batcher,
+    which wakes every waiting thread. `batches` may be iterated from several threads, each with its
+    own iterator.
     """
 
     yields = Rollout
@@ -56,9 +57,10 @@ class PolySource:
         mode: Mode = "sample",
         seed: int,
     ) -> None:
-        """`actor`: on `device`; only copied here. What acts are the published weights.
+        """Prepares queue, batcher and pool.
 
-        extras: of acting, that travel in the rollouts: what the algorithm needs.
+        actor: on `device`; it is only copied, and the copies act with the published weights.
+        extras: names of the outputs of acting to put into rollouts.
         """
         specs_of_extras(actor, extras)
         self._actor = actor
@@ -81,26 +83,26 @@ class PolySource:
         )
 
     def start(self, supervisor: Supervisor) -> None:
-        """Begins to collect."""
+        """Starts inference and the pool."""
         supervisor.on_close(self.close)
         for i in range(self._num_inference_threads):
             supervisor.start_thread(f"inference-{i}", self._infer)
         supervisor.start_thread("environments", self._pool.run)
 
     def batches(self) -> Iterator[Rollout]:
-        """Rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
+        """Yields rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
         for nest, info in self._queue.with_info():
             yield _to_rollout(nest, info)
 
     def close(self) -> None:
-        """Ends everything that waits here. May be called again."""
+        """Closes queue and batcher, which wakes every waiting thread. May be called again."""
         for queue in (self._batcher, self._queue):
             if not queue.is_closed():
                 queue.close()
 
     def status(self) -> dict[str, int]:
-        """Where data is at this moment: rollouts for the learner, streams for a policy,
-        streams alive.
+        """Returns counts of the present: rollouts that wait for the learner, streams that wait for
+        actions, and connected streams. Totals: losses of streams and collected steps.
         """
         return {
             "learner_queue_size": self._queue.size() * self._columns,
@@ -111,19 +113,20 @@ class PolySource:
         }
 
     def seconds(self) -> dict[str, float]:
-        """What all streams together have spent their time on, since the start."""
+        """Returns the seconds that all streams have spent since the start, by stage."""
         return self._pool.seconds()
 
     def hanging(self) -> str:
-        """Names streams that have been lost for a minute and more. A step that takes too long is
-        given up by the core itself.
+        """Describes streams that have been lost for over a minute; "" if there are none.
+
+        Steps that take too long need no description: the pool ends their stream.
         """
         away = self.away()
-        long = any(stream.seconds >= STALL_S for stream in away)
-        return describe_away(away, self._pool.live_streams()) if long else ""
+        is_long = any(stream.seconds >= STALL_S for stream in away)
+        return describe_away(away, self._pool.live_streams()) if is_long else ""
 
     def away(self) -> list[Away]:
-        """Streams that were lost and are not connected again."""
+        """Returns the streams that were lost and have not reconnected."""
         return [Away(*stream) for stream in self._pool.away_streams()]
 
     def _initial_agent_state(self) -> Any:
@@ -147,7 +150,7 @@ class PolySource:
 def learner_queue(
     rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int
 ) -> libtorchbeast.BatchingQueue:
-    """Items of so many columns, given out as whole batches."""
+    """Returns a queue of items of this many columns, which gives out whole batches."""
     items = rollouts.batch_size // columns
     capacity = pipeline.queue_size(rollouts.batch_size)
     return libtorchbeast.BatchingQueue(
@@ -181,14 +184,14 @@ def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
 
 
 def _write_first(action: Any, last_action: Any) -> None:
-    """Row 0 of an environment's first rollout has zeros, which are not an action of every space.
-    What the policy saw there instead is in the state; elsewhere both are the same.
+    """Writes the last action that the policy saw in row 0.
+
+    In an environment's first rollout row 0 holds zeros, which are not a valid action of every
+    space. In later rollouts nothing changes.
     """
     map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
 
 
 def _final_observations(final: Any) -> Any:
-    """The finals of the batch's truncated episodes:
-    leaves `[1, K, ...]` of the core to `[K, ...]`.
-    """
+    """Converts the final observations of truncated episodes from [1, K, ...] to [K, ...]."""
     return map_leaves(lambda leaf: leaf.squeeze(0), final)
