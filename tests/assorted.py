@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations of every kind that can be sent, of which every number is known.
+"""Environments whose observations have every kind of leaf and known numbers.
 
 Named `assorted:NAME`, also in processes that a test starts: see NESTS and BARE.
 """
@@ -24,7 +24,7 @@ EPISODES = [(3, False), (5, True), (1, True), (4, True)]
 
 
 def leaf(dtype: str, shape: tuple[int, ...], time: int) -> np.ndarray:
-    """Content of an array of this kind at a step of an episode; every entry another number."""
+    """Returns an array of this kind for a step of an episode; its entries count up."""
     entries = np.arange(np.prod(shape, dtype=int)).reshape(shape) + time
     if dtype == "bool":
         return entries % 2 == 1
@@ -33,7 +33,7 @@ def leaf(dtype: str, shape: tuple[int, ...], time: int) -> np.ndarray:
 
 
 def _every_kind(time: int) -> dict[str, np.ndarray]:
-    """One array of each kind, by name."""
+    """Returns one array of each kind, by name."""
     return {f"{dtype} {shape}": leaf(dtype, shape, time) for dtype, shape in KINDS}
 
 
@@ -42,7 +42,7 @@ def _image_and_number(time: int) -> dict[str, Any]:
 
 
 def _deep(time: int) -> Any:
-    """Tuples in dicts in tuples, and numbers of Python."""
+    """Returns tuples in dicts in tuples, and Python numbers."""
     grid, bit = leaf("int16", (2, 2), time), leaf("bool", (), time)
     return {"a": (grid, {"b": (bit,), "time": time}), "half": leaf("float16", (3,), time)}
 
@@ -88,7 +88,7 @@ class Assorted:
 
 
 def __getattr__(name: str) -> Callable[[], Assorted]:
-    """The factory of an environment with these observations."""
+    """Returns the factory of an environment with these observations."""
     observations = NESTS | BARE
     if name not in observations:
         raise AttributeError(name)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of tests, ordered by what happens and never by time:
+"""Threads for tests, ordered by events and never by time:
 
 >>> consumer = Background(next, queue)
 >>> consumer.wait_until_blocked()  # now it waits inside the core
@@ -24,7 +24,7 @@ _FUTEX = {"202", "98"}  # the number of the system call on x86-64 and on ARM
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = SOON) -> None:
-    """Returns once `condition` holds, and fails when that takes too long."""
+    """Waits until `condition` holds; fails if that takes too long."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "what the test waits for did not happen"
@@ -32,7 +32,7 @@ def wait_for(condition: Callable[[], Any], timeout: float = SOON) -> None:
 
 
 class Background(Generic[T]):
-    """A call in a thread of its own."""
+    """A call in its own thread."""
 
     def __init__(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> None:
         self._call = lambda: function(*args, **kwargs)
@@ -42,7 +42,7 @@ class Background(Generic[T]):
         self._thread.start()
 
     def result(self, timeout: float = SOON) -> T:
-        """What the call returned; raises what it raised."""
+        """Returns the result of the call, or raises its exception."""
         self._thread.join(timeout)
         assert not self._thread.is_alive(), "the call did not end"
         if self._error is not None:
@@ -74,6 +74,6 @@ class Background(Generic[T]):
 
 
 def _waits_without_limit(syscall: str) -> bool:
-    """Of a line of /proc/*/syscall: number, then arguments; a futex has its limit in the fourth."""
+    """Returns whether a line of /proc/*/syscall is a futex call without a limit (argument 4)."""
     fields = syscall.split()
     return fields[0] in _FUTEX and fields[4] == "0x0"

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests share: few threads, a watch on tests that hang,
-and no folder of the user touched."""
+"""Fixtures of all tests: few threads, a time limit, and no access to folders of the user."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ _HANGS_AFTER_S = 240.0
 
 
 def _is_there(module: str) -> bool:
-    """The folders of tests have the modules' names: to import one of them says nothing."""
+    """Returns whether a module is installed; folders of tests have the same names as packages."""
     try:
         return importlib.util.find_spec(module) is not None
     except ModuleNotFoundError:
@@ -35,7 +34,7 @@ if collect_ignore:
 
 @pytest.fixture(autouse=True)
 def no_hang() -> Iterator[None]:
-    """A test that hangs ends the session with the stack of every thread."""
+    """Ends the session with the stack of every thread if a test hangs."""
     faulthandler.dump_traceback_later(_HANGS_AFTER_S, exit=True)
     yield
     faulthandler.cancel_dump_traceback_later()
@@ -43,9 +42,7 @@ def no_hang() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where sockets lie during a test: a folder of its own,
-    with a name short enough for sockets.
-    """
+    """Makes a folder for the sockets of a test, with a name short enough for them."""
     with tempfile.TemporaryDirectory(prefix="tb") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)

@@ -32,7 +32,7 @@ LEAVES: dict[str, tuple[int, int, Any, tuple[int, ...]]] = {
 
 
 class FakeNetHack:
-    """Observations in all of their bounds; statistics from 1 to a million, as in a long game."""
+    """Returns observations within their bounds; statistics are from 1 to a million."""
 
     action_space = spaces.Discrete(23)
     observation_space = spaces.Dict(

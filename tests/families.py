@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Families of environments that people bring, and what each of them needs."""
+"""Families of environments that users bring, and the package that each needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 class Family(NamedTuple):
-    """One environment that stands for others of its kind."""
+    """An environment that represents others of its kind."""
 
     name: str  # of Gymnasium's, without the version
     package: str = "gymnasium"
@@ -18,7 +18,7 @@ class Family(NamedTuple):
     version: int | None = None  # None: the newest that is registered
 
     def env_id(self) -> str:
-        """Id that users give. Skips the test where its package is not installed."""
+        """Returns the id that users give; skips the test if its package is not installed."""
         pytest.importorskip(self.package, reason=f"{self.name} needs {self.package}")
         return f"{self.name}-v{self._newest() if self.version is None else self.version}"
 
@@ -49,5 +49,5 @@ FAMILIES = [
 
 
 def name_of(family: Family) -> str:
-    """Name of the test case."""
+    """Returns the name of the test case."""
     return "-".join([family.name.replace("/", "-"), *family.observation_keys])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What learns in tests: an actor, an algorithm and its optimiser step, of settings by name."""
+"""Makes the optimiser step of an algorithm from settings given by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torchbeast.core.envs.spaces import Discrete
 
 
 def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> OptimiserStep[Any]:
-    """An Impala of the actor. settings: of any of the Configs, or of OptimiserStep.
+    """Returns the optimiser step of IMPALA with this actor.
 
-    An actor that has no distribution yet has three actions.
+    settings: fields of its Configs, and arguments of OptimiserStep. An actor without a distribution
+    gets one of three actions.
     """
     if not hasattr(actor, "distribution"):
         actor.distribution = distribution_for(Discrete(3))

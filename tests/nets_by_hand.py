@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Atari networks as formulas over their weights: logits and baselines [T, B, ...] of inputs.
 
-Nothing of torchbeast is used: what the original's networks compute is written out here.
+They use nothing of torchbeast: the formulas of the original's networks are written out here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 
 def shallow_by_hand(w: dict[str, Tensor], inputs: Any) -> tuple[Tensor, Tensor]:
-    """The original's."""
+    """Computes the shallow network of the original."""
     return three_convolutions_by_hand(w, inputs, inputs.observation.flatten(0, 1).float() / 255.0)
 
 
@@ -59,7 +59,7 @@ def heads_by_hand(w: dict[str, Tensor], x: Tensor, inputs: Any) -> tuple[Tensor,
 
 
 def lstm_by_hand(w: dict[str, Tensor], x: Tensor, done: Tensor) -> Tensor:
-    """All layers, from a zero state that is zeroed again before each row whose done is true."""
+    """Computes all layers from a zero state, which is zeroed again before each done row."""
     layer = 0
     while f"core.weight_ih_l{layer}" in w:
         ih, hh, b_ih, b_hh = (

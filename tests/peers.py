@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The other end of the wire in plain grpcio: it speaks bytes, knows no message, checks nothing."""
+"""The other end of the wire in plain grpcio: it exchanges bytes without parsing or checks."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class RawStream:
         self._requests.put(message)
 
     def read(self) -> bytes:
-        """The next message."""
+        """Returns the next message."""
         return next(self._call)
 
     def half_close(self) -> None:
         self._requests.put(None)
 
     def end(self) -> tuple[grpc.StatusCode, str]:
-        """Status and its message, once no more messages come."""
+        """Returns the status and its message, once no more messages come."""
         with contextlib.suppress(grpc.RpcError):
             for message in self._call:
                 raise AssertionError(f"expected the end of the stream, got {message!r}")
@@ -53,7 +53,7 @@ class RawStream:
 
 
 def ask(address: str, method: str, message: bytes = b"") -> bytes:
-    """The answer to one message."""
+    """Returns the answer to one message."""
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         return channel.unary_unary(f"/{SERVICE}/{method}")(message, timeout=SOON)
 
@@ -63,7 +63,7 @@ Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterable[bytes]]
 
 @contextlib.contextmanager
 def raw_server(address: str, **methods: Stream | bytes) -> Iterator[grpc.Server]:
-    """A server of these methods: a stream, or bytes that answer a single message.
+    """Runs a server of these methods: a stream, or bytes that answer a single message.
 
     All other methods are UNIMPLEMENTED, as in servers that do not know them.
     """
@@ -88,9 +88,9 @@ def _handler(method: Stream | bytes) -> grpc.RpcMethodHandler:
 
 
 class Script:
-    """A stream that sends these messages, one for each it is sent, and keeps what it was sent.
+    """A stream that sends one of these messages for each that it receives, which it keeps.
 
-    It begins without being asked when `speaks_first`. After the last message it waits for the
+    With `speaks_first` it sends the first one unasked. After the last message it waits for the
     other side to end.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers and pools that run in threads of a test, for as long as a `with` block:
+"""Runs servers and pools in threads of a test for the duration of a `with` block:
 
 >>> with serving(MyEnv, address), playing([address]) as game:
 ...     item, info = game.rollout()
@@ -21,7 +21,7 @@ Agent = Callable[[Any], Any]
 
 @contextlib.contextmanager
 def serving(env_class: Any, address: str, **options: Any) -> Iterator[Server]:
-    """A server at `address`."""
+    """Runs a server at `address`."""
     server = Server(env_class, address, **options)
     run = Background(server.run)
     wait_for(lambda: run.ended or server.wait_until_serving(0.05))
@@ -36,13 +36,13 @@ def serving(env_class: Any, address: str, **options: Any) -> Iterator[Server]:
 
 
 def zeros_agent(inputs: Any) -> Any:
-    """Takes action 0 in every environment and has no state."""
+    """Chooses action 0 in every environment, without a state."""
     (_, reward, *_), _ = inputs
     return (np.zeros(tuple(reward.shape), np.int64),), ()
 
 
 class Game:
-    """An ActorPool that runs, with a thread that answers for the agent."""
+    """A running ActorPool, with a thread that answers inference batches."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Game:
         self._run = Background(self.pool.run)
 
     def rollout(self) -> tuple[Any, Any]:
-        """The next one: (nest, info). Raises what run() raised when none can come."""
+        """Returns the next rollout, (nest, info); raises the error of run() if none can come."""
         try:
             return next(self._rollouts)
         except StopIteration:
@@ -75,11 +75,11 @@ class Game:
         return [self.rollout() for _ in range(number)]
 
     def end(self, timeout: float = SOON) -> None:
-        """Waits for run(), and raises what it raised."""
+        """Waits for run(), and raises its error."""
         self._run.result(timeout)
 
     def close(self) -> None:
-        """Ends the game in order."""
+        """Closes batcher and queue, and waits for the agent's thread."""
         for closed in (self.batcher, self.queue):
             with contextlib.suppress(RuntimeError):
                 closed.close()
@@ -92,7 +92,7 @@ class Game:
 
 @contextlib.contextmanager
 def playing(addresses: list[str], agent: Agent = zeros_agent, **options: Any) -> Iterator[Game]:
-    """A game that ends with the block; a failure of run() that nobody asked for is raised."""
+    """Runs a pool for the duration of the block; raises an unexpected error of run()."""
     game = Game(addresses, agent, **options)
     try:
         yield game

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of which every number is known beforehand, for tests of what plays in them.
+"""Environments with known numbers, for tests of sources.
 
 Named `source_envs:NAME`, also in processes that a test starts.
 """
@@ -30,7 +30,7 @@ SCHEDULES = [
 
 
 def reward_of(index: int, time: int) -> float:
-    """What step `time` of an episode of environment `index` gives."""
+    """Returns the reward of step `time` of an episode of environment `index`."""
     return (index + 1) * time - 2.5
 
 
@@ -88,8 +88,8 @@ class Stacked(Counting):
 
 
 class Numbered:
-    """A VecEnv without ends; the observation is a number of the environment's own (its seed), the
-    number of steps so far and the action that led here (-1 at first).
+    """A VecEnv without ends; it observes its seed, the number of steps and the last action (-1 at
+    first).
     """
 
     env_id = "source_envs:Numbered"
@@ -120,7 +120,7 @@ class Numbered:
 
 
 class Big(Numbered):
-    """Observations of 32 KiB."""
+    """Has observations of 32 KiB."""
 
     env_id = "source_envs:Big"
     observation_space = ArraySpec((8192,), "float32")
@@ -172,7 +172,7 @@ NOTHING = {
 
 
 class Raises(Numbered):
-    """Its 20th step fails."""
+    """Fails in its 20th step."""
 
     env_id = "source_envs:Raises"
 
@@ -190,7 +190,7 @@ class CannotBeMade(Numbered):
 
 
 class FirstHangs(Numbered):
-    """The first process that steps it writes its id into $MARKER and never ends that step."""
+    """Never ends its first step, in the first process only, which writes its id into $MARKER."""
 
     env_id = "source_envs:FirstHangs"
 
@@ -203,7 +203,7 @@ class FirstHangs(Numbered):
 
 
 class Crashes(Numbered):
-    """The process ends without a word in its first step."""
+    """Ends the process without a report in its first step."""
 
     env_id = "source_envs:Crashes"
     at_step = 0
@@ -216,7 +216,7 @@ class Crashes(Numbered):
 
 
 class CrashesLater(Crashes):
-    """In its 20th: after it has worked."""
+    """Ends the process without a report in its 20th step, after it has worked."""
 
     env_id = "source_envs:CrashesLater"
     at_step = 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of which every number is known beforehand; named `source_models:NAME`."""
+"""Models with known outputs; named `source_models:NAME`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchbeast.core.distributions import distribution_for
 
 
 class CountingNet(ActorCritic):
-    """Every action is as likely as the others, whatever it sees.
+    """A uniform policy, whatever it observes.
 
     Its recurrent state is the number of rows since the last end; its value that number times its
     only weight, `scale`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What CMake says when a tool or a library does not fit."""
+"""The messages of CMake about tools and libraries that do not fit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def forged_packages(prefix: Path, grpc: str, protobuf: str) -> dict[str, str]:
     return {"PKG_CONFIG_PATH": str(folder)}
 
 
-def test_protoc_and_plugin_are_of_the_headers_package_and_not_the_first_on_the_path(
+def test_protoc_and_plugin_come_from_the_package_of_the_headers(
     tmp_path: Path,
 ) -> None:
     first = script(tmp_path / "first" / "protoc", "libprotoc 2.6.1").parent
@@ -92,7 +92,7 @@ def test_a_protoc_of_another_version_is_refused_with_both_versions(
         ({"grpc": "1.30.2", "protobuf": "3.11.4"}, "needs protobuf >= 3.12, found 3.11.4"),
     ],
 )
-def test_a_library_that_is_too_old_is_a_sentence(
+def test_a_library_that_is_too_old_is_refused_with_a_message(
     tmp_path: Path, versions: dict[str, str], sentence: str
 ) -> None:
     environment = forged_packages(tmp_path / "prefix", **versions)
@@ -102,7 +102,9 @@ def test_a_library_that_is_too_old_is_a_sentence(
 
 
 @pytest.mark.parametrize(("kind", "version"), [("GNU", "9.4.0"), ("Clang", "12.0.1")])
-def test_a_compiler_that_is_too_old_is_a_sentence(tmp_path: Path, kind: str, version: str) -> None:
+def test_a_compiler_that_is_too_old_is_refused_with_a_message(
+    tmp_path: Path, kind: str, version: str
+) -> None:
     claimed = {"ID": kind, "VERSION": version, "ID_RUN": "1", "FORCED": "1"}
     arguments = [f"-DCMAKE_CXX_COMPILER_{key}={value}" for key, value in claimed.items()]
     said = complaint(configure(tmp_path / "build", *arguments))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program's end is an exit code and a sentence, with the user's own code at most."""
+"""A program that fails ends with an exit code and one sentence, without our own frames."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def formatted(error: BaseException) -> str:
 @pytest.mark.parametrize(
     ("error", "code"), [(UsageError("no"), 2), (RunError("no"), 1), (KeyboardInterrupt(), 130)]
 )
-def test_the_exit_code_tells_the_kind_of_error(
+def test_each_kind_of_error_has_its_exit_code(
     error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def body() -> int:
@@ -35,7 +35,7 @@ def test_the_exit_code_tells_the_kind_of_error(
     assert capsys.readouterr().err.startswith("polybeast: ")
 
 
-def test_a_missing_compiled_part_is_a_sentence_that_names_the_way_without_it(
+def test_a_missing_compiled_module_is_reported_with_an_alternative(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def body() -> int:
@@ -46,7 +46,7 @@ def test_a_missing_compiled_part_is_a_sentence_that_names_the_way_without_it(
     assert "libtorchbeast" in said and "MonoBeast" in said
 
 
-def test_the_learner_alone_says_so_too(
+def test_polybeast_learner_reports_a_missing_compiled_module(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("torchbeast.polybeast_learner", "torchbeast.sources.servers.discovery"):
@@ -57,7 +57,7 @@ def test_the_learner_alone_says_so_too(
     assert said.count("\n") == 1 and "libtorchbeast" in said and "MonoBeast" in said
 
 
-def test_another_module_that_is_missing_is_a_fault_of_the_program() -> None:
+def test_another_missing_module_keeps_its_traceback() -> None:
     def body() -> int:
         raise ModuleNotFoundError("No module named 'math'", name="math")
 
@@ -73,7 +73,7 @@ def test_the_users_own_frames_are_shown() -> None:
     assert shown.endswith("KeyError: 'the joystick is gone'\n")
 
 
-def test_frames_of_ours_are_left_out() -> None:
+def test_our_own_frames_are_removed() -> None:
     with pytest.raises(KeyError) as raised:
         SyncVecEnv([fail], "Mine")  # type: ignore[list-item]
     text = formatted(raised.value)
@@ -82,7 +82,7 @@ def test_frames_of_ours_are_left_out() -> None:
     assert 'raise KeyError("the joystick is gone")' in shown
 
 
-def test_a_traceback_of_our_own_code_alone_is_only_its_last_line() -> None:
+def test_a_traceback_of_our_own_code_alone_becomes_its_last_line() -> None:
     message = (
         "address: Traceback (most recent call last):\n"
         f'  File "{Path(without_our_frames.__code__.co_filename)}", line 3, in step\n'

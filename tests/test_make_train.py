@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's first command learns: it has the settings of a curve that is kept."""
+"""The README's first command has the settings of a committed curve."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CURVE = ROOT / "docs" / "results" / "pong"
 
 
 def words_of_make_train(*arguments: str) -> list[str]:
-    """What `make train` runs after installing, as words; nothing is run."""
+    """Returns the command that `make train` would run after installing, as words."""
     if shutil.which("make") is None:
         pytest.skip("there is no make")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
@@ -36,7 +36,7 @@ def words_of_make_train(*arguments: str) -> list[str]:
     return shlex.split(done.stdout.splitlines()[-1])
 
 
-def test_make_train_learns_pong_for_at_least_as_long_as_the_kept_curve_took_to_win() -> None:
+def test_make_train_learns_pong_as_long_as_the_committed_curve_took_to_win() -> None:
     words = words_of_make_train()
     assert words[1:3] == ["-m", "torchbeast.polybeast"]
     flags = flatten(parse(PolyBeastFlags, "polybeast", words[3:]))
@@ -50,7 +50,7 @@ def test_make_train_learns_pong_for_at_least_as_long_as_the_kept_curve_took_to_w
     assert flags["total_steps"] > returns[-1][0], "the learning rate is 0 there"
 
 
-def test_make_train_passes_flags_on_and_they_win() -> None:
+def test_make_train_passes_flags_that_override_its_own() -> None:
     words = words_of_make_train("ARGS=--seed 2 --total_steps 7")
     flags = flatten(parse(PolyBeastFlags, "polybeast", words[3:]))
     assert (flags["seed"], flags["total_steps"]) == (2, 7)

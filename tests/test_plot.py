@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Curves are drawn from logs.csv; a folder without one is a sentence."""
+"""Curves are drawn from logs.csv; a folder without one is refused with a message."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def test_a_curve_is_the_mean_of_the_last_updates_in_which_episodes_ended(tmp_pat
     assert plot.curve(run) == [(10.0, 1.0), (30.0, 2.0)]
 
 
-def test_a_folder_without_a_run_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it has no logs"):
         plot.curve(tmp_path)
 
 
-def test_a_run_in_which_no_episode_ended_is_a_sentence(tmp_path: Path) -> None:
+def test_a_run_without_an_ended_episode_is_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no episode has ended"):
         plot.group_runs([write_run(tmp_path / "a", [float("nan")])])
 
@@ -44,7 +44,7 @@ def test_no_run_at_all_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> N
     assert "plot: " in capsys.readouterr().err
 
 
-def test_without_matplotlib_it_says_what_to_install(
+def test_without_matplotlib_the_message_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -60,7 +60,7 @@ def test_a_png_of_several_runs_is_written(tmp_path: Path) -> None:
 
 
 def write_kind(folder: Path, program: str, points: list[tuple[int, float]], **args: object) -> Path:
-    """A run of a program with these flags; each point is a row."""
+    """Writes a run of a program with these flags; each point is a row."""
     folder.mkdir()
     meta = {"args": {"env": "Catch", **args}, "argv": [f"/x/torchbeast/{program}.py"]}
     (folder / "meta.json").write_text(json.dumps(meta))
@@ -76,7 +76,7 @@ def flat(value: float, last: int = 100) -> list[tuple[int, float]]:
 
 
 def seeds(tmp_path: Path, values: list[float], program: str = "monobeast") -> list[Path]:
-    """Runs that differ in seed, name and place only."""
+    """Writes runs that differ only in seed, name and folder."""
     return [
         write_kind(
             tmp_path / f"{program}-{i}", program, flat(value), seed=i, xpid=f"x{i}", savedir=f"/{i}"
@@ -85,7 +85,7 @@ def seeds(tmp_path: Path, values: list[float], program: str = "monobeast") -> li
     ]
 
 
-def test_runs_that_differ_in_their_seed_are_one_line_in_a_band(tmp_path: Path) -> None:
+def test_runs_that_differ_only_in_seed_are_one_line_with_a_band(tmp_path: Path) -> None:
     (group,) = plot.group_runs(seeds(tmp_path, [1.0, 2.0, 6.0]))
     line = plot.spread(group)
     assert line.steps[0] == 10 and line.steps[-1] == 100
@@ -100,15 +100,15 @@ def test_the_band_of_many_runs_is_their_standard_deviation(tmp_path: Path) -> No
     assert (plot.spread(five).high == 5).all(), "of five, the extremes"
 
 
-def test_runs_with_points_at_other_steps_are_compared_at_the_same_ones(tmp_path: Path) -> None:
-    """One rises from 0 at step 0 to 100 at step 100, the other is measured at odd steps."""
+def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
+    """One curve rises from 0 to 100 over 100 steps, the other to 200 with a point at step 37."""
     group = plot.Group({}, curves=[[(0, 0.0), (100, 100.0)], [(0, 0.0), (37, 74.0), (100, 200.0)]])
     line = plot.spread(group)
     assert np.allclose(line.mean, 1.5 * line.steps) and len(line.steps) > 100
     assert np.allclose(line.low, line.steps) and np.allclose(line.high, 2 * line.steps)
 
 
-def test_a_run_counts_from_its_first_point_to_its_last(tmp_path: Path) -> None:
+def test_a_run_counts_only_between_its_first_and_last_point(tmp_path: Path) -> None:
     group = plot.Group({}, curves=[[(0, 1.0), (100, 1.0)], [(20, 3.0), (60, 3.0)]])
     line = plot.spread(group)
     within = (line.steps >= 20) & (line.steps <= 60)
@@ -150,7 +150,9 @@ def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) ->
     assert plot.labels(plot.group_runs([mono, poly])) == ["monobeast", "polybeast"]
 
 
-def test_runs_without_meta_json_go_by_the_names_of_their_folders(tmp_path: Path) -> None:
+def test_runs_without_meta_json_are_labelled_with_the_names_of_their_folders(
+    tmp_path: Path,
+) -> None:
     runs = [write_run(tmp_path / name, [1.0]) for name in "ab"]
     assert plot.labels(plot.group_runs(runs)) == ["a", "b"]
     assert plot.labels(plot.group_runs(runs[:1])) == ["a"]
@@ -159,11 +161,11 @@ def test_runs_without_meta_json_go_by_the_names_of_their_folders(tmp_path: Path)
     assert plot.labels(plot.group_runs([runs[0], same_name])) == ["a", "a"]
 
 
-def test_a_single_kind_goes_by_its_environment(tmp_path: Path) -> None:
+def test_a_single_line_is_labelled_with_its_environment(tmp_path: Path) -> None:
     assert plot.labels(plot.group_runs(seeds(tmp_path, [1.0, 2.0]))) == ["Catch (2 runs)"]
 
 
-def test_a_run_without_episodes_is_left_out_with_a_sentence(
+def test_a_run_without_episodes_is_left_out_with_a_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [write_run(tmp_path / "a", [1.0]), write_run(tmp_path / "b", [float("nan")])]
@@ -172,7 +174,7 @@ def test_a_run_without_episodes_is_left_out_with_a_sentence(
     assert f"No episode has ended in {runs[1]} yet: it is left out." in capsys.readouterr().err
 
 
-def test_what_a_run_did_after_the_checkpoint_it_went_back_to_is_not_drawn(tmp_path: Path) -> None:
+def test_rows_after_the_checkpoint_that_was_resumed_are_not_drawn(tmp_path: Path) -> None:
     run = write_kind(tmp_path / "a", "monobeast", [(10, 1.0), (20, 9.0), (30, 9.0), (20, 4.0)])
     assert [step for step, _ in plot.curve(run)] == [10.0, 20.0]
 
@@ -188,12 +190,12 @@ def test_a_run_that_is_named_twice_is_drawn_once(tmp_path: Path) -> None:
     assert [label for label, _ in drawn] == ["a"]
 
 
-def test_a_committed_curve_without_fields_csv_is_read_by_its_first_line(tmp_path: Path) -> None:
+def test_a_committed_curve_is_read_by_its_header_line(tmp_path: Path) -> None:
     (tmp_path / "logs.csv").write_text("step,mean_episode_return\n10,1.5\n20,\n30,2.5\n")
     assert plot.curve(tmp_path) == [(10.0, 1.5), (30.0, 2.0)]
 
 
-def test_kept_curves_are_drawn_a_line_a_program_with_and_without_their_history(
+def test_committed_curves_are_one_line_per_program_with_or_without_history(
     tmp_path: Path,
 ) -> None:
     columns, points = "step,seconds,mean_episode_return", "10,0.5,1.5\n20,1,\n30,2,2.5"

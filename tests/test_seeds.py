@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tree of seeds: every path its own, the same on every machine."""
+"""Every path in the tree of seeds has its own seed, the same on every machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def test_the_same_path_gives_the_same_seed_on_every_machine() -> None:
     assert seed_of(7, "actor", 3, "environments") == 389_850_330
 
 
-def test_every_path_has_a_seed_of_its_own() -> None:
+def test_different_paths_have_different_seeds() -> None:
     parts = ["actor", "environments", "actions", 0, 1, 2, 255]
     paths = [path for length in range(4) for path in itertools.product(parts, repeat=length)]
     seeds = {seed_of(root, *path) for root in range(5) for path in paths}
     assert len(seeds) == 5 * len(paths)
 
 
-def test_a_run_has_no_two_actors_with_one_seed() -> None:
+def test_no_two_actors_of_a_run_share_a_seed() -> None:
     seeds = [seed_of(0, "actor", index, life) for index in range(300) for life in range(5)]
     assert len(set(seeds)) == len(seeds)
 
 
-def test_roots_may_be_as_long_as_one_likes() -> None:
+def test_the_root_may_be_any_large_number() -> None:
     roots = [0, 1, 2**31, 2**32, 2**63, 2**100]
     assert len({seed_of(root, "actor") for root in roots}) == len(roots)
 

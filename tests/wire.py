@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Protobuf by hand: messages of rpcenv.proto as bytes, right and wrong ones.
+"""Encodes messages of rpcenv.proto by hand, valid and invalid ones.
 
 A message is a sequence of fields. A field is a tag (number << 3 | wire type) and a value: a varint
 (wire type 0), eight bytes (1), a length and that many bytes (2), or four bytes (5). A varint holds
@@ -16,7 +16,7 @@ UINT8, INT32, INT64, FLOAT32, BOOL = 2, 5, 7, 11, 0  # numpy's type numbers
 
 
 def varint(value: int) -> bytes:
-    """Negative numbers take ten bytes: they are sent as 64 bits."""
+    """Encodes an integer; negative ones take ten bytes, because they are sent as 64 bits."""
     value &= (1 << 64) - 1
     out = bytearray()
     while value > 0x7F:
@@ -38,24 +38,24 @@ def float32(field: int, value: float) -> bytes:
 
 
 def array(dtype: int, shape: Iterable[int], data: bytes = b"") -> bytes:
-    """NDArray."""
+    """Encodes an NDArray."""
     dims = b"".join(varint(size) for size in shape)
     packed = chunk(2, dims) if dims else b""
     return number(1, dtype) + packed + (chunk(3, data) if data else b"")
 
 
 def leaf(dtype: int, shape: Iterable[int], data: bytes = b"") -> bytes:
-    """ArrayNest that is an array."""
+    """Encodes an ArrayNest that is an array."""
     return chunk(1, array(dtype, shape, data))
 
 
 def vector(*nests: bytes) -> bytes:
-    """ArrayNest that is a vector."""
+    """Encodes an ArrayNest that is a vector."""
     return b"".join(chunk(2, nest) for nest in nests)
 
 
 def mapping(**nests: bytes) -> bytes:
-    """ArrayNest that is a map: each entry is a message of key = 1 and value = 2."""
+    """Encodes an ArrayNest that is a map: each entry is a message of key = 1 and value = 2."""
     return b"".join(
         chunk(3, chunk(1, key.encode()) + chunk(2, nest)) for key, nest in nests.items()
     )
@@ -78,19 +78,19 @@ def step(
 
 
 def action(nest: bytes) -> bytes:
-    """Action."""
+    """Encodes an Action."""
     return chunk(2, nest)
 
 
 def discrete_action(value: int = 0) -> bytes:
-    """Action of one environment with a discrete action space."""
+    """Encodes an Action of one environment with a discrete action space."""
     return action(leaf(INT64, (), struct.pack("<q", value)))
 
 
 def description(
     observation: bytes, *, version: int = 1, num_envs: int = 1, num_streams: int = 1, stack: int = 1
 ) -> bytes:
-    """Description."""
+    """Encodes a Description."""
     return (
         number(1, version)
         + chunk(2, b"Fake")
@@ -102,7 +102,7 @@ def description(
 
 
 def vector_step(num_envs: int, **given: bytes) -> bytes:
-    """VectorStep of zeros, but for the contents of the fields that are given."""
+    """Encodes a VectorStep of zeros, except for the fields that are given."""
     shape = (num_envs,)
     fields = {
         "observation": b"",
@@ -120,5 +120,5 @@ def vector_step(num_envs: int, **given: bytes) -> bytes:
 
 
 def vector_action(nest: bytes = b"", seed: int = 0) -> bytes:
-    """VectorAction."""
+    """Encodes a VectorAction."""
     return number(1, seed) + (chunk(2, nest) if nest else b"")

@@ -35,7 +35,7 @@ class Import(NamedTuple):
 
 
 def rows(text: str) -> dict[str, Row]:
-    """The rows of the table of rooms, low to high."""
+    """Returns the rows of the table of rooms, low to high."""
     lines = iter(text.splitlines())
     assert any(line.startswith("| room |") for line in lines), "there is no table of rooms"
     next(lines)
@@ -52,7 +52,7 @@ ROWS = rows(TABLE.read_text())
 
 
 def room_of(module: str) -> str:
-    """The longest room that the module lies in."""
+    """Returns the innermost room of the module."""
     path = module.removeprefix("torchbeast.").replace(".", "/")
     fitting = [room for room in ROWS if path == room or path.startswith(f"{room}/")]
     assert fitting, f"{module} is in no room of {TABLE.name}"
@@ -60,7 +60,7 @@ def room_of(module: str) -> str:
 
 
 def imports(source: str) -> Iterator[Import]:
-    """Every import, wherever it stands. `from torchbeast import envs` is one of torchbeast.envs."""
+    """Yields every import at any level; `from torchbeast import envs` imports torchbeast.envs."""
     tree = ast.parse(source)
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
     inside = {id(n) for f in ast.walk(tree) if isinstance(f, functions) for n in ast.walk(f)}
@@ -78,7 +78,7 @@ def imports(source: str) -> Iterator[Import]:
 
 
 def not_allowed(room: str, row: Row, source: str) -> list[str]:
-    """The imports that the row does not allow, with their lines."""
+    """Returns the imports that the row does not allow, with their lines."""
     return [
         f"line {found.line} imports {found.name}"
         for found in imports(source)
@@ -132,7 +132,7 @@ def test_every_room_of_the_table_exists() -> None:
     assert rooms == set(ROWS)
 
 
-def test_nothing_below_the_command_line_imports_it() -> None:
+def test_no_room_below_cli_imports_it() -> None:
     below = list(ROWS)[: list(ROWS).index("cli")]
     assert "learning" in below and "core" in below
     assert not [room for room in below if "cli" in ROWS[room].rooms]
@@ -153,7 +153,7 @@ def test_nothing_below_the_command_line_imports_it() -> None:
         ("if TYPE_CHECKING:\n    from torchbeast.cli import flags", False),
     ],
 )
-def test_the_check_sees_imports_wherever_they_stand(source: str, allowed: bool) -> None:
+def test_the_check_finds_imports_at_any_level_of_a_module(source: str, allowed: bool) -> None:
     row = Row(["errors", "core.nest_py"], ["numpy"], ["torch"])
     assert (not_allowed("seeds", row, source) == []) == allowed
 

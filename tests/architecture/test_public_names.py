@@ -19,13 +19,13 @@ SOURCE = (ROOT / "torchbeast" / "__init__.py").read_text()
 
 
 @pytest.mark.parametrize("name", torchbeast.__all__)
-def test_a_public_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
     found = getattr(torchbeast, name)
     assert found is not None and (name == "__version__" or found.__doc__)
 
 
-def test_type_checkers_know_the_names_that_are_imported_when_used() -> None:
-    """They read the block that never runs; both lists must say the same."""
+def test_type_checkers_see_every_public_name() -> None:
+    """They read the TYPE_CHECKING block, which must agree with the lazy imports."""
     checked = next(node for node in ast.parse(SOURCE).body if isinstance(node, ast.If))
     lines = [line for line in checked.body if isinstance(line, ast.ImportFrom)]
     told = {alias.asname: (line.module, alias.name) for line in lines for alias in line.names}
@@ -52,7 +52,7 @@ def test_a_star_import_and_dir_give_the_public_names() -> None:
     assert 20 <= len(torchbeast.__all__) <= 35
 
 
-def test_names_of_environments_need_no_torch() -> None:
+def test_public_names_of_environments_need_no_torch() -> None:
     code = (
         "import sys; from torchbeast import EnvSpec, UsageError, VecEnv, make_env; "
         "make_env('Catch', 1); assert 'torch' not in sys.modules"
@@ -61,7 +61,7 @@ def test_names_of_environments_need_no_torch() -> None:
 
 
 def test_there_is_one_version_number() -> None:
-    """The wheel reads the package's; what is cited is the same."""
+    """The wheel and the citation have the version of the package."""
     project = (ROOT / "pyproject.toml").read_text()
     assert 'version = { attr = "torchbeast.__version__" }' in project
     assert not re.search(r'^version = "', project, re.MULTILINE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A flag's default, check and help text stand once, in the Config of the part that obeys it."""
+"""A flag's default, check and help text are given once, in the Config of its component."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROGRAMS = [MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags, PolyBeastEnvF
 
 
 def groups(value: Any) -> Iterator[Any]:
-    """Every Config of a program's flags, nested ones too."""
+    """Returns every Config of a program's flags, including nested ones."""
     for field in dataclasses.fields(value):
         if dataclasses.is_dataclass(group := getattr(value, field.name)):
             yield group
@@ -42,12 +42,12 @@ def flags_of(group: Any) -> list[str]:
 
 
 def owner(config: type, flag: str) -> type:
-    """The class that defines the field."""
+    """Returns the class that defines the field."""
     return next(cls for cls in config.__mro__ if flag in inspect.get_annotations(cls))
 
 
 def help_texts(config: type) -> dict[str, str]:
-    """The docstring under each field that the class itself defines."""
+    """Returns the docstring under each field that the class itself defines."""
     (cls,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     assert isinstance(cls, ast.ClassDef)
     return {
@@ -70,15 +70,15 @@ def test_a_program_has_each_flag_once(program: type) -> None:
     assert len(names) > 5 and len(set(names)) == len(names)
 
 
-def test_every_flag_has_a_help_text_and_one_of_two_meanings_has_two() -> None:
-    """Programs may give a name another meaning, as --num_actors: then the texts differ."""
+def test_every_flag_has_one_help_text_for_each_of_its_meanings() -> None:
+    """The meaning of a name, and its text, may depend on the program, as of --num_actors."""
     for name, configs in OWNERS.items():
         texts = [help_texts(config)[name] for config in configs]
         assert all(texts) and len(set(texts)) == len(texts), f"{name} is told twice: {configs}"
     assert len(OWNERS) > 40
 
 
-def test_every_config_is_frozen_and_takes_names_only() -> None:
+def test_every_config_is_frozen_and_keyword_only() -> None:
     configs: set[Any] = set().union(*OWNERS.values())
     for config in configs:
         parameters = config.__dataclass_params__
@@ -98,7 +98,7 @@ def _name(decorator: ast.expr) -> str:
 
 
 def defaults_of(cls: ast.ClassDef) -> set[str]:
-    """The fields that have a default."""
+    """Returns the fields that have a default."""
     fields = [line for line in cls.body if isinstance(line, ast.AnnAssign)]
     return {field.target.id for field in fields if field.value and not _is_required(field.value)}
 
@@ -122,6 +122,6 @@ def test_no_other_dataclass_gives_a_flag_a_default_again() -> None:
     assert again == []
 
 
-def test_the_check_sees_a_default_that_stands_again() -> None:
+def test_the_check_finds_a_repeated_default() -> None:
     source = "@dataclass(frozen=True)\nclass A:\n    batch_size: int = 8\n    seed: int\n"
     assert [defaults_of(cls) for cls in dataclasses_of(source)] == [{"batch_size"}]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""--algo: an algorithm brings its flags; a run keeps its algorithm."""
+"""--algo: an algorithm adds its flags, and a resumed run keeps its algorithm."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class SgdConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MineConfig:
-    """An algorithm of a user's own."""
+    """A user's own algorithm."""
 
     boldness: int = 3
     """How bold it is."""
@@ -79,10 +79,10 @@ class Mine(Algorithm[Rollout]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClashingConfig:
-    """Has a setting of the sources."""
+    """Has a setting with the name of another flag."""
 
     batch_size: int = 2
-    """Taken already."""
+    """Clashes with --batch_size."""
 
 
 class Clashing(Mine):
@@ -91,7 +91,7 @@ class Clashing(Mine):
 
 @dataclass(frozen=True, kw_only=True)
 class NeedyConfig:
-    """Lacks a default."""
+    """Has a setting without a default."""
 
     boldness: int
     """How bold it is."""
@@ -118,7 +118,7 @@ class Twice(Mine):
 
 @dataclass(frozen=True, kw_only=True)
 class DeepConfig:
-    """Its settings clash two levels down."""
+    """Has settings that clash two levels down."""
 
     actor: MineConfig = field(default_factory=MineConfig)
     critic: MineConfig = field(default_factory=MineConfig)
@@ -130,7 +130,7 @@ class Deep(Mine):
 
 @dataclass(frozen=True, kw_only=True)
 class PathConfig:
-    """Has settings of types that JSON has, and of others."""
+    """Has settings of types that JSON can hold, and of others."""
 
     sizes: tuple[int, ...] = (1, 2)
     """JSON's list."""
@@ -150,7 +150,7 @@ MINE = f"{__name__}:Mine"
 
 
 @pytest.mark.parametrize("program", LEARNERS)
-def test_an_algorithm_brings_its_flags_in_the_place_of_the_default_ones(program: str) -> None:
+def test_the_flags_of_an_algorithm_replace_those_of_the_default_one(program: str) -> None:
     words = ["--algo", MINE, "--boldness", "5", "--step_size", "0.5"]
     flags = parse(LEARNERS[program], program, words)
     assert isinstance(flags, LEARNERS[program])
@@ -161,7 +161,7 @@ def test_an_algorithm_brings_its_flags_in_the_place_of_the_default_ones(program:
     assert flatten(flags)["algo"] == MINE and flatten(LEARNERS[program]())["algo"] == "impala"
 
 
-def test_its_flags_are_told_and_checked_as_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(MonoBeastFlags, "monobeast", ["--help", "--algo", MINE])
     shown = capsys.readouterr().out
@@ -186,7 +186,9 @@ def test_its_flags_are_told_and_checked_as_the_others(capsys: pytest.CaptureFixt
         (f"{__name__}:Needy", "missing 1 required keyword-only argument: 'boldness'"),
     ],
 )
-def test_an_algorithm_that_cannot_be_used_is_one_sentence(name: str, sentence: str) -> None:
+def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
+    name: str, sentence: str
+) -> None:
     with pytest.raises(UsageError) as error:
         parse(PolyBeastFlags, "polybeast", ["--algo", name])
     assert sentence in str(error.value) and "\n" not in str(error.value)
@@ -202,7 +204,7 @@ def test_the_default_algorithms_flags_are_read_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_the_measured_program_learns_with_the_same_algorithm() -> None:
+def test_bench_passes_the_algorithm_to_the_program_that_it_measures() -> None:
     given = parse(BenchFlags, "bench", ["--algo", MINE, "--boldness", "7"])
     started = parse(PolyBeastFlags, "polybeast", end_to_end.arguments(given))
     assert started.algorithm == given.algorithm and started.defaults.algo == MINE
@@ -212,7 +214,7 @@ def agent(spec: ActorSpec) -> Agent:
     return make_agent(spec, ArraySpec((4,), "float32"), Discrete(3), 1)
 
 
-def test_the_assembly_learns_with_it() -> None:
+def test_a_learner_is_assembled_with_the_algorithm() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE, "--step_size", "0.25"])
     settings = run_settings(flags, "Catch", HERE)
     made = assemble_alone(settings.learner, agent)
@@ -225,7 +227,7 @@ HERE = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None
 
 
 def resume(folder: Path, *words: str) -> MonoBeastFlags:
-    """A run that has nothing to learn any more: it is only put together."""
+    """Starts a run that has nothing left to learn, so that it is only assembled."""
     args = ["--savedir", str(folder), "--xpid", "run", *words]
     flags = parse(MonoBeastFlags, "monobeast", args)
     settings = run_settings(flags, "Catch", HERE)
@@ -240,7 +242,7 @@ def resume(folder: Path, *words: str) -> MonoBeastFlags:
 
 
 def save_complete(folder: Path, **flags: Any) -> None:
-    """The checkpoint of a run that has learnt all its steps."""
+    """Saves the checkpoint of a run that has learnt all its steps."""
     args = ["--algo", flags.get("algo", "impala")]
     settings = run_settings(parse(MonoBeastFlags, "monobeast", args), "Catch", HERE)
     made = assemble_alone(settings.learner, agent)
@@ -262,7 +264,7 @@ def test_a_run_is_resumed_with_its_algorithm_and_settings(tmp_path: Path) -> Non
     assert flags.algorithm == MineConfig(boldness=9, optimiser=SgdConfig(step_size=0.125))
 
 
-def test_nested_settings_of_one_name_have_the_name_of_their_group_before_them(
+def test_nested_settings_that_clash_are_prefixed_with_the_name_of_their_group(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twice = f"{__name__}:Twice"
@@ -300,7 +302,7 @@ def test_a_run_is_not_resumed_with_another_algorithm(
 
 
 @pytest.mark.parametrize("kind", [TypeError, ValueError])
-def test_a_mistake_in_an_algorithms_own_code_is_not_taken_for_the_users_request(
+def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     kind: type[Exception],
 ) -> None:
     class Broken(Mine):
@@ -315,7 +317,7 @@ def test_a_mistake_in_an_algorithms_own_code_is_not_taken_for_the_users_request(
     assert not isinstance(error.value, UsageError)
 
 
-def test_a_network_that_gives_not_what_the_algorithm_needs_is_a_sentence() -> None:
+def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> None:
     class Wanting(Mine):
         needs = ("no_such_extra",)
 

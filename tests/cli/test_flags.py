@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Flags: the original ones are all there, and a wrong one is a sentence."""
+"""Flags: all original ones exist, and a wrong one is refused in one sentence."""
 
 from __future__ import annotations
 
@@ -90,11 +90,11 @@ WRONG = [
 ]
 
 
-def test_every_flag_of_the_original_is_there() -> None:
+def test_every_flag_of_the_original_exists() -> None:
     assert set(ORIGINAL_LEARNER_FLAGS) <= set(flatten(PolyBeastLearnerFlags()))
 
 
-def test_the_one_command_takes_the_flags_of_servers_and_learner() -> None:
+def test_polybeast_has_the_flags_of_servers_and_learner() -> None:
     own = set(flatten(PolyBeastFlags()))
     assert {"num_servers", "num_actors", "env", "pipes_basename", "use_lstm"} <= own
 
@@ -104,7 +104,7 @@ def test_the_defaults_are_those_of_the_original() -> None:
     assert {name: flags[name] for name in ORIGINAL_DEFAULTS} == ORIGINAL_DEFAULTS
 
 
-def test_a_learner_alone_has_them_too_but_takes_every_environment_that_is_served() -> None:
+def test_polybeast_learner_has_the_same_defaults_but_takes_any_served_environment() -> None:
     flags = flatten(PolyBeastLearnerFlags())
     expected = ORIGINAL_DEFAULTS | {"num_actors": None}
     assert {name: flags[name] for name in expected} == expected
@@ -126,7 +126,7 @@ def test_every_flag_has_a_help_text(program: str, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("args", "sentence"), WRONG, ids=lambda value: str(value)[:30])
-def test_a_wrong_flag_is_one_sentence(args: list[str], sentence: str) -> None:
+def test_a_wrong_flag_is_refused_in_one_sentence(args: list[str], sentence: str) -> None:
     with pytest.raises(UsageError) as error:
         parse(PolyBeastFlags, "polybeast", args)
     message = str(error.value)
@@ -134,10 +134,10 @@ def test_a_wrong_flag_is_one_sentence(args: list[str], sentence: str) -> None:
     assert "\n" not in message and "│" not in message
 
 
-def test_a_terminal_without_characters_for_boxes_gets_the_same_sentence(
+def test_a_terminal_without_box_characters_gets_the_same_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """tyro draws its box by the encoding of stdout, which capsys changes."""
+    """The encoding of stdout, which capsys changes, decides how tyro draws its box."""
     with pytest.raises(UsageError) as error:
         parse(PolyBeastFlags, "polybeast", ["--num_actors", "0"])
     assert str(error.value) == "--num_actors must be at least 1, got 0. See --help."
@@ -153,11 +153,11 @@ def test_a_terminal_without_characters_for_boxes_gets_the_same_sentence(
         ("max_num_actors is no flag", "max_num_actors is no flag"),
     ],
 )
-def test_names_of_fields_are_told_as_flags_and_words_are_left(sentence: str, typed: str) -> None:
+def test_names_of_fields_become_flags_and_plain_words_stay(sentence: str, typed: str) -> None:
     assert _as_typed(sentence, ["num_actors", "num_servers", "model"]) == typed
 
 
-def test_the_originals_name_of_a_flag_is_taken_in_both_spellings() -> None:
+def test_the_originals_name_of_a_flag_is_accepted_in_both_spellings() -> None:
     for words in (["--num_threads", "3"], ["--num_threads=3"]):
         assert parse(PolyBeastFlags, "polybeast", words).hardware.num_learner_threads == 3
 
@@ -172,18 +172,18 @@ FIXED_LAG_WRONG = [
 
 
 @pytest.mark.parametrize(("args", "sentence"), FIXED_LAG_WRONG)
-def test_a_fixed_lag_that_cannot_be_kept_is_one_sentence(args: list[str], sentence: str) -> None:
+def test_an_impossible_fixed_lag_is_refused_in_one_sentence(args: list[str], sentence: str) -> None:
     with pytest.raises(UsageError) as error:
         parse(MonoBeastFlags, "monobeast", ["--fixed_lag", "1", *args])
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_switch_takes_nothing_after_it() -> None:
+def test_a_switch_takes_no_value() -> None:
     flags = parse(PolyBeastFlags, "polybeast", ["--use_lstm", "--disable_cuda", "--num_actors=6"])
     assert flags.model.use_lstm and flags.hardware.disable_cuda and flags.fleet.num_actors == 6
 
 
-def test_servers_are_derived_from_the_cores_and_the_environments() -> None:
+def test_the_number_of_servers_follows_from_cores_and_environments() -> None:
     assert FleetConfig(num_actors=1).servers() == 1
     assert FleetConfig(num_actors=10_000).servers() == available_cores()
     assert FleetConfig(num_actors=10, num_servers=10).servers() == 10
@@ -196,7 +196,7 @@ def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceba
     assert done.stderr == "polybeast: Unrecognized options: --no_such_flag. See --help.\n"
 
 
-def test_a_wrong_flag_is_told_before_torch_is_imported() -> None:
+def test_a_wrong_flag_is_reported_before_torch_is_imported() -> None:
     code = (
         "import sys; from torchbeast import polybeast; code = polybeast.main(['--no_such_flag']); "
         "assert code == 2; assert 'torch' not in sys.modules"
@@ -211,7 +211,7 @@ ORIGINAL_COMMAND = (
 )
 
 
-def test_the_originals_command_of_monobeast_is_taken_as_it_is() -> None:
+def test_the_originals_command_of_monobeast_is_accepted_unchanged() -> None:
     flags = parse(MonoBeastFlags, "monobeast", ORIGINAL_COMMAND.split())
     assert flags.processes.buffers() == 60, "rollouts of one environment, as each actor had one"
     assert flags.hardware.num_learner_threads == 4 and flags.run.xpid == "example"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A preset is the same as its flags written out; what the command line says wins over it."""
+"""A preset equals its flags written out, and the command line overrides it."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def flags_of(program: str, *args: str) -> dict[str, Any]:
     return flatten(parse(LEARNERS[program], program, ["--xpid", "x", *args]))
 
 
-def test_the_documented_presets_are_there() -> None:
+def test_the_documented_presets_exist() -> None:
     assert sorted(PRESETS) == sorted(REQUIRED)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("program", LEARNERS)
 def test_a_preset_is_the_same_as_its_flags_written_out(program: str, name: str) -> None:
-    """Through the parser, which also checks the types; a name that no program has fails."""
+    """Compares through the parser, which also checks names and types."""
     own = flags_of(program)
     flags = {flag: value for flag, value in PRESETS[name].flags.items() if flag in own}
     words = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items()]
@@ -62,13 +62,13 @@ def test_a_preset_is_the_same_as_its_flags_written_out(program: str, name: str) 
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_flag_of_a_preset_is_one_of_both_programs(name: str) -> None:
+def test_both_programs_have_every_flag_of_a_preset(name: str) -> None:
     both = set(flags_of("monobeast")) & set(flags_of("polybeast"))
     assert set(PRESETS[name].flags) <= both
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_a_flag_on_the_command_line_wins(where: str) -> None:
+def test_a_flag_on_the_command_line_overrides_the_preset(where: str) -> None:
     preset, own = ["--preset", "catch"], ["--batch_size", "4"]
     args = [*own, *preset] if where == "before" else [*preset, *own]
     flags = flags_of("monobeast", *args)
@@ -81,17 +81,19 @@ def test_a_switch_of_a_preset_can_be_given_again_and_turned_off() -> None:
     assert flags_of("monobeast", "--preset", "memory", "--no_use_lstm")["use_lstm"] is False
 
 
-def test_both_spellings_and_the_last_preset_count() -> None:
+def test_both_spellings_of_preset_work_and_the_last_one_counts() -> None:
     assert flags_of("monobeast", "--preset=catch")["env"] == "Catch"
     assert flags_of("monobeast", "--preset", "catch", "--preset=cartpole")["env"] == "CartPole-v1"
 
 
-def test_without_a_preset_the_defaults_are_the_programs() -> None:
+def test_without_a_preset_the_defaults_are_those_of_the_program() -> None:
     assert flags_of("polybeast")["preset"] is None
     assert flags_of("polybeast")["batch_size"] == PolyBeastFlags().rollouts.batch_size
 
 
-def test_help_lists_every_preset_with_its_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_preset_help_lists_every_preset_with_its_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit) as end:
         parse(PolyBeastFlags, "polybeast", ["--preset", "help"])
     assert end.value.code == 0
@@ -103,18 +105,18 @@ def test_help_lists_every_preset_with_its_sentence(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("args", [["--preset", "cathc"], ["--preset=cathc"], ["--preset="]])
-def test_an_unknown_preset_is_answered_with_the_known_ones(args: list[str]) -> None:
+def test_an_unknown_preset_is_refused_with_the_known_ones(args: list[str]) -> None:
     with pytest.raises(UsageError, match="there is no preset '(cathc)?': use .*catch.*pong"):
         parse(MonoBeastFlags, "monobeast", args)
 
 
-def test_a_preset_without_a_name_is_a_sentence() -> None:
+def test_a_preset_without_a_name_is_refused_with_a_message() -> None:
     for args in (["--preset"], ["--preset", "--use_lstm"]):
         with pytest.raises(UsageError, match="Missing value for argument '--preset'"):
             parse(MonoBeastFlags, "monobeast", args)
 
 
-def test_a_program_that_learns_nothing_has_no_presets() -> None:
+def test_a_program_that_does_not_learn_has_no_presets() -> None:
     with pytest.raises(UsageError, match="Unrecognized options: --preset"):
         parse(PolyBeastEnvFlags, "polybeast_env", ["--preset", "catch"])
 
@@ -131,9 +133,10 @@ def test_a_program_without_any_argument_has_the_defaults() -> None:
 
 
 def papers_moves(gradients: np.ndarray) -> np.ndarray:
-    """How far TensorFlow's RMSProp moves a weight at each update with the paper's 0.01 and 0.99:
-    epsilon is inside the root, and the average starts at 1. The learning rate is that of 50 million
-    steps.
+    """Returns how far TensorFlow's RMSProp moves a weight in each update of the paper.
+
+    With 0.01 and 0.99; epsilon is inside the root, and the average starts at 1. The learning rate
+    is that of 50 million steps.
     """
     moves, average = np.zeros_like(gradients), 1.0
     for update, gradient in enumerate(gradients):
@@ -144,7 +147,7 @@ def papers_moves(gradients: np.ndarray) -> np.ndarray:
 
 
 def moves_of_preset(gradients: np.ndarray) -> np.ndarray:
-    """How far our optimiser moves it with the flags of atari-paper."""
+    """Returns how far our optimiser moves the weight with the flags of atari-paper."""
     flags = flags_of("polybeast", "--preset", "atari-paper")
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
     names = {"lr": "learning_rate", "alpha": "alpha", "eps": "epsilon", "momentum": "momentum"}
@@ -161,7 +164,7 @@ def moves_of_preset(gradients: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [0.001, 0.01, 0.1])
 def test_atari_paper_moves_weights_as_far_as_the_papers_optimiser(size: float) -> None:
-    """Within a third over all, and by half in the first 500 updates, where averages differ."""
+    """Within a third in total, and a half in the first 500 updates, where averages differ."""
     gradients = np.random.default_rng(0).normal(0, size, 3000)
     ours, theirs = abs(moves_of_preset(gradients)), abs(papers_moves(gradients))
     assert 2 / 3 < ours[500:].sum() / theirs[500:].sum() < 1.1

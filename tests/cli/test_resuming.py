@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command line leaves to an earlier run: the settings of the one that it names, or the name
-of the latest."""
+"""A command line takes settings from the run that it names, or the name of the latest run."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ SERVERS_DECIDE = {"env": None, "num_actors": None}
 
 @pytest.fixture
 def savedir(tmp_path: Path) -> Path:
-    """With the run `a`, which has a checkpoint."""
+    """A folder of runs with the run `a`, which has a checkpoint."""
     (tmp_path / "a").mkdir()
     flags = RECORDED | OF_ONE_COMMAND | {"observation_keys": [], "no_flag_of_today": 1}
     checkpoints.save(tmp_path / "a" / "model.tar", {"flags": flags})
@@ -61,9 +60,7 @@ def flags_of(program: str, savedir: Path, *args: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", LEARNERS)
-def test_the_name_of_a_run_brings_the_settings_that_it_recorded(
-    program: str, savedir: Path
-) -> None:
+def test_naming_a_run_restores_its_recorded_settings(program: str, savedir: Path) -> None:
     new, old = flags_of(program, savedir, "--xpid", "b"), flags_of(program, savedir, "--xpid=a")
     expected = {name: value for name, value in RECORDED.items() if name in new}
     if program == "polybeast_learner":
@@ -74,7 +71,7 @@ def test_the_name_of_a_run_brings_the_settings_that_it_recorded(
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
-def test_what_the_command_line_names_wins(where: str, savedir: Path) -> None:
+def test_the_command_line_overrides_recorded_settings(where: str, savedir: Path) -> None:
     name, own = ["--xpid", "a"], ["--learning_rate", "0.0004", "--no_use_lstm"]
     args = [*own, *name] if where == "before" else [*name, *own]
     flags = flags_of("polybeast", savedir, *args)
@@ -82,13 +79,13 @@ def test_what_the_command_line_names_wins(where: str, savedir: Path) -> None:
     assert flags["num_actors"] == 16
 
 
-def test_a_preset_that_is_named_counts_as_given(savedir: Path) -> None:
+def test_a_preset_overrides_recorded_settings(savedir: Path) -> None:
     flags = flags_of("polybeast", savedir, "--xpid", "a", "--preset", "cartpole")
     assert flags["env"] == "CartPole-v1" and flags["learning_rate"] == 0.002
     assert flags["checkpoint_interval"] == 30.0, "which the preset leaves open"
 
 
-def test_only_the_whole_command_line_must_fit(savedir: Path) -> None:
+def test_only_the_combined_settings_are_checked(savedir: Path) -> None:
     """70 buffers are too few for 80 environments, but 90 are not."""
     with pytest.raises(UsageError, match="--num_buffers 70 leaves environments without a buffer"):
         flags_of("monobeast", savedir, "--xpid", "a", "--num_actors", "80")
@@ -107,7 +104,7 @@ def test_only_the_whole_command_line_must_fit(savedir: Path) -> None:
         ("use_lstm", 1),
     ],
 )
-def test_a_value_that_this_program_does_not_know_is_left(
+def test_a_recorded_value_that_the_program_does_not_know_is_ignored(
     name: str, value: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -122,20 +119,20 @@ def killed_before_its_first_checkpoint(savedir: Path, rows: str) -> None:
     (savedir / "a" / "meta.json").write_text(json.dumps({"args": RECORDED}))
 
 
-def test_without_a_checkpoint_meta_json_tells_the_settings(savedir: Path) -> None:
+def test_without_a_checkpoint_the_settings_come_from_meta_json(savedir: Path) -> None:
     killed_before_its_first_checkpoint(savedir, "# _tick,_time,step\n0,0,20\n")
     assert flags_of("polybeast", savedir, "--xpid", "a")["learning_rate"] == 0.0006
 
 
-def test_of_a_run_that_never_learnt_nothing_is_taken(savedir: Path) -> None:
-    """Its settings may be why."""
+def test_settings_of_a_run_that_never_learnt_are_not_restored(savedir: Path) -> None:
+    """Its settings may be the reason why it never learnt."""
     killed_before_its_first_checkpoint(savedir, "")
     assert flags_of("polybeast", savedir, "--xpid", "a")["env"] is None
 
 
 @pytest.mark.parametrize("mode", ["test", "test_render"])
 @pytest.mark.parametrize("program", LEARNERS)
-def test_without_a_name_the_latest_run_is_tested(
+def test_mode_test_without_a_name_evaluates_the_latest_run(
     program: str, mode: str, savedir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (savedir / "b").mkdir()
@@ -147,7 +144,9 @@ def test_without_a_name_the_latest_run_is_tested(
 
 
 @pytest.mark.parametrize("what", ["nothing", "gone", "a folder"])
-def test_where_there_is_no_latest_run_that_is_a_sentence(what: str, tmp_path: Path) -> None:
+def test_mode_test_without_a_latest_run_is_refused_with_a_message(
+    what: str, tmp_path: Path
+) -> None:
     if what == "gone":
         (tmp_path / "latest").symlink_to("a")
     elif what == "a folder":
@@ -156,12 +155,12 @@ def test_where_there_is_no_latest_run_that_is_a_sentence(what: str, tmp_path: Pa
         flags_of("polybeast", tmp_path, "--mode", "test")
 
 
-def test_a_new_run_is_not_the_latest(savedir: Path) -> None:
+def test_a_new_run_does_not_resume_the_latest_one(savedir: Path) -> None:
     (savedir / "latest").symlink_to("a")
     flags = flags_of("polybeast", savedir)
     assert flags["xpid"].startswith("torchbeast-") and flags["env"] is None
 
 
-def test_a_name_that_leads_elsewhere_is_refused_before_anything_is_read(savedir: Path) -> None:
+def test_a_name_that_is_a_path_is_refused_before_anything_is_read(savedir: Path) -> None:
     with pytest.raises(UsageError, match="--xpid must be a plain name"):
         flags_of("polybeast", savedir / "b", "--xpid", "../a")

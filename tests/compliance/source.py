@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every source of rollouts must do, whatever plays behind it.
+"""The compliance suite of sources of rollouts.
 
 Inherit and say how to start one:
 
@@ -48,7 +48,7 @@ COUNTING = "source_models:CountingNet"
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """What is played, by whom, and in how large pieces."""
+    """The environment, network and sizes of a case."""
 
     env_id: str
     model: str = COUNTING
@@ -74,7 +74,7 @@ class Setup:
         )
 
     def spaces(self) -> tuple[spaces.ObservationSpace, spaces.ActionSpace, int]:
-        """Observation space (new frames only), action space, frame stack."""
+        """Returns observation space (before stacking), action space and frame stack."""
         env = envs.make(self.described_as or self.env_id, 1)
         env.close()
         return env.observation_space, env.action_space, env.frame_stack
@@ -82,7 +82,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Running:
-    """A source that was started."""
+    """A started source."""
 
     source: Any
     agent: Agent
@@ -114,19 +114,19 @@ NUM_ROLLOUTS = 6
 
 class SourceCompliance:
     def running(self, setup: Setup) -> AbstractContextManager[Running]:
-        """A started source; when the block ends, so does everything that belongs to it."""
+        """Starts a source, and ends it with everything that belongs to it."""
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
     @classmethod
     def record(cls) -> Callable[[str], Recording]:
-        """Recordings by the name of their case, each made once."""
+        """Returns recordings by the name of their case, each made once."""
         return functools.cache(lambda case: _record(cls().running(CASES[case]), CASES[case]))
 
     @pytest.fixture(scope="class", params=CASES)
     @classmethod
     def recording(cls, record: Any, request: Any) -> Recording:
-        """Of every case; pytest runs all tests of one before those of the next."""
+        """Returns the recording of a case; all tests of one case run before those of the next."""
         return record(request.param)
 
     # --- rows
@@ -173,13 +173,15 @@ class SourceCompliance:
             assert rollout.rollout_index.eq(index).all()
             assert rollout.valid is None, "all of it was played"
 
-    def test_the_state_goes_on_from_rollout_to_rollout(self, recording: Recording) -> None:
+    def test_the_recurrent_state_continues_from_rollout_to_rollout(
+        self, recording: Recording
+    ) -> None:
         state = recording.agent.model.initial_state(recording.setup.batch_size)
         for rollout in recording.rollouts:
             _assert_close_nests(rollout.initial_agent_state, state)
             state = _forward(recording.agent, rollout, rows=slice(0, -1)).core_state
 
-    def test_an_action_is_in_the_row_of_what_it_led_to(self, record: Any) -> None:
+    def test_an_action_is_in_the_row_of_its_result(self, record: Any) -> None:
         recording = record("nested-lstm")
         bounds = (-0.5, 0.5)
         for rollout in recording.rollouts:
@@ -209,7 +211,7 @@ class SourceCompliance:
 
     # --- ends
 
-    def test_ends_counters_and_returns_are_those_of_the_definition(self, record: Any) -> None:
+    def test_ends_counters_and_returns_match_their_definition(self, record: Any) -> None:
         recording = record("counting")
         for index in range(4):
             rows = _life_of(index)
@@ -236,8 +238,10 @@ class SourceCompliance:
                 seen += 1
         assert seen > 8
 
-    def test_the_state_is_zero_at_the_start_and_after_every_end(self, record: Any) -> None:
-        """Of a model that counts: its value, of the row before, is what it counted."""
+    def test_the_recurrent_state_is_zero_at_the_start_and_after_every_end(
+        self, record: Any
+    ) -> None:
+        """The model counts rows: its value for a row is the count up to the row before."""
         first = record("counting").rollouts[0]
         assert first.initial_agent_state.eq(0).all() and first.done[0].all()
         for rollout in record("counting").rollouts:
@@ -250,7 +254,7 @@ class SourceCompliance:
         lengths = {length for lengths in found for length in lengths}
         assert lengths == {3, 4, 7, 1}, "2, 2 and 3 steps are one game of three lives"
 
-    def test_a_q_network_explores_and_its_values_travel(self) -> None:
+    def test_a_q_network_explores_and_its_values_are_in_the_rollout(self) -> None:
         setup = Setup(
             env_id="Catch",
             model="torchbeast.core.actors.q_network:QNet",
@@ -267,8 +271,8 @@ class SourceCompliance:
 
     # --- weights
 
-    def test_rows_say_which_weights_acted_and_these_never_get_older(self) -> None:
-        """While a thread publishes all the time: rollouts are acted with several versions."""
+    def test_rows_have_the_version_that_acted_and_it_never_decreases(self) -> None:
+        """A thread publishes all the time, so a rollout is acted with several versions."""
         setup = Setup(env_id="source_envs:Counting", unroll_length=60)
         newest, mixed, stopped = setup.version, 0, threading.Event()
         with self.running(setup) as running:
@@ -294,7 +298,7 @@ class SourceCompliance:
 
     # --- what it says of itself
 
-    def test_it_says_what_its_actors_spend_their_time_on(self) -> None:
+    def test_the_seconds_of_every_stage_grow_while_it_collects(self) -> None:
         with self.running(Setup(env_id="source_envs:Counting")) as running:
             batches = running.source.batches()
             next(batches)
@@ -312,7 +316,7 @@ class SourceCompliance:
         assert learnt <= status["collected_steps"], "and some that are not learnt from"
         assert running.source.hanging() == "" and running.source.away() == []
 
-    def test_a_batch_that_nobody_takes_is_told_in_rollouts(self) -> None:
+    def test_a_waiting_batch_is_counted_in_rollouts(self) -> None:
         setup = Setup(env_id="source_envs:Counting", num_envs=4, batch_size=4)
         with self.running(setup) as running:
             wait_for(lambda: running.source.status()["learner_queue_size"] >= 4, LATE)
@@ -327,7 +331,7 @@ class SourceCompliance:
         assert len({*first}) == 8, "every environment is seeded on its own"
 
     def _balls(self, seed: int) -> list[tuple[int, ...]]:
-        """The columns in which the first balls of 8 environments fall."""
+        """Returns the columns in which the first balls of 8 environments fall."""
         setup = Setup(
             env_id="Catch", num_envs=8, num_groups=2, batch_size=8, unroll_length=60, seed=seed
         )
@@ -353,7 +357,7 @@ class SourceCompliance:
             assert [waiter.result(LATE) for waiter in waiting] == [[], []]
         assert running.supervisor.failure is None
 
-    def test_learner_threads_share_the_columns_without_loss_or_doubling(self) -> None:
+    def test_learner_threads_get_every_column_exactly_once(self) -> None:
         length, taken_by_each = 5, 6
         setup = Setup(
             env_id="source_envs:Numbered",
@@ -391,7 +395,7 @@ class SourceCompliance:
         assert "KeyError: 'the joystick is gone'" in failure, failure
         assert "source_envs.py" in failure and "in step" in failure, failure
 
-    def test_an_environment_that_cannot_be_made_ends_the_run_and_says_where(self) -> None:
+    def test_an_environment_that_cannot_be_made_ends_the_run_with_its_origin(self) -> None:
         setup = Setup(env_id="source_envs:CannotBeMade", described_as="source_envs:Numbered")
         with self.running(setup) as running:
             assert list(running.source.batches()) == []
@@ -401,7 +405,7 @@ class SourceCompliance:
 
 
 def take(running: Running, count: int) -> list[Rollout]:
-    """Copies of the next rollouts: a source may use the memory of its batches again."""
+    """Returns copies of the next rollouts, because a source may reuse the memory of its batches."""
     rollouts = [copy_of(r) for r in itertools.islice(running.source.batches(), count)]
     assert len(rollouts) == count, running.supervisor.failure
     return rollouts
@@ -420,7 +424,7 @@ def _record(context: AbstractContextManager[Running], setup: Setup) -> Recording
 
 @torch.no_grad()
 def _forward(agent: Agent, rollout: Rollout, rows: slice = slice(None)) -> Any:
-    """The model's output on some rows of a rollout, from its first."""
+    """Returns the model's output on the first rows of a rollout."""
     inputs = rollout.observation, rollout.reward, rollout.done, rollout.action
     taken = map_leaves(lambda leaf: leaf[rows], inputs)
     return agent.model(ModelInputs(*taken), rollout.initial_agent_state)
@@ -428,7 +432,7 @@ def _forward(agent: Agent, rollout: Rollout, rows: slice = slice(None)) -> Any:
 
 @torch.no_grad()
 def _publish_until(stopped: threading.Event, running: Running, version: int) -> None:
-    """Weights that can be told from all others, again and again."""
+    """Publishes distinct weights again and again."""
     while not stopped.wait(0.0005):
         version += 1
         running.agent.model.scale.fill_(version)
@@ -451,7 +455,7 @@ _ROW_FIELDS = (
 
 
 def _expected_fields(setup: Setup, agent: Agent) -> dict[str, Any]:
-    """Nests of ArraySpec; of final_observation without its first dimension."""
+    """Returns nests of ArraySpec; that of final_observation lacks the first dimension."""
     observation, action, frame_stack = setup.spaces()
     seen = stacked_space(observation, frame_stack)
     leading = setup.unroll_length + 1, setup.batch_size
@@ -501,7 +505,7 @@ def _spec_of(leaf: Tensor) -> spaces.ArraySpec:
 
 @dataclass(frozen=True)
 class _Row:
-    """What one environment gave after a step, or at the start."""
+    """The output of one environment after a step, or at the start."""
 
     observation: float
     reward: float
@@ -513,7 +517,7 @@ class _Row:
 
 
 def _life_of(index: int) -> Iterator[_Row]:
-    """The rows of environment `index` of `Counting`, by the definition of the fields."""
+    """Yields the rows of environment `index` of `Counting`, by the definition of the fields."""
     yield _Row(0, 0, True, False, False, 0, 0)
     step, total = 0, np.float32(0)
     for length, how in itertools.cycle(SCHEDULES[index]):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every VecEnv must do, whoever wrote it.
+"""The compliance suite of vector environments.
 
 Inherit and say how to make one:
 
@@ -25,7 +25,7 @@ NUM_ENVS = 2
 
 
 def play(env: VecEnv, num_steps: int, seed: int = 0) -> Iterator[VecStep]:
-    """The results of random actions, the same for the same seed."""
+    """Returns the results of random actions, the same for the same seed."""
     rng = np.random.default_rng(seed)
     for _ in range(num_steps):
         yield env.step(random_action(env.action_space, env.num_envs, rng))
@@ -40,20 +40,20 @@ class VecEnvCompliance:
     @pytest.fixture(scope="class")
     @classmethod
     def env(cls) -> Iterator[VecEnv]:
-        """One for all tests, because some take long to make; each test resets it."""
+        """The environment of all tests, because some take long to make; each test resets it."""
         env = cls().make(NUM_ENVS)
         yield env
         env.close()
 
-    def test_it_says_how_many_environments_it_steps(self, env: VecEnv) -> None:
+    def test_num_envs_is_the_number_that_was_asked_for(self, env: VecEnv) -> None:
         assert env.num_envs == NUM_ENVS
         assert env.env_id and env.frame_stack >= 1
 
-    def test_its_action_space_survives_json(self, env: VecEnv) -> None:
+    def test_the_action_space_survives_json(self, env: VecEnv) -> None:
         data = spaces.action_space_to_json(env.action_space)
         assert spaces.action_space_from_json(data) == env.action_space
 
-    def test_observations_are_of_the_observation_space(self, env: VecEnv) -> None:
+    def test_observations_match_the_observation_space(self, env: VecEnv) -> None:
         _check_rows(env.observation_space, env.reset(0), NUM_ENVS)
         for step in play(env, self.num_steps):
             _check_rows(env.observation_space, step.observation, NUM_ENVS)
@@ -89,7 +89,7 @@ class VecEnvCompliance:
         assert len(first) > self.num_steps
         map_leaves2(np.testing.assert_array_equal, first, again)
 
-    def test_another_one_with_the_same_seed_gives_the_same_play(self, env: VecEnv) -> None:
+    def test_another_instance_with_the_same_seed_gives_the_same_play(self, env: VecEnv) -> None:
         other = self.make(NUM_ENVS)
         first, second = self._recording(env, seed=7), self._recording(other, seed=7)
         other.close()
@@ -100,7 +100,7 @@ class VecEnvCompliance:
         assert any((a != b).any() for a, b in zip(first, second, strict=True))
 
     def test_each_environment_has_a_seed_of_its_own(self, env: VecEnv) -> None:
-        """What differs are the seeds: the actions are the same for all."""
+        """Only the seeds differ: all environments get the same actions."""
         rng = np.random.default_rng(0)
         recording = flatten(env.reset(7))
         for _ in range(self.num_steps):
@@ -109,7 +109,7 @@ class VecEnvCompliance:
             recording += flatten(env.step(alike).observation)
         assert any((leaf[:1] != leaf[1:]).any() for leaf in recording)
 
-    def test_what_was_returned_is_not_written_to_by_later_steps(self, env: VecEnv) -> None:
+    def test_returned_arrays_are_not_changed_by_later_steps(self, env: VecEnv) -> None:
         returned: list[Any] = [env.reset(0)]
         kept = copy.deepcopy(returned)
         for step in play(env, self.num_steps):
@@ -118,7 +118,7 @@ class VecEnvCompliance:
         for a, b in zip(returned, kept, strict=True):
             map_leaves2(np.testing.assert_array_equal, a, b)
 
-    def test_the_action_is_not_written_to(self, env: VecEnv) -> None:
+    def test_a_step_does_not_change_the_actions(self, env: VecEnv) -> None:
         env.reset(0)
         action = random_action(env.action_space, NUM_ENVS, np.random.default_rng(0))
         kept = copy.deepcopy(action)
@@ -132,7 +132,7 @@ class VecEnvCompliance:
             env.step(action)
 
     def _recording(self, env: VecEnv, seed: int) -> list[np.ndarray]:
-        """All observation leaves and rewards of one play with actions that are always the same."""
+        """Returns all observation leaves and rewards of one play with constant actions."""
         recording = flatten(env.reset(seed))
         for step in play(env, self.num_steps):
             recording += [*flatten(step.observation), step.reward]

@@ -175,7 +175,7 @@ def test_json_that_is_no_spec_is_refused_with_what_came(value: Any, sentence: st
         ("json:", "the module json has no ''"),
     ],
 )
-def test_a_name_that_is_not_found_is_answered_with_one_sentence(name: str, sentence: str) -> None:
+def test_an_unknown_name_is_refused_in_one_sentence(name: str, sentence: str) -> None:
     with pytest.raises(SpecError, match=sentence) as raised:
         find(name)
     assert "\n" not in str(raised.value)

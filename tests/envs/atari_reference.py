@@ -20,7 +20,7 @@ FIRE = 1
 
 
 class Game:
-    """One emulated frame for each action; screens are uint8 [210, 160, 3], or without 3."""
+    """Emulates one frame for each action; screens are uint8 [210, 160, 3] or [210, 160]."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Game:
 
 
 def begin_like_ale(noops: int) -> Callable[[Game], None]:
-    """ALE's vector environment presses FIRE for one frame, which counts as one of the no-ops."""
+    """Presses FIRE for one of the no-op frames, as ALE's vector environment does."""
 
     def begin(game: Game) -> None:
         if game.can_fire:
@@ -116,7 +116,7 @@ class FireReset:
 
 
 class WarpAndStack:
-    """The outermost one: observations are uint8 [4, 84, 84], oldest frame first."""
+    """The outermost wrapper: observations are uint8 [4, 84, 84], oldest frame first."""
 
     def __init__(self, env: EpisodicLife | FireReset) -> None:
         self.env = env
@@ -137,7 +137,7 @@ def to_gray(screen: np.ndarray) -> np.ndarray:
 
 
 def warp(screen: np.ndarray) -> np.ndarray:
-    """A screen as gray uint8 [84, 84]."""
+    """Converts a screen to gray uint8 [84, 84]."""
     gray = screen if screen.ndim == 2 else to_gray(screen)
     warped: np.ndarray = cv2.resize(gray, (84, 84), interpolation=cv2.INTER_AREA)
     return warped

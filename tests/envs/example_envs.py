@@ -15,7 +15,7 @@ EPISODE_LENGTH = 4
 
 
 class Counting:
-    """Gymnasium's interface; the observation is the step of the episode plus the seed."""
+    """An environment of Gymnasium; the observation is the step of the episode plus the seed."""
 
     action_space = spaces.Discrete(2)
 
@@ -44,7 +44,7 @@ class Counting:
         return 0.5
 
     def ending(self, ended: bool) -> tuple[bool, bool]:
-        """terminated, truncated."""
+        """Returns terminated and truncated."""
         return ended, False
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class BothAtOnce(Counting):
 
 
 class ReusingItsBuffer(Truncating):
-    """All instances write their observations into one and the same array."""
+    """Writes the observations of all instances into the same array."""
 
     buffer = np.zeros(1, np.float32)
 
@@ -72,7 +72,7 @@ class ReusingItsBuffer(Truncating):
 
 
 class Legacy:
-    """Old Gym's interface: a bare observation from reset, four results from step, a method seed."""
+    """An environment of old Gym: reset returns a bare observation, step four results."""
 
     action_space = spaces.Discrete(2)
     info: dict[str, Any] = {}  # noqa: RUF012
@@ -105,7 +105,7 @@ class LegacyDict(Legacy):
 
 
 class Wrapper:
-    """Hands its arguments on without naming them."""
+    """Passes its arguments on without naming them."""
 
     def __init__(self) -> None:
         self.env = Counting()
@@ -119,7 +119,7 @@ class Wrapper:
 
 
 class Changing(Counting):
-    """From the second step on the observation is `changed`, which tests replace."""
+    """Returns `changed`, which tests replace, from the second step on."""
 
     unchanged: Any = {"x": np.zeros((2, 3), np.float32), "y": 1}  # noqa: RUF012
     changed: Any = unchanged

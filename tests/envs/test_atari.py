@@ -32,7 +32,7 @@ GAMES = ["pong", "breakout"]
 
 
 class Ours:
-    """One game through AtariEnv and FrameStacker, as the policy sees it; begins without no-ops."""
+    """A game through AtariEnv and FrameStacker, as the policy sees it, without no-ops."""
 
     def __init__(self, rom: str) -> None:
         self.env = AtariEnv(rom, 1, noop_max=0)
@@ -48,7 +48,7 @@ class Ours:
 
 
 def wrapped(rom: str, *, gray: bool) -> WarpAndStack:
-    """The original's wrappers around a game that begins as ours does."""
+    """The original's wrappers around a game with the same start."""
     episodes = EpisodicLife(MaxAndSkip(Game(rom, gray=gray), begin_like_ale(noops=0)))
     return WarpAndStack(FireReset(episodes))
 
@@ -86,7 +86,7 @@ def played(rom: str, *, gray: bool, num_steps: int) -> Iterator[Compared]:
 
 @pytest.mark.parametrize(("rom", "num_steps"), [("pong", 1100), ("breakout", 400)])
 def test_frames_rewards_and_ends_equal_the_wrappers_exactly(rom: str, num_steps: int) -> None:
-    """...when the maximum is taken over gray values; stacks agree from the fourth frame on."""
+    """The maximum is taken over gray values; stacks agree from the fourth frame on."""
     begun = 0
     for ours, theirs, age in played(rom, gray=True, num_steps=num_steps):
         newest = min(age + 1, 4)
@@ -127,8 +127,8 @@ def random_actions(count: int, num_steps: int = 60) -> list[int]:
 
 
 @pytest.mark.parametrize("sticky", [0.0, STICKY])
-def test_actions_stick_as_often_as_they_are_told_to(sticky: float) -> None:
-    """ALE draws from the environment's seed when: the same frames, then, and others without."""
+def test_actions_stick_with_the_given_probability(sticky: float) -> None:
+    """ALE draws from the environment's seed: the same seed repeats the same frames."""
     actions = random_actions(6)
     ours = frames_of_ours("pong", actions, sticky_actions=sticky)
     np.testing.assert_array_equal(ours, frames_of_the_wrappers("pong", actions, sticky=sticky))
@@ -165,7 +165,7 @@ def test_an_id_has_the_sticky_actions_that_gymnasium_registers_with_it(
     assert (frames["made"] != frames["other"]).any()
 
 
-def test_what_is_chosen_wins_over_what_the_id_promises() -> None:
+def test_options_override_the_settings_of_the_id() -> None:
     chosen: dict[str, Any] = {"sticky_actions": 0.5, "frame_skip": 3, "full_action_space": True}
     actions, frames = random_actions(18), []
     for env in (
@@ -178,13 +178,13 @@ def test_what_is_chosen_wins_over_what_the_id_promises() -> None:
 
 
 @pytest.mark.parametrize("skip", [1, 2, 3, 5])
-def test_as_many_frames_are_emulated_for_an_action_as_are_asked_for(skip: int) -> None:
+def test_frame_skip_frames_are_emulated_for_each_action(skip: int) -> None:
     actions = random_actions(4)
     ours = frames_of_ours("breakout", actions, frame_skip=skip)
     np.testing.assert_array_equal(ours, frames_of_the_wrappers("breakout", actions, skip=skip))
 
 
-def test_the_full_action_space_is_the_consoles() -> None:
+def test_the_full_action_space_has_all_actions_of_the_console() -> None:
     actions = random_actions(18)
     ours = frames_of_ours("breakout", actions, full_action_space=True)
     theirs = frames_of_the_wrappers("breakout", actions, every_action=True)
@@ -194,15 +194,15 @@ def test_the_full_action_space_is_the_consoles() -> None:
 
 
 @pytest.mark.parametrize("rom", GAMES)
-def test_ales_gray_is_the_wrappers_gray(rom: str) -> None:
+def test_gray_values_equal_those_of_the_wrappers(rom: str) -> None:
     game = Game(rom)
     for _ in range(20):
         game.act(FIRE)
     np.testing.assert_array_equal(to_gray(game.screen()), game.ale.getScreenGrayscale())
 
 
-def test_a_game_begins_with_fewer_than_thirty_frames_in_which_nothing_is_done() -> None:
-    """In Breakout every number of such frames leaves another picture; FIRE is one of them."""
+def test_a_game_begins_with_fewer_than_thirty_no_ops() -> None:
+    """In Breakout every number of no-ops gives another picture; FIRE counts as one."""
     game = Game("breakout", gray=True)
     game.ale.reset_game()
     game.act(FIRE)
@@ -252,8 +252,8 @@ def test_a_time_limit_truncates_and_a_new_game_begins() -> None:
         assert (step.final_observation != first).any()
 
 
-def test_the_final_frame_of_a_cut_episode_is_the_one_before_it_and_the_third_of_its_four() -> None:
-    """ALE stops before it looks at the fourth frame; docs/atari.md says why that is accepted."""
+def test_the_final_frame_of_a_truncated_episode_is_the_third_of_its_step() -> None:
+    """ALE stops before the fourth frame; docs/atari.md says why that is accepted."""
     env = AtariEnv("pong", 1, max_frames=40, noop_max=0)
     env.reset(0)
     game = Game("pong", gray=True)
@@ -268,8 +268,8 @@ def test_the_final_frame_of_a_cut_episode_is_the_one_before_it_and_the_third_of_
     np.testing.assert_array_equal(final[0, 0], warp(np.maximum(pooled, game.screen())))
 
 
-def test_a_life_lost_in_the_last_step_of_a_cut_episode_is_an_end_of_the_game() -> None:
-    """Without pressing FIRE again the ball of Breakout is lost at a known step."""
+def test_a_life_lost_in_the_last_step_before_a_time_limit_ends_the_game() -> None:
+    """The ball of Breakout is lost at a known step if FIRE is not pressed again."""
     env = AtariEnv("breakout", 1, noop_max=0)
     env.reset(0)
     lost_after = next(i for i in range(1, 200) if env.step(np.array([0])).terminated[0])
@@ -288,7 +288,7 @@ def test_the_number_of_threads_changes_nothing() -> None:
     np.testing.assert_array_equal(*plays)
 
 
-def test_an_action_ale_does_not_know_is_refused_at_once() -> None:
+def test_an_unknown_action_is_refused_at_once() -> None:
     env = AtariEnv("breakout", 2)
     env.reset(0)
     with pytest.raises(ValueError, match=r"between 0 and 3, got \[0, 4\]"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environments that come with TorchBeast, all through the same suite."""
+"""The compliance suite for the environments that come with TorchBeast."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keyword arguments of a spec reach the environment, and wrong ones are answered in a sentence."""
+"""Keyword arguments of a spec reach the environment, and wrong ones are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchbeast.envs.mock import Mock
 
 
 class Sized(Counting):
-    """Its observation has as many numbers as it was told."""
+    """An environment with an observation of `size` numbers."""
 
     def __init__(self, size: int, fill: float = 0.0) -> None:
         super().__init__()
@@ -45,20 +45,20 @@ def test_an_env_spec_goes_through_json_with_its_options() -> None:
     assert EnvSpec.from_json({"name": "Catch"}) == EnvSpec("Catch")
 
 
-def test_a_users_factory_is_given_them() -> None:
+def test_keyword_arguments_reach_a_users_factory() -> None:
     with closing(envs.make(EnvSpec(SIZED, {"size": 8, "fill": 0.5}), 3)) as env:
         assert env.observation_space == ArraySpec((8,), "float32")
         assert (env.reset(0) == np.full((3, 8), 0.5)).all()
 
 
-def test_a_users_vector_environment_is_given_them_beside_num_envs() -> None:
+def test_keyword_arguments_reach_a_users_vector_environment() -> None:
     env = envs.make(EnvSpec(VECTOR, {"episode_length": 2}), 5)
     env.reset(0)
     ended = [env.step(np.zeros(5, np.int64)).episode_end.all() for _ in range(4)]
     assert ended == [False, True, False, True]
 
 
-def test_a_callable_that_no_name_imports_makes_environments() -> None:
+def test_a_callable_that_cannot_be_imported_by_name_makes_environments() -> None:
     pytest.importorskip("cloudpickle")
     sizes = [4]
     spec = EnvSpec.of(lambda fill: Sized(sizes[0], fill), {"fill": 2.0})
@@ -68,8 +68,8 @@ def test_a_callable_that_no_name_imports_makes_environments() -> None:
         assert "lambda" in env.env_id
 
 
-def test_gymnasiums_make_is_given_them() -> None:
-    """Those of the constructor, and the time limit, which is gymnasium.make's own."""
+def test_keyword_arguments_reach_gymnasiums_make() -> None:
+    """Tests arguments of the constructor, and the time limit, an argument of gymnasium.make."""
     with closing(envs.make(EnvSpec("FrozenLake-v1", {"map_name": "8x8"}), 1)) as env:
         assert env.observation_space.categories == (64,)
     with closing(envs.make(EnvSpec("CartPole-v1", {"max_episode_steps": 2}), 1)) as env:
@@ -78,7 +78,7 @@ def test_gymnasiums_make_is_given_them() -> None:
     assert truncated == [False, True, False, True]
 
 
-def test_built_in_environments_are_given_them() -> None:
+def test_keyword_arguments_reach_built_in_environments() -> None:
     assert envs.make(EnvSpec("Catch", {"rows": 6, "columns": 7}), 1).observation_space.shape == (
         6,
         7,
@@ -89,7 +89,7 @@ def test_built_in_environments_are_given_them() -> None:
         assert [bool(env.step(np.zeros(1, np.int64)).episode_end) for _ in range(2)] == [0, 1]
 
 
-def test_a_game_of_minatar_is_given_them() -> None:
+def test_keyword_arguments_reach_a_game_of_minatar() -> None:
     pytest.importorskip("minatar")
     env: Any = envs.make(EnvSpec("MinAtar/Breakout-v1", {"sticky_action_prob": 0.5}), 2)
     assert [game.sticky_action_prob for game in env._games] == [0.5, 0.5]
@@ -109,20 +109,20 @@ def test_a_game_of_minatar_is_given_them() -> None:
         ("CartPole-v1", {"size": 8}, "^CartPole-v1 takes .*, max_episode_steps, got size=8$"),
     ],
 )
-def test_wrong_ones_are_answered_with_those_that_are_taken(
+def test_wrong_keyword_arguments_are_refused_with_the_accepted_ones(
     env_id: str, kwargs: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(envs.EnvError, match=sentence):
         envs.make(EnvSpec(env_id, kwargs), 2)
 
 
-def test_atari_games_name_the_flags_that_they_have_instead() -> None:
+def test_atari_games_refuse_keyword_arguments_and_name_their_flags() -> None:
     pytest.importorskip("ale_py")
     with pytest.raises(envs.EnvError, match="takes no keyword arguments, got size: .*--frame_skip"):
         envs.make(EnvSpec("PongNoFrameskip-v4", {"size": 8}), 1)
 
 
-def test_minatar_names_what_its_games_take() -> None:
+def test_minatar_refuses_keyword_arguments_with_the_accepted_ones() -> None:
     pytest.importorskip("minatar")
     with pytest.raises(envs.EnvError, match="^MinAtar/Breakout-v1 takes .*sticky_action_prob.*, g"):
         envs.make(EnvSpec("MinAtar/Breakout-v1", {"size": 8}), 1)
@@ -137,7 +137,7 @@ def test_minatar_names_what_its_games_take() -> None:
         ("Mock", {"episode_length": 0}, "episode_length must be at least 1, got 0"),
     ],
 )
-def test_values_that_make_no_environment_are_refused(
+def test_values_that_an_environment_rejects_are_refused(
     env_id: str, kwargs: dict[str, Any], sentence: str
 ) -> None:
     with pytest.raises(ValueError, match=sentence):

@@ -11,12 +11,12 @@ from torchbeast.core.envs.spaces import ArraySpec
 
 
 def frames(*values: int, channels: int = 1) -> np.ndarray:
-    """uint8 [E, C, 2]: frame e is filled with values[e]."""
+    """Returns frames uint8 [E, C, 2]; frame e is filled with values[e]."""
     return np.array([[[value] * 2] * channels for value in values], np.uint8)
 
 
 def contents(stack: np.ndarray) -> list[list[int]]:
-    """For each environment the values of its frames, oldest first."""
+    """Returns for each environment the values of its frames, oldest first."""
     return stack[:, :, 0].tolist()
 
 
@@ -91,7 +91,7 @@ def test_returned_stacks_are_not_written_to_later() -> None:
 
 @pytest.mark.parametrize("num_frames", [1, 2, 4])
 def test_stacks_equal_those_kept_frame_by_frame(num_frames: int) -> None:
-    """Random ends; the oracle is a Python list of frames for each environment."""
+    """Episodes end at random; the oracle is a Python list of frames for each environment."""
     rng = np.random.default_rng(0)
     stacker = FrameStacker(num_frames)
     first = frames(*rng.integers(256, size=3))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments by name: which names are found, and the sentence for each one that is not."""
+"""Environments by name: names that are found, and the message for each one that is not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     "env_id", ["Mock", "Catch", "Dials", "Memory", "CartPole-v1", "FrozenLake-v1"]
 )
-def test_a_name_makes_that_many_environments(env_id: str) -> None:
+def test_every_name_makes_the_requested_number_of_environments(env_id: str) -> None:
     env = envs.make(env_id, 3)
     assert env.num_envs == 3 and env.env_id == env_id
     env.close()
@@ -64,7 +64,7 @@ def test_a_gymnasium_id_may_name_the_module_to_import() -> None:
         (".relative:make", "'.relative' is not the name of a module"),
     ],
 )
-def test_a_name_that_is_not_found_is_answered_with_one_sentence(env_id: str, sentence: str) -> None:
+def test_an_unknown_name_is_refused_in_one_sentence(env_id: str, sentence: str) -> None:
     with pytest.raises(envs.EnvError, match=sentence) as raised:
         envs.make(env_id, 2)
     assert "\n" not in str(raised.value)
@@ -97,7 +97,7 @@ def test_options_of_atari_games_are_refused_for_others(env_id: str, option: str)
         envs.make(envs.EnvSpec(env_id, options=options), 1)
 
 
-def test_no_environment_at_all_is_refused() -> None:
+def test_zero_environments_are_refused() -> None:
     with pytest.raises(envs.EnvError, match="at least one environment is needed, got num_envs=0"):
         envs.make("Catch", 0)
 
@@ -177,7 +177,7 @@ assert not unwanted, unwanted
         ("example_envs:Counting", ["torch", "ale_py"]),
     ],
 )
-def test_an_environment_process_imports_no_more_than_it_needs(
+def test_an_environment_process_imports_only_what_it_needs(
     env_id: str, unwanted: list[str]
 ) -> None:
     path = f"{REPOSITORY}:{Path(__file__).parent}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MinAtar's games go by their Gymnasium ids and play as through MinAtar's own interface."""
+"""MinAtar's games have their Gymnasium ids and play as through MinAtar's own interface."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_game_is_found_by_its_id() -> None:
 
 
 @pytest.mark.parametrize("game", ["breakout", "space_invaders"])
-def test_it_plays_as_through_minatars_own_interface(game: str) -> None:
+def test_a_game_plays_as_through_minatars_own_interface(game: str) -> None:
     gym = pytest.importorskip("minatar.gym")
 
     def own() -> object:
@@ -47,7 +47,7 @@ def test_it_plays_as_through_minatars_own_interface(game: str) -> None:
         ("MinAtar/Breakout-v7", "MinAtar's games are called like MinAtar/Breakout-v1"),
     ],
 )
-def test_a_wrong_name_is_answered_with_one_sentence(env_id: str, sentence: str) -> None:
+def test_a_wrong_name_is_refused_in_one_sentence(env_id: str, sentence: str) -> None:
     with pytest.raises(envs.EnvError, match=sentence):
         envs.make(env_id, 1)
 

@@ -10,7 +10,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import server_main as env_process
 
 
-def test_it_is_made() -> None:
+def test_make_environment_returns_the_environment() -> None:
     env = make_environment("Catch", 3)
     assert env.num_envs == 3
     env.close()
@@ -24,12 +24,12 @@ def test_it_is_made() -> None:
         ("source_envs:NoSuchClass", "has no 'NoSuchClass'"),
     ],
 )
-def test_a_wrong_name_is_wrong_usage(env_id: str, words: str) -> None:
+def test_a_wrong_name_is_a_usage_error(env_id: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make_environment(env_id, 1)
 
 
-def test_what_the_environment_raises_is_shown_without_our_own_frames() -> None:
+def test_an_error_of_the_environment_is_shown_without_our_own_frames() -> None:
     with pytest.raises(RunError) as raised:
         make_environment("source_envs:CannotBeMade", 1)
     said = str(raised.value)
@@ -38,7 +38,7 @@ def test_what_the_environment_raises_is_shown_without_our_own_frames() -> None:
     assert "source_envs.py" in said and "factory.py" not in said
 
 
-def test_a_server_names_the_environment_that_cannot_be_made() -> None:
+def test_a_server_reports_the_environment_that_cannot_be_made() -> None:
     pytest.importorskip("libtorchbeast")
     with pytest.raises(RunError, match="^source_envs:CannotBeMade cannot be made: "):
         arguments = {"env": {"name": "source_envs:CannotBeMade"}, "envs_per_stream": 1}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--observation_keys`: parts of dict observations, chosen where the environment runs."""
+"""`--observation_keys`: leaves of dict observations, selected where the environment runs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NESTED: Any = {
         (["inventory", "inventory/glyphs"], {"inventory": NESTED["inventory"]}),
     ],
 )
-def test_what_is_selected_keeps_its_place(keys: list[str], expected: Any) -> None:
+def test_selected_leaves_keep_their_place(keys: list[str], expected: Any) -> None:
     assert select(NESTED, keys) == expected
 
 
@@ -55,13 +55,13 @@ def test_all_names_together_select_everything() -> None:
     assert select(NESTED, found) == NESTED
 
 
-def test_what_is_no_dict_has_no_names_and_is_left_as_it_is() -> None:
+def test_an_observation_that_is_no_dict_has_no_names_and_stays_unchanged() -> None:
     assert names(3) == names((1, 2)) == []
     assert select((1, 2), ["glyphs"]) == (1, 2)
 
 
 class Rich(Truncating):
-    """A word, arrays in two depths, and one whose shape changes."""
+    """An environment with a string, arrays at two depths, and one whose shape changes."""
 
     def observation(self) -> Any:
         grid = np.full((2, 3), self.time, np.uint8)
@@ -74,11 +74,11 @@ def rich() -> Rich:
 
 
 def rich_vector(num_envs: int) -> VecEnv:
-    """A user's own vector environment, of which everything can be sent."""
+    """A user's own vector environment, whose leaves can all be sent."""
     return SyncVecEnv([Rich] * num_envs, "rich", ["a", "b/grid"])
 
 
-def test_only_what_is_selected_is_looked_at() -> None:
+def test_only_selected_leaves_are_checked() -> None:
     env = SyncVecEnv([Rich, Rich], "rich", ["a", "b/grid"])
     space = map_leaves(lambda leaf: (leaf.dtype, len(leaf.shape)), env.observation_space)
     assert space == {"a": ("float32", 0), "b": {"grid": ("uint8", 2)}}
@@ -95,7 +95,7 @@ def selecting(env_id: str, *keys: str) -> EnvSpec:
 
 
 @pytest.mark.parametrize("factory", ["rich", "rich_vector"])
-def test_environments_of_both_kinds_of_factory_are_selected_from(factory: str) -> None:
+def test_selection_works_for_both_kinds_of_factory(factory: str) -> None:
     env = envs.make(selecting(f"{__name__}:{factory}", "b/grid"), 3)
     assert list(env.observation_space) == ["b"] and list(env.observation_space["b"]) == ["grid"]
     for observation in (env.reset(1), env.step(np.zeros(3, np.int64)).observation):
@@ -106,7 +106,7 @@ def test_environments_of_both_kinds_of_factory_are_selected_from(factory: str) -
     env.close()
 
 
-def test_a_gymnasium_environment_is_selected_from() -> None:
+def test_selection_works_for_a_gymnasium_environment() -> None:
     pytest.importorskip("minigrid")
     env = envs.make(selecting("minigrid:MiniGrid-Empty-5x5-v0", "image"), 1)
     assert names(env.observation_space) == ["image"]
@@ -125,7 +125,7 @@ def test_a_gymnasium_environment_is_selected_from() -> None:
         (["a/b"], r"have no 'a/b'"),
     ],
 )
-def test_a_wrong_key_is_answered_with_those_there_are(
+def test_a_wrong_key_is_refused_with_the_existing_ones(
     vector: bool, keys: list[str], sentence: str
 ) -> None:
     factory = "rich_vector" if vector else "rich"
@@ -134,21 +134,21 @@ def test_a_wrong_key_is_answered_with_those_there_are(
 
 
 @pytest.mark.parametrize("env_id", ["Catch", "CartPole-v1"])
-def test_of_observations_that_are_no_dict_nothing_can_be_selected(env_id: str) -> None:
+def test_a_selection_from_an_observation_that_is_no_dict_is_refused(env_id: str) -> None:
     with pytest.raises(
         ValueError, match=rf"{env_id}: .* not a dict.* leave out --observation_keys"
     ):
         envs.make(selecting(env_id, "image"), 1)
 
 
-def test_a_word_is_answered_with_the_flag_that_leaves_it_out() -> None:
+def test_a_string_leaf_is_refused_with_the_flag_that_leaves_it_out() -> None:
     with pytest.raises(ValueError) as error:
         SyncVecEnv([Rich], "rich")
     assert "observation['mission'] has dtype <U2, which cannot be sent" in str(error.value)
     assert str(error.value).endswith("or leave it out: --observation_keys a b/grid b/odd")
 
 
-def test_without_a_number_to_keep_the_flag_is_not_named() -> None:
+def test_without_a_numeric_leaf_the_flag_is_not_suggested() -> None:
     class Words(Rich):
         def observation(self) -> Any:
             return {"mission": "go"}
@@ -165,7 +165,7 @@ def test_options_go_through_json_and_flags() -> None:
     assert EnvOptions.of({}) == EnvOptions()
 
 
-def test_a_selected_vector_environment_closes_the_other() -> None:
+def test_closing_a_selection_closes_its_environment() -> None:
     inner = SyncVecEnv([Rich], "rich", ["a", "b/grid"])
     SelectedVecEnv(inner, ["a"]).close()
     assert inner._envs[0].closed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spaces: what Gymnasium's become, and that nothing is lost on the way through JSON."""
+"""Spaces: conversion from Gymnasium's, and to JSON and back without a loss."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_dicts_are_in_sorted_order() -> None:
     assert list(action_space_to_json({"b": Discrete(2), "a": Discrete(1)})["spaces"]) == ["a", "b"]
 
 
-def test_a_subclass_is_read_as_its_base() -> None:
+def test_a_subclass_of_a_gymnasium_space_is_converted_like_its_base() -> None:
     class Special(gym_spaces.Discrete):
         pass
 
@@ -159,7 +159,7 @@ def test_json_that_is_no_action_space_is_a_value_error(data: Any) -> None:
         action_space_from_json(data)
 
 
-def test_something_else_is_no_action_space() -> None:
+def test_an_object_that_is_no_action_space_is_refused() -> None:
     with pytest.raises(ValueError, match=r"not an action space: \[1\]"):
         action_space_to_json([1])
 
@@ -220,7 +220,7 @@ def test_observation_spaces_read_back_from_the_json_that_is_documented() -> None
     assert observation_space_from_json(data, bare) == space
 
 
-def test_a_wrapper_that_forgot_its_space_is_not_believed() -> None:
+def test_a_space_that_does_not_match_the_observation_is_ignored() -> None:
     image, small = np.zeros((8, 8), np.uint8), np.zeros((4, 8), np.uint8)
     scaled = np.zeros((8, 8), np.float32)
     box, number = gym_spaces.Box(0, 255, (8, 8), np.uint8), gym_spaces.Discrete(3)
@@ -296,7 +296,7 @@ def test_a_dtype_that_cannot_be_sent_is_refused(dtype: str) -> None:
         ArraySpec((1,), dtype)
 
 
-def test_specs_compare_by_value_whatever_spells_them() -> None:
+def test_specs_compare_by_value_for_any_spelling_of_dtype_and_shape() -> None:
     assert ArraySpec((np.int64(2),), np.dtype("<f4")) == ArraySpec((2,), "float32")
     assert hash(Box(0, 1, (2,))) == hash(Box((0.0, 0.0), (1.0, 1.0), (2,)))
 

@@ -31,7 +31,7 @@ def last_step(env: SyncVecEnv, num_steps: int = EPISODE_LENGTH) -> VecStep:
 
 
 def offsets(num_envs: int = 2) -> np.ndarray:
-    """[E, 1]: what the examples add to their observations after reset(3)."""
+    """Returns [E, 1], which the examples add to their observations after reset(3)."""
     return np.array([[seed % 1000] for seed in environment_seeds(3, num_envs)], np.float32)
 
 
@@ -74,7 +74,7 @@ def test_final_observations_are_those_of_the_truncated_environments_only() -> No
     np.testing.assert_array_equal(step.final_observation, expected)
 
 
-def test_an_end_wins_over_a_time_limit_in_the_same_step() -> None:
+def test_a_terminated_episode_is_not_truncated_in_the_same_step() -> None:
     env, _ = started(example_envs.BothAtOnce)
     step = last_step(env)
     assert step.terminated.all() and not step.truncated.any() and step.final_observation is None
@@ -127,7 +127,7 @@ def test_nests_of_numbers_keep_their_structure_and_dtypes() -> None:
     assert step.observation["pair"][0].tolist() == [1]
 
 
-def test_what_the_space_says_of_values_is_known() -> None:
+def test_ranges_of_values_come_from_the_space() -> None:
     class Bounded(Counting):
         observation_space = spaces.Box(0, 9, offsets().shape[1:], offsets().dtype)
 
@@ -157,7 +157,7 @@ X, Y = np.zeros((2, 3), np.float32), 1
         (None, r": expected a dict .* got object"),
     ],
 )
-def test_an_observation_unlike_the_first_is_named_with_both_sides(
+def test_an_observation_unlike_the_first_is_refused_with_both_shapes(
     changed: Any, message: str
 ) -> None:
     kind = type("Changed", (example_envs.Changing,), {"changed": changed})
@@ -168,7 +168,7 @@ def test_an_observation_unlike_the_first_is_named_with_both_sides(
 
 @pytest.mark.parametrize("x", [X.astype(kind) for kind in (float, ">f4", np.float16, int)])
 @pytest.mark.parametrize("y", [1, np.int8(1), True])
-def test_numbers_of_another_width_become_those_of_the_first(x: Any, y: Any) -> None:
+def test_scalars_of_another_width_get_the_dtype_of_the_first(x: Any, y: Any) -> None:
     kind = type("Changed", (example_envs.Changing,), {"changed": {"x": x + 3, "y": y}})
     env, _ = started(kind)
     observation = last_step(env, 2).observation

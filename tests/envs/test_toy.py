@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toy tasks: their rules, the best returns, and what a policy without memory can get."""
+"""The toy tasks: their rules, the best returns, and the best return without memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Policy = Callable[[np.ndarray], np.ndarray]
 
 
 def mean_return(env: VecEnv, policy: Policy, num_steps: int) -> float:
-    """The mean over all episodes that end within num_steps."""
+    """Returns the mean return of all episodes that end within num_steps."""
     observation, rewards, episodes = env.reset(0), 0.0, 0
     for _ in range(num_steps):
         step = env.step(policy(observation))
@@ -101,7 +101,7 @@ def test_dials_are_solved_by_setting_each_as_shown() -> None:
 
 
 @pytest.mark.parametrize(("dial", "chance"), [(0, 1 / 3), (1, 1 / 4), (2, 1 / 5)])
-def test_no_dial_may_be_left_to_chance(dial: int, chance: float) -> None:
+def test_dials_are_solved_only_by_chance_if_one_is_not_set(dial: int, chance: float) -> None:
     def all_but_one(shown: np.ndarray) -> np.ndarray:
         action = set_dials(shown)
         action[:, dial] = 0
@@ -110,7 +110,7 @@ def test_no_dial_may_be_left_to_chance(dial: int, chance: float) -> None:
     assert mean_return(Dials(500), all_but_one, 20) == pytest.approx(chance, abs=0.03)
 
 
-def test_dials_refuse_what_is_no_position_of_theirs() -> None:
+def test_dials_refuse_a_position_that_does_not_exist() -> None:
     env = Dials(2)
     env.reset(0)
     with pytest.raises(ValueError, match=r"below \(3, 4, 5\), got \[\[0, 0, 0\], \[0, 4, 4\]\]"):

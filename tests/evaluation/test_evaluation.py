@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Evaluation plays whole episodes, carries the recurrent state,
-and counts each environment's share."""
+"""Evaluation plays whole episodes, carries the recurrent state, and favours no environment."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ THAT_OF_THE_RUN = envs.EnvSpec("")
 
 
 class CatchPlayer(ActorCritic):
-    """Moves the paddle under the ball."""
+    """A policy that moves the paddle under the ball."""
 
     def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
         board = inputs.observation
@@ -53,7 +52,7 @@ class CatchPlayer(ActorCritic):
 
 
 class Rememberer(ActorCritic):
-    """Keeps the cue of Memory in its state, which it clears at an episode's start."""
+    """A policy that keeps the cue of Memory in its state, cleared at an episode's start."""
 
     def initial_state(self, batch_size: int) -> Any:
         return (torch.zeros(1, batch_size, 1),)
@@ -71,7 +70,7 @@ def agent_of(model: ActorCritic, num_actions: int = 3) -> Agent:
 
 
 class Lengths:
-    """Episodes of a length that is the environment's own; each step rewards 1."""
+    """An environment with episodes of its own length; each step has reward 1."""
 
     observation_space = None
 
@@ -95,7 +94,7 @@ def test_the_best_policy_catches_every_ball() -> None:
     assert play(envs.make("Catch", 4), agent, 30, seed=0).returns == [1.0] * 30
 
 
-def test_the_recurrent_state_is_carried_and_cleared() -> None:
+def test_the_recurrent_state_is_carried_within_and_cleared_between_episodes() -> None:
     agent = agent_of(Rememberer(), 2)
     assert play(envs.make("Memory", 3), agent, 20, seed=0).returns == [1.0] * 20
 
@@ -109,7 +108,7 @@ def test_short_episodes_are_not_favoured() -> None:
 
 
 @pytest.mark.parametrize(("episodes", "parallel"), [(1, 1), (5, 2), (7, 7)])
-def test_exactly_as_many_episodes_as_asked_for_are_counted(episodes: int, parallel: int) -> None:
+def test_exactly_num_episodes_episodes_are_counted(episodes: int, parallel: int) -> None:
     agent = agent_of(CatchPlayer())
     assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1).returns) == episodes
 
@@ -122,13 +121,13 @@ def test_stacked_frames_reach_the_policy() -> None:
     assert len(play(env, agent, 1, seed=0).returns) == 1
 
 
-def test_the_policy_of_an_image_is_the_deep_net_and_that_of_a_vector_the_mlp() -> None:
+def test_auto_selects_a_network_for_images_and_mlp_for_vectors() -> None:
     image, vector = ArraySpec((1, 84, 84), "uint8"), ArraySpec((8,), "float32")
     assert default_model({"camera": image, "speed": vector}, "deep") == "deep"
     assert default_model((vector, vector), "deep") == "mlp"
 
 
-def test_the_policy_of_an_image_too_small_for_the_atari_nets_is_the_small_net() -> None:
+def test_auto_selects_small_for_images_too_small_for_the_atari_networks() -> None:
     board, image = ArraySpec((10, 10, 4), "bool"), ArraySpec((36, 36, 3), "uint8")
     assert default_model({"board": board}, "deep") == "small"
     assert default_model({"board": board, "camera": image}, "deep") == "deep"
@@ -140,13 +139,13 @@ def test_frames_are_stacked_along_their_first_dimension() -> None:
 
 
 @pytest.mark.parametrize("name", ["no_such_model", "no_such_module:Net", "math:pi"])
-def test_a_model_that_does_not_fit_is_a_sentence(name: str) -> None:
+def test_a_model_that_does_not_fit_is_refused_with_a_message(name: str) -> None:
     with pytest.raises(ValueError, match=f"the model {name} does not work") as error:
         make_agent(ActorSpec(name), ArraySpec((8,), "float32"), Discrete(3), 1)
     assert "\n" not in str(error.value)
 
 
-def test_the_report_tells_each_return_and_their_spread() -> None:
+def test_the_report_has_each_return_and_their_spread() -> None:
     assert report(Episodes([1.0, -1.0, 1.0], [20, 9, 1000], [7, 7, 7])) == (
         "Returns: 1, -1, 1\nMean 0.33, median 1.00, standard deviation 1.15 over 3 episodes.\n"
         "Lengths: mean 343 steps, from 9 to 1,000.\n"
@@ -188,7 +187,7 @@ def test_greedy_play_of_a_deterministic_game_is_one_episode_however_late_it_begi
 
 
 def test_random_starts_and_sampled_play_make_episodes_distinct() -> None:
-    """The place remembers the random actions; 0 of 30 are drawn once in 31 times."""
+    """The place depends on the random actions; no random action is drawn once in 31 times."""
     torch.manual_seed(0)
     assert walk(8, greedy=False).distinct == 8
     started = walk(40, random_start=30)
@@ -196,13 +195,13 @@ def test_random_starts_and_sampled_play_make_episodes_distinct() -> None:
     assert started.lengths[:8] == walk(8).lengths, "the random actions are part of the episode"
 
 
-def test_what_differs_only_before_the_last_steps_is_one_episode_unless_its_return_differs() -> None:
+def test_episodes_that_differ_only_early_are_one_unless_their_returns_differ() -> None:
     assert Episodes([1.0, 1.0, 2.0, 1.0], [9, 8, 8, 8], [5, 5, 5, 6]).distinct == 3
 
 
 @pytest.mark.parametrize("most", [0, 3])
-def test_an_episode_begins_with_at_most_as_many_random_actions_as_asked_for(most: int) -> None:
-    """The policy always stays; every environment's episodes get numbers of their own."""
+def test_an_episode_begins_with_at_most_random_start_random_actions(most: int) -> None:
+    """The policy always stays; every episode draws its own number of random actions."""
     env = SyncVecEnv([lambda: Lengths(10)] * 4, "Lengths")
     starts, counts = RandomStarts(env, most, seed=0), np.zeros(4, int)
     stays = torch.full((1, 4), -1)
@@ -219,7 +218,7 @@ def test_an_episode_begins_with_at_most_as_many_random_actions_as_asked_for(most
     assert seen == [set(range(most + 1))] * 4
 
 
-def test_a_life_that_is_lost_is_no_new_start() -> None:
+def test_a_lost_life_does_not_repeat_the_random_start() -> None:
     starts = RandomStarts(SyncVecEnv([Walk] * 2, "Walk"), 3, seed=0)
     for _ in range(3):
         starts.replace(torch.zeros(1, 2))
@@ -228,15 +227,13 @@ def test_a_life_that_is_lost_is_no_new_start() -> None:
 
 
 @pytest.mark.parametrize(("env_id", "most"), [("PongNoFrameskip-v4", 30), ("Catch", 0)])
-def test_games_of_atari_begin_with_random_actions_unless_told_otherwise(
-    env_id: str, most: int
-) -> None:
+def test_atari_games_begin_with_random_actions_by_default(env_id: str, most: int) -> None:
     env: Any = SimpleNamespace(env_id=env_id)
     assert testing._random_start(env, EvaluationConfig()) == most
     assert testing._random_start(env, EvaluationConfig(random_start=7)) == 7
 
 
-def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
+def test_the_report_says_how_many_episodes_differ_and_how_they_began(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_test(save_run(tmp_path, "Catch"), random_start=2)
@@ -246,13 +243,13 @@ def test_the_evaluation_says_how_many_episodes_differ_and_how_they_began(
 
 
 def run_test(run: Path, asked: envs.EnvSpec = THAT_OF_THE_RUN, **how: Any) -> int:
-    """Plays three episodes of the run, unless `how` says otherwise."""
+    """Plays three episodes of the run; how: further settings."""
     config = EvaluationConfig(**{"num_episodes": 3, **how})
     return testing.test(run, config, asked, seed=1)
 
 
 def save_run(folder: Path, env_id: str, **flags: Any) -> Path:
-    """A run's folder with a checkpoint of an untrained model."""
+    """Makes a run's folder with a checkpoint of an untrained model."""
     kwargs, options = flags.get("env_kwargs", {}), envs.EnvOptions.of(flags)
     env = envs.make(envs.EnvSpec(env_id, kwargs, options=options), 1)
     lstm, model_kwargs = flags.get("use_lstm", False), flags.get("model_kwargs", {})
@@ -268,7 +265,7 @@ def save_run(folder: Path, env_id: str, **flags: Any) -> Path:
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])
-def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
+def test_an_evaluation_uses_the_recorded_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], use_lstm: bool
 ) -> None:
     assert run_test(save_run(tmp_path, "Catch", use_lstm=use_lstm)) == 0
@@ -276,7 +273,9 @@ def test_test_mode_plays_the_checkpoint_with_the_flags_in_it(
 
 
 @pytest.mark.parametrize("clipping", ["abs_one", "none"])
-def test_test_mode_gives_the_network_rewards_as_training_did(tmp_path: Path, clipping: str) -> None:
+def test_in_an_evaluation_the_network_gets_rewards_as_in_training(
+    tmp_path: Path, clipping: str
+) -> None:
     run = save_run(tmp_path, "Catch")
     path = run / "model.tar"
     checkpoints.save(path, checkpoints.load(path) | {"reward_input": clipping})
@@ -284,7 +283,7 @@ def test_test_mode_gives_the_network_rewards_as_training_did(tmp_path: Path, cli
 
 
 def players(run: Path) -> list[Agent]:
-    """The agent that plays in test mode; nothing is played."""
+    """Returns the agent of an evaluation, without playing."""
     found: list[Agent] = []
 
     def note(env: VecEnv, agent: Agent, *_: Any, **__: Any) -> Episodes:
@@ -298,7 +297,7 @@ def players(run: Path) -> list[Agent]:
 
 
 class WideCatch(Catch):
-    """Every ball is caught, wherever the paddle is."""
+    """Catch in which every ball is caught, wherever the paddle is."""
 
     def step(self, action: Any) -> VecStep:
         step = super().step(action)
@@ -309,7 +308,7 @@ def wide_catch(num_envs: int) -> VecEnv:
     return WideCatch(num_envs)
 
 
-def test_test_mode_plays_another_environment_where_one_is_named(
+def test_an_evaluation_plays_the_environment_that_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, other = save_run(tmp_path, "Catch"), f"{__name__}:wide_catch"
@@ -319,7 +318,7 @@ def test_test_mode_plays_another_environment_where_one_is_named(
 
 
 @pytest.mark.parametrize("other", ["CartPole-v1", "Mock"])
-def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
+def test_an_evaluation_in_an_environment_that_does_not_fit_is_refused(
     tmp_path: Path, other: str
 ) -> None:
     run = save_run(tmp_path, "Catch")
@@ -332,7 +331,9 @@ def test_another_environment_that_the_model_does_not_fit_is_a_sentence(
     ("program", "parsed"),
     [("monobeast", MonoBeastFlags), ("polybeast", PolyBeastFlags)],
 )
-def test_every_program_tests_the_environment_that_is_named(program: str, parsed: Any) -> None:
+def test_every_program_evaluates_in_the_environment_that_is_named(
+    program: str, parsed: Any
+) -> None:
     environment = EnvConfig(env="Catch", observation_keys=("image",))
     tests = CommandFlags(mode="test")
     seen: list[Any] = []
@@ -349,7 +350,7 @@ def test_every_program_tests_the_environment_that_is_named(program: str, parsed:
     assert seen == [(envs.EnvSpec("Catch", options=options),), (envs.EnvSpec(""),)]
 
 
-def test_test_mode_plays_a_game_as_it_was_trained_unless_told_otherwise(tmp_path: Path) -> None:
+def test_an_evaluation_uses_the_recorded_options_of_a_game_by_default(tmp_path: Path) -> None:
     pytest.importorskip("ale_py")
     recorded = {"full_action_space": True, "frame_skip": 50, "sticky_actions": None}
     run = save_run(tmp_path, "ALE/Pong-v5", model="mlp", **recorded)
@@ -370,7 +371,7 @@ def test_test_mode_plays_a_game_as_it_was_trained_unless_told_otherwise(tmp_path
     assert made == [envs.EnvSpec("ALE/Pong-v5", options=it) for it in (as_trained, told)]
 
 
-def test_test_mode_makes_environment_and_network_with_the_recorded_keyword_arguments(
+def test_an_evaluation_uses_the_recorded_keyword_arguments(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kwargs = {"env_kwargs": {"rows": 4}, "model_kwargs": {"hidden": 24}}
@@ -384,7 +385,7 @@ def test_test_mode_makes_environment_and_network_with_the_recorded_keyword_argum
 
 
 class Undecided(ActorCritic):
-    """Slightly prefers to stay."""
+    """A policy that slightly prefers to stay."""
 
     def forward(self, inputs: ModelInputs, core_state: Any) -> ModelOutput:
         logits = torch.tensor([0.0, 0.1, 0.0]).expand(*inputs.reward.shape, 3)
@@ -392,7 +393,7 @@ class Undecided(ActorCritic):
 
 
 class Counting(Lengths):
-    """Rewards staying."""
+    """An environment that rewards staying."""
 
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         observation, _, *rest = super().step(action)
@@ -413,7 +414,7 @@ def test_greedy_play_takes_the_most_likely_action_and_sampled_play_others_too() 
     assert returns(greedy=False, seed=0) == sampled != returns(greedy=False, seed=1)
 
 
-def test_the_flag_sampled_reaches_the_play(
+def test_the_flag_sampled_makes_an_evaluation_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = save_run(tmp_path, "Catch")
@@ -428,8 +429,9 @@ def test_the_flag_sampled_reaches_the_play(
 
 
 def save_original(folder: Path, model: str, use_lstm: bool, **more: Any) -> Path:
-    """A checkpoint as the original programs write it: no name of the network, but devices. Its
-    networks clip rewards also where the loss does not.
+    """Saves a checkpoint like the original programs: without the name of the network, with devices.
+
+    The original's networks clip rewards even if the loss does not.
     """
     env = envs.make("Mock", 1)
     agent = make_agent(
@@ -458,13 +460,13 @@ def test_a_checkpoint_of_the_original_monobeast_is_played(
 def test_a_checkpoint_of_the_original_polybeast_is_played(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its counts hold numpy's scalars."""
+    """The counts of its files are numpy scalars."""
     stats = {"step": 1000, "episode_returns": (np.float32(1.5), np.float64(2.0))}
     assert run_test(save_original(tmp_path, "deep", False, stats=stats), num_episodes=1) == 0
     assert "step 1,000," in capsys.readouterr().out
 
 
-def test_published_weights_of_pong_fit_the_network_that_is_made_for_them() -> None:
+def test_published_weights_of_pong_fit_their_network() -> None:
     """The shapes are those of the original's network with Pong's six actions."""
     pytest.importorskip("ale_py")
     convolutions = {"conv1": (32, 4, 8, 8), "conv2": (64, 32, 4, 4), "conv3": (64, 64, 3, 3)}
@@ -502,7 +504,7 @@ def test_a_checkpoint_of_the_original_is_played_by_the_originals_formula(
     assert torch.equal(output.policy_logits.argmax(-1), logits.argmax(-1))
 
 
-def test_testing_a_run_without_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
+def test_an_evaluation_without_a_checkpoint_is_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no checkpoint"):
         run_test(tmp_path / "nothing")
 
@@ -517,7 +519,7 @@ def test_a_video_is_written_of_images_and_refused_for_vectors(tmp_path: Path) ->
 
 
 class Drawing:
-    """A Gymnasium environment that draws itself in red."""
+    """An environment of Gymnasium that renders itself in red."""
 
     def __init__(self) -> None:
         self.action_space = gymnasium.spaces.Discrete(2)
@@ -532,7 +534,7 @@ class Drawing:
         return np.full((480, 240, 3), (255, 0, 0), np.uint8)
 
 
-def test_an_environment_that_draws_itself_is_filmed_so(tmp_path: Path) -> None:
+def test_an_environment_that_can_render_is_filmed_by_its_render(tmp_path: Path) -> None:
     env = SyncVecEnv([Drawing], "Drawing")
     frame = picture(env, env.reset(0))
     assert frame.shape == (480, 240, 3) and (frame == (255, 0, 0)).all()
@@ -543,7 +545,7 @@ def test_an_environment_that_draws_itself_is_filmed_so(tmp_path: Path) -> None:
     assert red > 200 and blue < 50, "OpenCV's colours are in another order"
 
 
-def test_bits_with_channels_last_are_shown_in_a_gray_for_each_channel() -> None:
+def test_bool_channels_are_shown_in_a_gray_of_their_own() -> None:
     board = np.zeros((1, 10, 10, 4), bool)
     board[0, 2, 3, 0] = board[0, 5, 5, 3] = True
     frame = to_frame(board)

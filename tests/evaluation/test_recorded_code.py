@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints and servers come from others: what they name gets no arguments of their choice."""
+"""Factories that checkpoints and servers name are not called with arguments of their choice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def own_catch(num_envs: int, rows: int = 10) -> VecEnv:
 
 
 def save(savedir: Path, **flags: Any) -> None:
-    """The run `a`, which fits Catch."""
+    """Makes the run `a`, which fits Catch."""
     (savedir / "a").mkdir(exist_ok=True)
     env = envs.make(envs.EnvSpec("Catch"), 1)
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, env.frame_stack)
@@ -53,7 +53,7 @@ def main(program: str, savedir: Path, *args: str) -> int:
 
 
 def touching(path: Path) -> dict[str, Any]:
-    """Flags whose environment creates the file."""
+    """Returns flags whose environment creates the file."""
     return {"env": "os:system", "env_kwargs": {"command": f"touch {shlex.quote(str(path))}"}}
 
 
@@ -62,7 +62,7 @@ BY = [(program, TEST) for program in PROGRAMS] + [("monobeast", ()), ("polybeast
 
 
 @pytest.mark.parametrize(("program", "args"), BY)
-def test_a_checkpoint_calls_nothing_with_arguments_that_nobody_typed(
+def test_a_checkpoint_calls_no_factory_with_arguments_that_nobody_typed(
     program: str, args: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = tmp_path / "made"
@@ -73,7 +73,7 @@ def test_a_checkpoint_calls_nothing_with_arguments_that_nobody_typed(
     assert not made.exists()
 
 
-def test_neither_does_what_is_left_of_a_run_without_a_checkpoint(
+def test_meta_json_calls_no_factory_with_arguments_that_nobody_typed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -85,7 +85,7 @@ def test_neither_does_what_is_left_of_a_run_without_a_checkpoint(
 
 
 def described(options: dict[str, Any], env_id: str) -> dict[str, Any]:
-    """What a server tells."""
+    """Returns the description of a server."""
     return {
         "env_id": env_id,
         "num_envs": 1,
@@ -99,7 +99,7 @@ def described(options: dict[str, Any], env_id: str) -> dict[str, Any]:
 
 
 def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
-    """What a learner would record of the environment of such a server."""
+    """Returns what a learner would record of the environment of such a server."""
     learner = importlib.import_module("torchbeast.polybeast_learner")
     seen: list[Played] = []
 
@@ -119,7 +119,7 @@ def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("named", [(), ("--env", "os:system")], ids=["nothing typed", "--env"])
 @pytest.mark.parametrize(("program", "args"), BY)
-def test_a_servers_description_calls_nothing_either(
+def test_a_servers_description_calls_no_factory(
     program: str,
     args: tuple[str, ...],
     named: tuple[str, ...],
@@ -135,7 +135,7 @@ def test_a_servers_description_calls_nothing_either(
     assert SENTENCE in capsys.readouterr().err and not (tmp_path / "made").exists()
 
 
-def test_arguments_of_a_built_in_environment_are_recorded_as_a_server_tells_them(
+def test_arguments_of_a_built_in_environment_are_recorded_as_described(
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("libtorchbeast")
@@ -155,7 +155,7 @@ def test_a_factory_that_the_user_names_is_called(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_factory_without_arguments_needs_no_name(
+def test_a_recorded_factory_without_arguments_is_called(
     program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path, env=OWN, env_kwargs={})
@@ -183,7 +183,7 @@ def test_keyword_arguments_of_a_network_reach_classes_of_actors_only() -> None:
     assert not CALLED
 
 
-def test_a_learner_alone_leaves_arguments_to_its_servers(
+def test_polybeast_learner_leaves_keyword_arguments_to_its_servers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main("polybeast_learner", tmp_path, "--env_kwargs", '{"rows": 10}') == 2

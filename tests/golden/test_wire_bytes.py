@@ -31,7 +31,7 @@ from libtorchbeast import describe
 
 
 def hex_bytes(text: str) -> bytes:
-    """Bytes from lines of hexadecimal numbers; what follows a # says what they are."""
+    """Returns bytes from lines of hexadecimal numbers with comments after a #."""
     return bytes.fromhex(" ".join(line.split("#")[0] for line in text.splitlines()))
 
 
@@ -127,21 +127,21 @@ DTYPES = {
 
 
 class Box:
-    """The part of a space of arrays that a server reads."""
+    """The attributes of a space of arrays that a server reads."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.shape = shape
 
 
 class Spaces:
-    """The part of a space of several that a server reads."""
+    """The attributes of a nested space that a server reads."""
 
     def __init__(self, spaces: Any) -> None:
         self.spaces = spaces
 
 
 class Image:
-    """Old Gym's interface; episodes of two steps with reward 1.5, as the messages above tell."""
+    """An environment of old Gym; episodes of two steps with reward 1.5, as in the messages."""
 
     received: list[Any]
 
@@ -165,18 +165,18 @@ def address(runtime_folder: Path) -> str:
 
 
 def nest_of(array: bytes) -> bytes:
-    """A short NDArray as ArrayNest."""
+    """Returns a short NDArray as ArrayNest."""
     return bytes([0x0A, len(array)]) + array
 
 
 def step_of(array: bytes) -> bytes:
-    """The first step of a stream that observes a short NDArray."""
+    """Returns the first step of a stream that observes a short NDArray."""
     nest = nest_of(array)
     return bytes([0x0A, len(nest)]) + nest + hex_bytes("18 01")
 
 
 class TestOurServerSpeaksToAnOriginalLearner:
-    def test_it_speaks_first_and_then_answers_each_action(self, address: str) -> None:
+    def test_a_server_speaks_first_and_then_answers_each_action(self, address: str) -> None:
         with serving(Image, address), RawStream(address) as stream:
             assert stream.read() == FIRST_STEP
             for expected in (SECOND_STEP, LAST_STEP, SECOND_STEP, LAST_STEP):
@@ -407,7 +407,7 @@ class TestOurLearnerPlaysAgainstAnOriginalServer:
         assert episode_return[1].item() == -300
 
 
-def test_the_helper_that_other_tests_write_messages_with_writes_these() -> None:
+def test_the_wire_helpers_write_the_golden_bytes() -> None:
     zeros, ones = bytes(6), b"\1" * 6
     assert wire.leaf(wire.UINT8, (2, 3), zeros) == IMAGE
     assert wire.step(IMAGE, done=True) == FIRST_STEP
@@ -422,7 +422,7 @@ def test_the_helper_that_other_tests_write_messages_with_writes_these() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The module that protoc generates from rpcenv.proto."""
+    """Returns the module that protoc generates from rpcenv.proto."""
     protoc = pytest.importorskip("grpc_tools.protoc")
     folder = tmp_path_factory.mktemp("generated")
     assert protoc.main(["protoc", f"-I{PROTO.parent}", f"--python_out={folder}", str(PROTO)]) == 0
@@ -436,7 +436,7 @@ def messages(tmp_path_factory: pytest.TempPathFactory) -> Any:
 PROTO = Path(libtorchbeast.__file__).with_name("proto") / "rpcenv.proto"
 
 
-def test_the_proto_file_says_the_same(messages: Any) -> None:
+def test_the_generated_module_reads_and_writes_the_golden_bytes(messages: Any) -> None:
     array = messages.NDArray(dtype=2, shape=[2, 3], data=b"\1" * 6)
     step = messages.Step(
         observation=messages.ArrayNest(array=array),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A workshop for every test that starts programs."""
+"""Provides the workshop in which tests start programs."""
 
 from __future__ import annotations
 

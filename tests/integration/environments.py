@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments of a user, copied into the folder where the tests start programs."""
+"""A user's environments, copied into the folder where the tests start programs."""
 
 import sys
 import threading
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Plain:
-    """Gymnasium's interface; 10 steps an episode, each with reward 1."""
+    """An environment of Gymnasium with 10 steps per episode, each with reward 1."""
 
     def __init__(self):
         from gymnasium.spaces import Discrete
@@ -33,7 +33,7 @@ class Plain:
 
 
 class Legacy(Plain):
-    """Old Gym's interface."""
+    """An environment of old Gym."""
 
     def reset(self):
         self.episode_step = 0
@@ -67,7 +67,7 @@ class CannotBeMade(Plain):
 
 
 class Stuck(Plain):
-    """Its 100th step never ends."""
+    """Never ends its 100th step."""
 
     def observation(self):
         if self.steps == 100:
@@ -76,7 +76,7 @@ class Stuck(Plain):
 
 
 class Exits(Plain):
-    """Its process ends in the 100th step, as after a crash in its C code."""
+    """Ends its process in the 100th step, like a crash in C code."""
 
     def observation(self):
         if self.steps == 100:
@@ -88,7 +88,7 @@ class Exits(Plain):
 
 
 class ExitsAtOnce(Plain):
-    """Its process ends before it has served anything."""
+    """Ends its process before it has served anything."""
 
     def __init__(self):
         import os
@@ -98,7 +98,7 @@ class ExitsAtOnce(Plain):
 
 
 class NeverWithTorch(Plain):
-    """Fails when anything in its process has imported torch."""
+    """Fails if anything in its process has imported torch."""
 
     def observation(self):
         assert "torch" not in sys.modules, "torch was imported by an environment server"
@@ -106,14 +106,14 @@ class NeverWithTorch(Plain):
 
 
 class NaNObservation(Plain):
-    """Observations are not checked by servers: what the network makes of them fails the update."""
+    """Observes NaN after 200 steps; servers do not check that, so the update fails."""
 
     def observation(self):
         return np.full(4, np.nan if self.steps > 200 else 0.5, np.float32)
 
 
 class Truncated(Plain):
-    """Ends by a time limit only."""
+    """Ends only by a time limit."""
 
     def step(self, action):
         observation, reward, over, _, info = super().step(action)
@@ -121,7 +121,7 @@ class Truncated(Plain):
 
 
 class Worded(Truncated):
-    """A dict with a word, as MiniGrid's, and one of two arrays in it."""
+    """Observes a dict with a string, as MiniGrid's, and a nested dict of two arrays."""
 
     def observation(self):
         vector = np.full(3, self.episode_step, np.float32)
@@ -129,7 +129,7 @@ class Worded(Truncated):
 
 
 class Mixed(Truncated):
-    """A dict of an image and a number, cut by a time limit."""
+    """Observes a dict of an image and a number; truncated by a time limit."""
 
     def observation(self):
         image = np.full((2, 40, 40), self.episode_step, np.uint8)

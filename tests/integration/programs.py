@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole programs, started as a user starts them, in a folder of the test."""
+"""Starts whole programs as a user does, in a folder of the test."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ sys.meta_path.insert(0, Refuse())
 
 
 class Program:
-    """A running program: its output line by line as it comes, its end within a bound."""
+    """A running program, whose output is read line by line and whose end has a time limit."""
 
     def __init__(self, name: str, args: list[str], folder: Path, path: list[Path]) -> None:
-        """`path`: folders that Python looks into first."""
+        """Starts the program; path: folders that Python searches first."""
         package = Path(torchbeast.__file__).parents[1]
         self._process = subprocess.Popen(
             [sys.executable, "-m", f"torchbeast.{name}", *args],
@@ -61,11 +61,11 @@ class Program:
 
     @property
     def said(self) -> str:
-        """What it wrote so far, as far as `wait_for` and `end` have read it."""
+        """The output so far, as far as `wait_for` and `end` have read it."""
         return "".join(self._said)
 
     def wait_for(self, pattern: str, timeout: float = SOON) -> re.Match[str]:
-        """Waits for a line with this pattern."""
+        """Waits for a line that matches the pattern."""
         while True:
             line = self._lines.get(timeout=timeout)
             assert line is not None, f"it ended without {pattern!r}:\n{self.said}"
@@ -77,7 +77,7 @@ class Program:
         self._process.send_signal(number)
 
     def end(self, timeout: float = SOON) -> int:
-        """Its exit code, once it has ended and everything was read."""
+        """Waits for the end and the last output; returns the exit code."""
         code = self._process.wait(timeout)
         self._reader.join(timeout)
         while (line := self._lines.get_nowait()) is not None:
@@ -97,7 +97,7 @@ class Program:
 
 
 class Workshop:
-    """Starts programs, and looks at what they leave behind."""
+    """Starts programs, and checks what they leave behind."""
 
     def __init__(self, folder: Path, runtime_folder: Path) -> None:
         self.folder = folder
@@ -109,7 +109,7 @@ class Workshop:
         (self._without_compiled / "sitecustomize.py").write_text(WITHOUT_COMPILED)
 
     def start(self, name: str, *args: str) -> Program:
-        """A program with --savedir here (where it has one); MonoBeast without the compiled part."""
+        """Starts a program, with --savedir if it has it; MonoBeast finds nothing compiled."""
         if name not in PYTHON_ONLY:
             pytest.importorskip("libtorchbeast._C")
         where = [] if name == "polybeast_env" else ["--savedir", str(self.folder / "runs")]
@@ -118,7 +118,7 @@ class Workshop:
         return self._programs[-1]
 
     def run(self, name: str, *args: str, timeout: float = SOON) -> tuple[int, str]:
-        """Exit code and output of a program that ends by itself."""
+        """Runs a program that ends by itself; returns exit code and output."""
         program = self.start(name, *args)
         return program.end(timeout), program.said
 
@@ -129,17 +129,17 @@ class Workshop:
         return json.loads((self.run_folder(xpid) / "meta.json").read_text())
 
     def servers(self) -> list[psutil.Process]:
-        """The environment-server processes of this test's programs, by their addresses."""
+        """Returns the environment-server processes of this test's programs, by address."""
         found = self._processes("torchbeast.sources.servers.server_main")
         return sorted(found, key=lambda process: json.loads(process.info["cmdline"][-1])["address"])
 
     def actors(self) -> list[psutil.Process]:
-        """MonoBeast's actor processes, the oldest first."""
+        """Returns MonoBeast's actor processes, the oldest first."""
         found = self._processes("torchbeast.sources.processes.actor_main")
         return sorted(found, key=lambda process: process.info["create_time"])
 
     def _processes(self, module: str = "") -> list[psutil.Process]:
-        """Known by the test's own runtime folder, which every process here inherits."""
+        """Returns the processes that inherited the test's own runtime folder."""
         found = []
         for process in psutil.process_iter(["cmdline", "environ", "create_time"]):
             where = (process.info["environ"] or {}).get("XDG_RUNTIME_DIR")

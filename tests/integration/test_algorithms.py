@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An algorithm of one's own trains through every program, by its name alone."""
+"""A user's own algorithm trains through every program, given only by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LONG = 200.0
 
 
 def assert_the_run_has_learnt(workshop: Workshop, program: str) -> None:
-    """Evaluates the checkpoint, which knows its algorithm."""
+    """Evaluates the checkpoint, which records its algorithm."""
     assert workshop.meta("own")["args"]["algo"] == ALGO
     code, said = workshop.run(program, "--mode", "test", *SHARED, "--num_episodes", "20")
     assert code == 0, said

@@ -25,7 +25,7 @@ GAME = ["--env", "ALE/Pong-v5", *OPTIONS]
 
 
 def check_what_is_left(workshop: Workshop) -> None:
-    """Asserts the recorded flags, and that all environments had the console's actions."""
+    """Asserts the recorded flags, and that all environments had all actions of the console."""
     recorded = workshop.meta("a")["args"]
     assert recorded["full_action_space"] and recorded["frame_skip"] == 40
     assert recorded["sticky_actions"] == 0.5
@@ -35,7 +35,7 @@ def check_what_is_left(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_flags_of_a_game_reach_its_processes_and_its_checkpoint(
+def test_atari_flags_reach_the_processes_and_the_checkpoint(
     workshop: Workshop, program: str
 ) -> None:
     code, said = workshop.run(program, *GAME, *SMALL, *PROGRAMS[program])
@@ -43,7 +43,7 @@ def test_the_flags_of_a_game_reach_its_processes_and_its_checkpoint(
     check_what_is_left(workshop)
 
 
-def test_a_learner_alone_records_what_the_servers_were_told(workshop: Workshop) -> None:
+def test_polybeast_learner_records_the_atari_flags_of_its_servers(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", *GAME, "--num_servers=1", "--num_actors=2")
     servers.wait_for("Serving 2 environments")
     code, said = workshop.run("polybeast_learner", *SMALL)
@@ -52,7 +52,7 @@ def test_a_learner_alone_records_what_the_servers_were_told(workshop: Workshop) 
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_flag_of_atari_games_is_refused_for_others(workshop: Workshop, program: str) -> None:
+def test_an_atari_flag_is_refused_for_other_environments(workshop: Workshop, program: str) -> None:
     code, said = workshop.run(program, "--env", "Catch", "--frame_skip=2", *SMALL)
     assert code == 2 and "Traceback" not in said, said
     assert "Catch is no game of Atari, and has no --frame_skip: leave out --frame_skip" in said

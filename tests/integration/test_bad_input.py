@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is wrong ends the run within seconds,
-with the right exit code and a sentence that names it."""
+"""Bad input ends a run within seconds, with the right exit code and a message that names it."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ FAIL_WHILE_RUNNING = [
 
 
 @pytest.mark.parametrize(("env", "names"), CANNOT_BE_MADE)
-def test_an_environment_that_does_not_exist_is_a_sentence(
+def test_an_environment_that_does_not_exist_is_refused_with_a_message(
     workshop: Workshop, env: str, names: str
 ) -> None:
     code, said = workshop.run("polybeast", "--env", env, *SMALL)
@@ -79,7 +78,7 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
 
 
 @pytest.mark.parametrize("env", ["Legacy", "Truncated", "NeverWithTorch"])
-def test_an_environment_of_the_users_own_is_trained_on(workshop: Workshop, env: str) -> None:
+def test_a_users_own_environment_is_trained_on(workshop: Workshop, env: str) -> None:
     code, said = workshop.run("polybeast", "--env", f"environments:{env}", *SMALL)
     assert code == 0, said
     assert "mean return 10.00" in said, said
@@ -122,14 +121,14 @@ def test_a_checkpoint_of_something_else_is_refused_and_kept(workshop: Workshop) 
         workshop.assert_nothing_is_left()
 
 
-def test_a_torn_checkpoint_is_a_sentence(workshop: Workshop) -> None:
+def test_a_torn_checkpoint_is_refused_with_a_message(workshop: Workshop) -> None:
     workshop.run_folder("a").mkdir(parents=True)
     (workshop.run_folder("a") / "model.tar").write_bytes(b"PK\x03\x04torn")
     code, said = workshop.run("polybeast", "--env", "Catch", *SMALL)
     assert code == 2 and "no readable checkpoint" in said and "Traceback" not in said, said
 
 
-def test_a_model_of_the_users_own_is_checked_before_it_is_trained(workshop: Workshop) -> None:
+def test_a_users_own_model_is_checked_before_it_is_trained(workshop: Workshop) -> None:
     (workshop.folder / "models.py").write_text(WRONG_MODEL)
     args = ["--env", "Catch", *SMALL, "--model", "models:Wrong"]
     code, said = workshop.run("polybeast", *args)
@@ -152,7 +151,7 @@ class Wrong(ActorCritic):
 """
 
 
-def test_a_model_of_the_users_own_is_trained_saved_and_tested(workshop: Workshop) -> None:
+def test_a_users_own_model_is_trained_saved_and_evaluated(workshop: Workshop) -> None:
     (workshop.folder / "models.py").write_text(
         WRONG_MODEL.replace("Wrong", "Right")
         .replace("torch.zeros(rows, columns, 99)", "self.weight.expand(rows, columns, 3)")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Observations that are dicts, in whole programs."""
+"""Dict observations in whole programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IN_PIECES = ["--megabytes_at_once", "0.001"]  # a piece for each column
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_an_image_and_a_number_are_learnt_from_in_pieces_over_time_limits(
+def test_an_image_and_a_number_are_learnt_from_in_slices_across_time_limits(
     workshop: Workshop, program: str
 ) -> None:
     args = [*SMALL, *PROGRAMS[program], *IN_PIECES, "--total_steps", "400"]
@@ -37,7 +37,7 @@ KEYS = ["--observation_keys", "inner/vector"]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_leaves_that_are_chosen_are_learnt_from_recorded_and_tested(
+def test_selected_leaves_are_learnt_from_recorded_and_evaluated(
     workshop: Workshop, program: str
 ) -> None:
     args = [*SMALL, *PROGRAMS[program], "--env", "environments:Worded", "--total_steps", "80"]
@@ -52,7 +52,9 @@ def test_leaves_that_are_chosen_are_learnt_from_recorded_and_tested(
     assert code == 0 and "Returns: 10, 10" in said, said
 
 
-def test_a_learner_alone_sees_and_tests_what_the_servers_chose(workshop: Workshop) -> None:
+def test_polybeast_learner_learns_and_evaluates_what_the_servers_selected(
+    workshop: Workshop,
+) -> None:
     env = ["--env", "environments:Worded", *KEYS]
     servers = workshop.start("polybeast_env", "--num_servers", "1", "--num_actors", "2", *env)
     servers.wait_for("Serving 2 environments")

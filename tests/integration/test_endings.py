@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every way in which a run ends: in good order, by a signal, by a failure;
-and what it leaves behind."""
+"""Every way in which a run ends, and the files and processes that it leaves."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
 
 
-def test_a_complete_run_goes_on_by_its_name_in_either_program_and_is_tested_without_it(
+def test_a_complete_run_continues_in_either_program_and_is_evaluated(
     workshop: Workshop,
 ) -> None:
     assert catch(workshop, "a", 400).end() == 0
@@ -113,7 +112,7 @@ def test_a_complete_run_goes_on_by_its_name_in_either_program_and_is_tested_with
 
 
 @both_programs
-def test_a_killed_learner_leaves_no_process_and_no_socket_and_its_run_goes_on(
+def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop: Workshop, program: str
 ) -> None:
     run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1", program=program)
@@ -132,7 +131,7 @@ def test_a_killed_learner_leaves_no_process_and_no_socket_and_its_run_goes_on(
     assert again.end() == 0, again.said
 
 
-def test_a_killed_environment_server_is_replaced_and_the_run_goes_on(workshop: Workshop) -> None:
+def test_a_killed_environment_server_is_replaced_and_the_run_continues(workshop: Workshop) -> None:
     run = catch(workshop, "a", 10**8)
     run.wait_for(LEARNING)
     first, second = workshop.servers()
@@ -152,7 +151,7 @@ def test_a_killed_environment_server_is_replaced_and_the_run_goes_on(workshop: W
 
 
 def streams(workshop: Workshop, xpid: str) -> dict[str, float]:
-    """Numbers of live and lost streams at the last update."""
+    """Returns the numbers of live and lost streams at the last update."""
     row = list(read_logs(workshop.run_folder(xpid)))[-1]
     return {"live": row["live_streams"], "lost": row["lost_streams"]}
 
@@ -174,14 +173,14 @@ def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(
     workshop.assert_nothing_is_left()
 
 
-def test_two_runs_at_a_time_do_not_meet(workshop: Workshop) -> None:
+def test_two_simultaneous_runs_do_not_interfere(workshop: Workshop) -> None:
     runs = [catch(workshop, name, 2000) for name in ("a", "b")]
     for run in runs:
         assert run.end() == 0, run.said
     workshop.assert_nothing_is_left()
 
 
-def test_a_run_of_the_same_name_at_a_time_is_refused(workshop: Workshop) -> None:
+def test_a_simultaneous_run_of_the_same_name_is_refused(workshop: Workshop) -> None:
     first = catch(workshop, "a", 10**8)
     first.wait_for(LEARNING)
     second = catch(workshop, "a", 10**8)
@@ -191,7 +190,7 @@ def test_a_run_of_the_same_name_at_a_time_is_refused(workshop: Workshop) -> None
     assert first.end() == 0, first.said
 
 
-def test_without_a_checkpoint_none_is_written(workshop: Workshop) -> None:
+def test_with_checkpoints_disabled_none_is_written(workshop: Workshop) -> None:
     run = catch(workshop, "a", 400, "--disable_checkpoint")
     assert run.end() == 0, run.said
     assert not (workshop.run_folder("a") / "model.tar").exists()

@@ -18,7 +18,7 @@ def mean_return(output: str) -> float:
 
 
 def evaluated(workshop: Workshop, program: str, preset: str, *flags: str) -> float:
-    """Trains a preset; the mean return over 100 episodes with the most likely actions."""
+    """Trains a preset; returns the mean return of 100 greedy episodes."""
     shared = ["--xpid", "toy", "--torch_threads", "1"]
     train = ["--preset", preset, "--seed", "1", *flags]
     code, said = workshop.run(program, *shared, *train, timeout=PAGE)
@@ -40,7 +40,7 @@ def test_a_toy_task_is_learnt(workshop: Workshop, program: str, preset: str) -> 
     assert evaluated(workshop, program, preset) >= 0.9
 
 
-def test_a_policy_without_memory_cannot_do_the_memory_task(workshop: Workshop) -> None:
-    """Otherwise the test above would say nothing about the recurrent state."""
+def test_a_policy_without_memory_fails_the_memory_task(workshop: Workshop) -> None:
+    """Without this the test above would prove nothing about the recurrent state."""
     flags = ["--no_use_lstm", "--total_steps", "10000"]
     assert abs(evaluated(workshop, "monobeast", "memory", *flags)) < 0.5

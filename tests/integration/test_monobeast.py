@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MonoBeast as a whole, started where nothing that is compiled can be imported."""
+"""Whole runs of MonoBeast where no compiled module can be imported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def start(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch") 
 
 
 def learnt(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch") -> str:
-    """What a run that must end well said."""
+    """Returns the output of a run that must succeed."""
     run = start(workshop, total_steps, *more, env=env)
     assert run.end() == 0, run.said
     return run.said
@@ -42,8 +42,8 @@ def saved(workshop: Workshop) -> dict:
     return torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)
 
 
-def test_the_workshop_hides_the_compiled_part_from_it(workshop: Workshop) -> None:
-    """Otherwise the other tests here would not say that MonoBeast does without."""
+def test_compiled_modules_cannot_be_imported_in_these_tests(workshop: Workshop) -> None:
+    """Without this the other tests would not prove that MonoBeast works without them."""
     (workshop.folder / "curious.py").write_text(
         "def make_env():\n    import libtorchbeast\n"  # no environment: the import raises
     )
@@ -52,7 +52,7 @@ def test_the_workshop_hides_the_compiled_part_from_it(workshop: Workshop) -> Non
     assert "libtorchbeast is not installed in this test" in run.said
 
 
-def test_an_environment_of_the_users_own_is_trained_on(workshop: Workshop) -> None:
+def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
     assert "mean return 10.00" in learnt(workshop, 2000, env="environments:Legacy")
     workshop.assert_nothing_is_left()
 
@@ -86,7 +86,7 @@ def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
     workshop.assert_nothing_is_left()
 
 
-def test_a_killed_actor_is_replaced_and_the_run_goes_on(workshop: Workshop) -> None:
+def test_a_killed_actor_is_replaced_and_the_run_continues(workshop: Workshop) -> None:
     run = start(workshop, 10**8, "--num_processes", "2")
     run.wait_for(LEARNING)
     first, second = workshop.actors()
@@ -101,7 +101,7 @@ def test_a_killed_actor_is_replaced_and_the_run_goes_on(workshop: Workshop) -> N
     workshop.assert_nothing_is_left()
 
 
-def test_each_program_goes_on_with_and_tests_a_run_of_the_other(workshop: Workshop) -> None:
+def test_each_program_resumes_and_evaluates_a_run_of_the_other(workshop: Workshop) -> None:
     args = ["--env", "Catch", *SMALL, "--use_lstm"]
     code, said = workshop.run("polybeast", *args, "--num_servers", "1", "--total_steps", "400")
     assert code == 0, said

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pure-Python example: our ActorPool plays against it, and a whole learner trains from it."""
+"""The pure-Python example server: an ActorPool plays on it, and a whole learner trains from it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NUM_ENVS, STEPS = 4, 9
 
 
 class Example:
-    """The example server as a process."""
+    """The example server in a process."""
 
     def __init__(self, address: str, *args: str) -> None:
         pytest.importorskip("grpc_tools")
@@ -48,7 +48,7 @@ class Example:
         assert "Serving" in self._process.stdout.readline(), self._process.communicate()[1]
 
     def stop(self) -> tuple[int, str]:
-        """Exit code and what it wrote to stderr."""
+        """Returns the exit code and the output on stderr."""
         self._process.send_signal(signal.SIGTERM)
         _, said = self._process.communicate(timeout=SOON)
         return self._process.returncode, said
@@ -63,7 +63,7 @@ def example(runtime_folder: Path) -> Iterator[Example]:
 
 
 def follow_the_ball(inputs: Any) -> Any:
-    """The best policy: the paddle goes to where the ball is."""
+    """The best policy: moves the paddle under the ball."""
     (board, *_), _ = inputs  # [1, B, 10, 5]
     paddle = board[..., -1, :].argmax(-1)
     ball = board[..., :-1, :].sum(-2).argmax(-1)
@@ -71,7 +71,7 @@ def follow_the_ball(inputs: Any) -> Any:
 
 
 def check_episodes(env_outputs: Any) -> None:
-    """Every row tells what a game of nine steps tells."""
+    """Asserts that every row is one of a game of nine steps."""
     board, reward, done, episode_step, episode_return = env_outputs
     rows = torch.arange(done.shape[0])
     assert torch.equal(done, (rows % STEPS == 0)[:, None].expand_as(done))
@@ -84,7 +84,7 @@ def check_episodes(env_outputs: Any) -> None:
     assert torch.equal(row_of_ball, (rows % STEPS)[:, None].expand_as(row_of_ball))
 
 
-def test_it_describes_itself(example: Example) -> None:
+def test_the_example_server_describes_itself(example: Example) -> None:
     assert describe(example.address, SOON) == {
         "protocol_version": 1,
         "env_id": "Catch",
@@ -99,7 +99,7 @@ def test_it_describes_itself(example: Example) -> None:
     }
 
 
-def test_our_pool_plays_the_best_policy_against_it(example: Example) -> None:
+def test_a_pool_plays_the_best_policy_on_the_example_server(example: Example) -> None:
     with playing([example.address] * 2, follow_the_ball, unroll_length=4 * STEPS) as game:
         rollouts = game.rollouts(4)
     first = [nest for nest, info in rollouts if info["rollout"][0, 0] == 0]
@@ -120,7 +120,9 @@ def test_two_streams_play_different_games(example: Example) -> None:
 
 
 @pytest.mark.parametrize("shape", [(), (1, 1)], ids=["bare", "with time and batch"])
-def test_learners_of_the_original_play_against_it(shape: tuple[int, ...], example: Example) -> None:
+def test_learners_of_the_original_play_on_the_example_server(
+    shape: tuple[int, ...], example: Example
+) -> None:
     with RawStream(example.address) as stream:
         dones = []
         for _ in range(2 * STEPS + 1):
@@ -142,7 +144,7 @@ def test_learners_of_the_original_play_against_it(shape: tuple[int, ...], exampl
     ],
     ids=["nothing", "float", "no such action", "no such shape"],
 )
-def test_it_refuses_actions_that_make_no_sense(nest: bytes, example: Example) -> None:
+def test_the_example_server_refuses_invalid_actions(nest: bytes, example: Example) -> None:
     with RawStream(example.address) as stream:
         stream.read()
         stream.send(wire.action(nest))
@@ -150,7 +152,7 @@ def test_it_refuses_actions_that_make_no_sense(nest: bytes, example: Example) ->
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "expected" in details
 
 
-def test_a_learner_trains_from_it(example: Example, workshop: Workshop) -> None:
+def test_a_learner_trains_from_the_example_server(example: Example, workshop: Workshop) -> None:
     basename = example.address.removesuffix(".0")
     code, said = workshop.run(
         "polybeast_learner",
@@ -168,6 +170,6 @@ def test_a_learner_trains_from_it(example: Example, workshop: Workshop) -> None:
     assert fmean(early) < 0 < 0.5 < fmean(late), (early, late)
 
 
-def test_it_imports_nothing_of_torchbeast() -> None:
+def test_the_example_server_imports_nothing_of_torchbeast() -> None:
     imports = re.findall(r"^\s*(?:import|from) (\w+)", EXAMPLE.read_text(), re.MULTILINE)
     assert "grpc" in imports and not {"libtorchbeast", "torchbeast", "torch", "nest"} & set(imports)

@@ -41,7 +41,7 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
     workshop.assert_nothing_is_left()
 
 
-def test_a_basename_that_is_given_is_used(workshop: Workshop) -> None:
+def test_servers_and_learner_use_the_given_basename(workshop: Workshop) -> None:
     basename = f"unix:{workshop.runtime_folder}/mine"
     servers = workshop.start(
         "polybeast_env", "--env", "Catch", "--num_servers", "1", "--pipes_basename", basename
@@ -54,7 +54,7 @@ def test_a_basename_that_is_given_is_used(workshop: Workshop) -> None:
     assert code == 0, said
 
 
-def test_more_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> None:
+def test_more_environments_than_num_actors_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start(
         "polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_actors", "6"
     )
@@ -64,7 +64,7 @@ def test_more_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> 
     assert "serve 6 environments, but --num_actors is 4: give --num_actors 6, or" in said, said
 
 
-def test_fewer_environments_than_asked_for_are_a_sentence(workshop: Workshop) -> None:
+def test_fewer_environments_than_num_actors_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving 2 environments")
     args = [*SMALL, "--num_actors", "4", "--connect_timeout", "2"]
@@ -74,8 +74,8 @@ def test_fewer_environments_than_asked_for_are_a_sentence(workshop: Workshop) ->
     assert "Traceback" not in said, said
 
 
-def test_a_learner_takes_every_server_also_those_that_start_later(workshop: Workshop) -> None:
-    """It is started first, and asks before all of them serve."""
+def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> None:
+    """The learner is started first, and asks before all of them serve."""
     learner = workshop.start("polybeast_learner", *SMALL, "--connect_timeout", "60")
     servers = workshop.start(
         "polybeast_env", "--env", "Catch", "--num_servers", "10", "--num_actors", "20"
@@ -86,7 +86,7 @@ def test_a_learner_takes_every_server_also_those_that_start_later(workshop: Work
     assert servers.end(timeout=20) == 0, servers.said
 
 
-def test_servers_of_another_environment_are_a_sentence(workshop: Workshop) -> None:
+def test_servers_of_another_environment_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
     servers.wait_for("Serving")
     args = [*SMALL, "--num_actors", "1", "--env", "Memory"]
@@ -94,13 +94,13 @@ def test_servers_of_another_environment_are_a_sentence(workshop: Workshop) -> No
     assert code == 2 and "the servers serve Catch, but --env is Memory" in said, said
 
 
-def test_servers_that_are_not_there_are_a_sentence(workshop: Workshop) -> None:
+def test_absent_servers_are_reported_with_a_message(workshop: Workshop) -> None:
     code, said = workshop.run("polybeast_learner", *SMALL, "--connect_timeout", "1")
     assert code == 1, said
     assert "no environment server answers at unix:" in said and "Traceback" not in said, said
 
 
-def test_an_address_in_use_is_a_sentence_and_the_first_server_goes_on(workshop: Workshop) -> None:
+def test_an_address_in_use_is_refused_and_its_server_continues(workshop: Workshop) -> None:
     first = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
     first.wait_for("Serving")
     code, said = workshop.run("polybeast_env", "--env", "Catch", "--num_servers", "1")
@@ -110,7 +110,7 @@ def test_an_address_in_use_is_a_sentence_and_the_first_server_goes_on(workshop: 
     assert code == 0, said
 
 
-def test_a_server_that_dies_is_replaced_and_the_learner_goes_on(workshop: Workshop) -> None:
+def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "4")
     servers.wait_for("Serving")
     args = [*SMALL, "--num_actors", "4", "--total_steps", str(10**8)]
@@ -138,12 +138,12 @@ def test_a_server_that_dies_is_replaced_and_the_learner_goes_on(workshop: Worksh
 
 
 def last_row(workshop: Workshop) -> dict[str, float]:
-    """The streams as the learner's last update has seen them."""
+    """Returns the numbers of streams in the learner's last update."""
     row = list(read_logs(workshop.run_folder("a")))[-1]
     return {name: row[name] for name in ("live_streams", "lost_streams")}
 
 
-def test_a_server_that_dies_again_and_again_ends_its_program(workshop: Workshop) -> None:
+def test_a_server_that_dies_repeatedly_ends_its_program(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving")
     for _ in range(4):

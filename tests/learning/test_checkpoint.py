@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints load without trusting them, and a wrong one is a sentence."""
+"""Checkpoints load without running their code, and a wrong one is refused with a message."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def checkpoint_of(step: OptimiserStep[Any]) -> dict:
     return {**step.state_dict(), "stats": {"step": 7}, "flags": {}, "rng": checkpoints.rng_state()}
 
 
-def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_equals_what_was_saved(tmp_path: Path) -> None:
     step = impala(agent().model)
     checkpoints.save(tmp_path / "model.tar", checkpoint_of(step))
     saved = checkpoints.load(tmp_path / "model.tar")
@@ -42,7 +42,7 @@ def test_what_is_saved_comes_back(tmp_path: Path) -> None:
     assert saved["stats"] == {"step": 7}
 
 
-def test_the_generator_continues_where_it_was(tmp_path: Path) -> None:
+def test_the_random_generator_continues_where_it_was_saved(tmp_path: Path) -> None:
     step = impala(agent().model)
     checkpoints.save(tmp_path / "model.tar", checkpoint_of(step))
     expected = torch.rand(5)
@@ -50,7 +50,7 @@ def test_the_generator_continues_where_it_was(tmp_path: Path) -> None:
     assert torch.equal(torch.rand(5), expected)
 
 
-def test_it_loads_with_weights_only(tmp_path: Path) -> None:
+def test_a_checkpoint_loads_with_weights_only(tmp_path: Path) -> None:
     checkpoints.save(tmp_path / "model.tar", checkpoint_of(impala(agent().model)))
     saved = torch.load(tmp_path / "model.tar", weights_only=True)
     assert set(checkpoints.KEYS) <= set(saved)
@@ -69,25 +69,25 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"PK\x03\x04torn"])
-def test_a_torn_file_is_a_sentence(tmp_path: Path, data: bytes) -> None:
+def test_a_torn_file_is_refused_with_a_message(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.tar").write_bytes(data)
     with pytest.raises(UsageError, match="no readable checkpoint") as error:
         checkpoints.load(tmp_path / "model.tar")
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_with_a_message(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no checkpoint at"):
         checkpoints.load(tmp_path / "model.tar")
 
 
-def test_a_file_that_lacks_a_key_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_that_lacks_a_key_is_refused_with_a_message(tmp_path: Path) -> None:
     checkpoints.save(tmp_path / "model.tar", {"model_state_dict": {}})
     with pytest.raises(UsageError, match="it lacks optimizer_state_dict"):
         checkpoints.load(tmp_path / "model.tar")
 
 
-def test_a_file_of_a_newer_format_is_a_sentence(tmp_path: Path) -> None:
+def test_a_file_of_a_newer_format_is_refused_with_a_message(tmp_path: Path) -> None:
     saved = checkpoint_of(impala(agent().model)) | {"format": 2}
     checkpoints.save(tmp_path / "model.tar", saved)
     with pytest.raises(UsageError, match="has format 2, but this TorchBeast reads formats up to 1"):
@@ -95,7 +95,7 @@ def test_a_file_of_a_newer_format_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ["auto", 5, None])
-def test_a_form_of_rewards_that_there_is_not_is_a_sentence(odd: Any) -> None:
+def test_an_unknown_form_of_rewards_is_refused_with_a_message(odd: Any) -> None:
     saved = {"model_state_dict": {}, "flags": {}, "reward_input": odd}
     with pytest.raises(UsageError, match=f"reward_input {odd!r}, but .* knows abs_one, none"):
         checkpoints.actor_spec(saved)
@@ -119,7 +119,7 @@ ATARI, BOARD, VECTOR = (4, 84, 84), (10, 10, 4), (8,)
     ],
 )
 @pytest.mark.parametrize("leaves", ["one leaf", "two leaves"])
-def test_the_network_of_a_file_without_a_format_number_is_known(
+def test_the_network_of_a_file_without_a_format_is_found(
     model: str, recorded: dict[str, str], expected: str, leaves: str
 ) -> None:
     image = ArraySpec({"small": BOARD, "mlp": VECTOR}.get(model, ATARI), "uint8")
@@ -129,8 +129,8 @@ def test_the_network_of_a_file_without_a_format_number_is_known(
     assert checkpoints.model_name(saved) == expected
 
 
-def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is() -> None:
-    """Compares with MLPNet as it was before the number: its names, shapes and formula."""
+def test_the_network_of_a_file_without_a_format_gets_vectors_unchanged() -> None:
+    """Compares with the names, shapes and formula of MLPNet before there was a format."""
     seen = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
     sizes = {"linear": (128, 4), "fc": (128, 128), "policy": (2, 131), "baseline": (1, 131)}
     weights = {f"{name}.weight": torch.randn(size) / 10 for name, size in sizes.items()}
@@ -148,8 +148,8 @@ def test_the_network_of_a_file_without_a_format_number_reads_a_vector_as_it_is()
     torch.testing.assert_close(model(inputs, ()).policy_logits, logits)
 
 
-def test_a_network_that_was_told_nothing_of_values_is_recorded_so() -> None:
-    """Servers may not tell; the environment does, where the run is tested or goes on."""
+def test_a_network_made_without_value_ranges_is_recorded_as_such() -> None:
+    """Servers may not describe ranges that the environment itself has in an evaluation."""
     told = ArraySpec((4,), "float32", low=-math.inf, high=math.inf)
     trained = agent()
     assert not trained.spec.reads_values
@@ -161,7 +161,7 @@ def test_a_network_that_was_told_nothing_of_values_is_recorded_so() -> None:
     assert make_agent(ActorSpec("mlp"), told, Discrete(3), 1).spec.reads_values
 
 
-def test_the_format_number_says_that_the_network_is_named() -> None:
+def test_a_file_with_a_format_names_its_network() -> None:
     saved = {"format": 1, "model": "shallow", "flags": {"model": "auto"}, "model_state_dict": {}}
     assert checkpoints.model_name(saved) == "shallow"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the learner uses the machine."""
+"""Tests of the choice of device, precision, threads and slices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def chosen(reproducible: bool = False, **settings: Any) -> Compute:
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_one_gpu_is_enough_and_learns_whole_batches_in_bfloat16() -> None:
+def test_one_gpu_suffices_and_learns_whole_batches_in_bfloat16() -> None:
     found = chosen(torch_threads=2)
     assert (found.device, found.dtype, found.bytes_at_once) == (GPU, torch.bfloat16, None)
     assert str(found) == (
@@ -40,11 +40,11 @@ def test_one_gpu_is_enough_and_learns_whole_batches_in_bfloat16() -> None:
 
 
 @pytest.mark.usefixtures("a_gpu")
-def test_a_gpu_that_is_not_wanted_is_not_used() -> None:
+def test_disable_cuda_selects_the_cpu() -> None:
     assert chosen(disable_cuda=True).device == CPU
 
 
-def test_a_cpu_learns_what_fits_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"avx512f"})
     found = chosen(torch_threads=1)
@@ -56,7 +56,7 @@ def test_a_cpu_learns_what_fits_its_cache(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("megabytes", "expected"), [(0, None), (0.5, 500_000)])
-def test_the_flag_says_how_much_is_learnt_at_once(megabytes: float, expected: int | None) -> None:
+def test_megabytes_at_once_sets_the_size_of_a_slice(megabytes: float, expected: int | None) -> None:
     assert chosen(megabytes_at_once=megabytes).bytes_at_once == expected
 
 
@@ -86,7 +86,7 @@ def agent(shape: tuple[int, ...], model: str, use_lstm: bool = False) -> Agent:
 
 
 def shared(batch_size: int, agent: Agent, **settings: Any) -> Any:
-    """Threads over slices, and inside of their operations; rollouts of 20 steps, 6 cores."""
+    """Returns the threads for slices, and inside operations, with 6 cores; rollouts of 20 steps."""
     compute = chosen(torch_threads=6, **settings)
     return share_cores(compute, batch_size, 20, agent), torch.get_num_threads()
 
@@ -96,12 +96,12 @@ def shared(batch_size: int, agent: Agent, **settings: Any) -> Any:
     ("batch_size", "model", "use_lstm", "expected"),
     [
         (32, "shallow", False, (6, 1)),
-        (4, "shallow", False, (2, 3)),  # pieces of 42 rows, at least
+        (4, "shallow", False, (2, 3)),  # slices of at least 42 rows
         (1, "shallow", False, (1, 6)),
-        (17, "shallow", True, (2, 3)),  # its pieces have nine columns at least
+        (17, "shallow", True, (2, 3)),  # slices of at least nine columns
     ],
 )
-def test_threads_are_over_pieces_and_those_left_inside_of_operations(
+def test_threads_learn_from_slices_and_the_remaining_cores_serve_their_operations(
     monkeypatch: pytest.MonkeyPatch,
     batch_size: int,
     model: str,
@@ -116,17 +116,17 @@ def test_threads_are_over_pieces_and_those_left_inside_of_operations(
 @pytest.mark.parametrize(
     "settings", [{"compile": True}, {"megabytes_at_once": 0}, {"reproducible": True}], ids=str
 )
-def test_what_must_stay_whole_has_its_threads_inside_of_operations(settings: Any) -> None:
+def test_a_batch_that_one_thread_learns_has_all_cores_inside_operations(settings: Any) -> None:
     assert shared(32, agent((4, 84, 84), "shallow"), disable_cuda=True, **settings) == (1, 6)
 
 
 @pytest.mark.usefixtures("torch_threads")
-def test_small_observations_are_one_piece() -> None:
+def test_a_batch_of_small_observations_is_one_slice() -> None:
     assert shared(32, agent((4,), "mlp"), disable_cuda=True) == (1, 6)
 
 
 @pytest.mark.usefixtures("torch_threads", "a_gpu")
-def test_a_gpu_learns_from_one_thread_at_a_time() -> None:
+def test_only_one_thread_at_a_time_learns_on_a_gpu() -> None:
     assert shared(32, agent((4, 84, 84), "shallow"), megabytes_at_once=2.7) == (1, 6)
 
 
@@ -135,7 +135,7 @@ def test_a_gpu_learns_from_one_thread_at_a_time() -> None:
     ("count", "device", "inside", "expected"),
     [(3, CPU, 1, 3), (None, GPU, 1, 2), (None, CPU, 1, 4), (None, CPU, 4, 1), (None, CPU, 16, 1)],
 )
-def test_a_quarter_of_the_cores_chooses_actions(
+def test_inference_threads_are_as_set_or_chosen_by_the_hardware(
     monkeypatch: pytest.MonkeyPatch,
     count: int | None,
     device: torch.device,

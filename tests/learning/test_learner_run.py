@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A learner's run from its folder to its end, with batches made here."""
+"""The run of a learner, with batches made by the tests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def agent(spec: ActorSpec = MLP) -> Agent:
 
 
 def old_agent(spec: ActorSpec) -> Agent:
-    """As every network was made before there was a format number."""
+    """Makes an agent as before there was a format."""
     return agent(dataclasses.replace(spec, reads_values=False))
 
 
@@ -80,7 +80,7 @@ def train(
     groups: dict[str, Any] | None = None,
     make: Callable[[ActorSpec], Agent] = agent,
 ) -> None:
-    """Learns a batch for each reward; resumes what is in the folder."""
+    """Learns one batch for each reward; resumes the run in the folder."""
     run = RunConfig(savedir=str(folder), xpid="run", seed=1)
     train_with(MonoBeastFlags(run=run, **(groups or {})), "Catch", *rewards, make=make)
 
@@ -91,7 +91,7 @@ def train_with(
     *rewards: float,
     make: Callable[[ActorSpec], Agent] = agent,
 ) -> None:
-    """Learns a batch for each reward."""
+    """Learns one batch for each reward, with these settings."""
     here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
     settings = run_settings(flags, env_id, here)
 
@@ -104,7 +104,7 @@ def train_with(
         run.train(make, PublishedWeights, source)
 
 
-def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Path) -> None:
+def test_a_nan_saves_the_state_before_it_beside_the_checkpoint(tmp_path: Path) -> None:
     model, last_good = tmp_path / "run" / "model.tar", tmp_path / "run" / "last_good.tar"
     train(tmp_path, GOOD, GOOD)
     before = model.read_bytes()
@@ -119,7 +119,7 @@ def test_a_nan_keeps_the_last_good_state_apart_from_the_checkpoint(tmp_path: Pat
     assert checkpoints.first_non_finite(kept) is None
 
 
-def test_a_run_goes_on_from_the_last_good_state_where_that_is_wanted(tmp_path: Path) -> None:
+def test_a_run_can_be_resumed_from_the_last_good_state(tmp_path: Path) -> None:
     with pytest.raises(RunError):
         train(tmp_path, GOOD, BAD)
     shutil.copy(tmp_path / "run" / "last_good.tar", tmp_path / "run" / "model.tar")
@@ -127,14 +127,14 @@ def test_a_run_goes_on_from_the_last_good_state_where_that_is_wanted(tmp_path: P
     assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * T * B
 
 
-def test_without_checkpoints_nothing_is_kept(tmp_path: Path) -> None:
+def test_with_checkpoints_disabled_nothing_is_saved(tmp_path: Path) -> None:
     unsaved = {"checkpoints": CheckpointConfig(disable_checkpoint=True)}
     with pytest.raises(RunError, match="No state was saved"):
         train(tmp_path, GOOD, BAD, groups=unsaved)
     assert not list((tmp_path / "run").glob("*.tar"))
 
 
-def test_resuming_with_other_settings_says_which(
+def test_resuming_with_other_settings_lists_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, GOOD)
@@ -173,7 +173,7 @@ def with_rewards(clipping: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("clipping", ["abs_one", "none"])
-def test_the_network_is_given_rewards_as_they_are_learnt_from(
+def test_the_network_gets_rewards_in_the_form_that_the_loss_uses(
     tmp_path: Path, clipping: str
 ) -> None:
     train(tmp_path, GOOD, **with_rewards(clipping))
@@ -181,8 +181,8 @@ def test_the_network_is_given_rewards_as_they_are_learnt_from(
     assert checkpoints.load(tmp_path / "run" / "model.tar")["reward_input"] == clipping
 
 
-def test_a_run_that_goes_on_is_given_rewards_as_before(tmp_path: Path) -> None:
-    """What its weights were learnt for; the loss has rewards as the flag says."""
+def test_the_network_of_a_resumed_run_gets_rewards_as_before(tmp_path: Path) -> None:
+    """The weights depend on that form; the loss uses the form that the flag selects."""
     train(tmp_path, GOOD, **with_rewards("none"))
     train(tmp_path, GOOD, **with_rewards("abs_one"))
     assert LEARNERS[-1].agent.model.reward_input == "none"
@@ -199,7 +199,7 @@ def with_model(name: str) -> dict[str, Any]:
     return {"groups": {"model": ModelConfig(model=name)}}
 
 
-def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_network_of_the_same_shapes(tmp_path: Path) -> None:
     train(tmp_path, GOOD, **with_model("shallow-norm"))
     with pytest.raises(UsageError, match="learns with --model shallow-norm, not shallow: give"):
         train(tmp_path, GOOD, **with_model("shallow"))
@@ -208,7 +208,7 @@ def test_a_run_does_not_go_on_with_a_network_that_only_has_the_same_weights(tmp_
     assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
 
 
-def test_a_run_does_not_go_on_with_other_keyword_arguments_of_its_network(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_other_keyword_arguments_of_its_network(tmp_path: Path) -> None:
     wide = {"model": ModelConfig(model="mlp", model_kwargs={"hidden": 24})}
     train(tmp_path, GOOD, groups=wide)
     with pytest.raises(UsageError) as error:
@@ -222,7 +222,7 @@ def test_a_run_does_not_go_on_with_other_keyword_arguments_of_its_network(tmp_pa
 
 
 @pytest.mark.parametrize("now", ["shallow", "shallow-norm", "auto"])
-def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallow(
+def test_a_run_without_a_format_resumes_with_what_was_called_shallow(
     tmp_path: Path, now: str
 ) -> None:
     train(tmp_path, GOOD, make=old_agent, **with_model("shallow-norm"))
@@ -236,7 +236,7 @@ def test_a_run_from_before_the_format_number_goes_on_with_what_was_called_shallo
     assert saved["model"] == "shallow-norm" and saved["stats"]["step"] == 2 * T * B
 
 
-def test_a_run_from_before_the_format_number_goes_on_reading_vectors_as_they_are(
+def test_a_run_without_a_format_resumes_with_unchanged_vectors(
     tmp_path: Path,
 ) -> None:
     train(tmp_path, GOOD, make=old_agent)
@@ -253,8 +253,8 @@ def test_a_run_from_before_the_format_number_goes_on_reading_vectors_as_they_are
     assert "scale.mean" in agent().model.state_dict(), "the networks must differ"
 
 
-def test_settings_that_another_program_did_not_record_are_not_compared() -> None:
-    """Each program with a checkpoint of its own, of the other, and of the original."""
+def test_settings_that_were_not_recorded_are_not_compared() -> None:
+    """Compares the settings of each program with those of the other and of the original."""
     mono, poly = (
         flatten(MonoBeastFlags(processes=ProcessesConfig(fixed_lag=1))),
         flatten(PolyBeastFlags()),
@@ -273,7 +273,7 @@ def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     assert checkpoints.first_non_finite(state) == "optimizer.state.0.square_avg"
 
 
-def test_a_run_says_what_it_computes_in_and_with(
+def test_a_run_prints_its_device_precision_and_threads(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train(tmp_path, GOOD)
@@ -281,7 +281,7 @@ def test_a_run_says_what_it_computes_in_and_with(
     assert sum(line.startswith("Computing on the CPU in ") for line in lines) == 1
 
 
-def test_a_run_that_learns_whole_batches_says_so(
+def test_a_run_that_learns_whole_batches_prints_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Impala, "separable", False)
@@ -294,7 +294,7 @@ def no_room(path: Path, checkpoint: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_a_last_checkpoint_that_cannot_be_written_is_the_runs_failure(
+def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoints, "save", no_room)
@@ -303,7 +303,7 @@ def test_a_last_checkpoint_that_cannot_be_written_is_the_runs_failure(
     assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()
 
 
-def test_an_error_while_the_run_is_shown_is_its_failure(
+def test_an_error_of_the_display_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*args: object) -> None:
@@ -318,7 +318,7 @@ def test_an_error_while_the_run_is_shown_is_its_failure(
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_the_network_is_compiled_when_that_is_asked_for(
+def test_compile_compiles_the_network_for_learning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: bool
 ) -> None:
     compiled: list[torch.nn.Module] = []
@@ -328,10 +328,10 @@ def test_the_network_is_compiled_when_that_is_asked_for(
 
 
 @pytest.mark.parametrize(("env", "model"), [("Mock", "shallow"), ("Catch", "mlp")])
-def test_monobeast_learns_images_with_the_originals_network(
+def test_monobeast_learns_images_with_the_network_of_its_original(
     env: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its original had no other; Mock's observations are Atari's."""
+    """The original has no other network; Mock has Atari's observations."""
     made: list[Agent] = []
 
     class Run:
@@ -350,13 +350,13 @@ class Offline(Impala):
     takes = dict
 
 
-def test_an_algorithm_that_learns_from_other_batches_is_refused_with_both_kinds() -> None:
+def test_batches_of_another_class_are_refused_with_both_classes() -> None:
     check_batches(Rollout, Impala)
     with pytest.raises(UsageError, match="Offline learns from dict, but the source yields Rollout"):
         check_batches(Rollout, Offline)
 
 
-def test_a_run_is_refused_where_its_source_yields_other_batches(
+def test_a_run_is_refused_if_its_source_yields_other_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(EndingSource, "yields", dict)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run says what its network costs, leaf by leaf."""
+"""A run reports the cost of its network, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_every_leaf_of_nethack_has_its_cost() -> None:
     assert len(table(costs_of(agent)).splitlines()) == 1 + len(LEAVES)
 
 
-def test_the_dearest_leaves_are_named_and_the_others_added_up() -> None:
+def test_the_most_expensive_leaves_are_named_and_the_others_added_up() -> None:
     found = [Cost("the network", "", 1_500, 1_234.5)]
     sizes = {"a": 900.0, "b": 80.0, "c": 7.0, "d": 6.0, "e": 5.0}
     found += [Cost(name, "image", 100, size) for name, size in sizes.items()]
@@ -49,7 +49,7 @@ def test_the_dearest_leaves_are_named_and_the_others_added_up() -> None:
 
 
 @pytest.mark.parametrize("use_lstm", [False, True])
-def test_one_leaf_is_said_with_its_kind(use_lstm: bool) -> None:
+def test_a_single_leaf_is_reported_with_its_kind(use_lstm: bool) -> None:
     agent = agent_for(ArraySpec((4,), "float32", -float("inf"), float("inf")), "mlp", use_lstm)
     assert ", normalised numbers; learning" in sentence(costs_of(agent))
 
@@ -60,7 +60,7 @@ def test_leaves_of_nests_are_named_by_their_path() -> None:
     assert {cost.name for cost in costs_of(agent)[1:]} == {"a", "b.0", "b.1.c"}
 
 
-def test_a_network_of_ones_own_is_measured_as_a_whole() -> None:
+def test_a_users_own_network_is_measured_as_a_whole() -> None:
     agent = agent_for(ArraySpec((1,), "float32"), "source_models:CountingNet")
     (whole,) = costs_of(agent)
     assert whole.microseconds > 0

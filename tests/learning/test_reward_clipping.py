@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`--reward_clipping auto` is decided by what is played, before anything is learnt."""
+"""`--reward_clipping auto` is resolved by the environment before anything is learnt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from torchbeast.reporting.run_folder import RunConfig
         (UNKNOWN, "abs_one"),  # the default of the original's learner
     ],
 )
-def test_it_is_clipping_for_atari_and_for_servers_that_do_not_say(
+def test_auto_clips_rewards_of_atari_games_and_of_unknown_environments(
     env_id: str, expected: str
 ) -> None:
     assert resolved("auto", env_id) == expected
@@ -38,12 +38,12 @@ def test_it_is_clipping_for_atari_and_for_servers_that_do_not_say(
 
 @pytest.mark.parametrize("given", ["abs_one", "none"])
 @pytest.mark.parametrize("env_id", ["PongNoFrameskip-v4", "Taxi-v3"])
-def test_what_is_given_is_left_as_it_is(given: Any, env_id: str) -> None:
+def test_a_clipping_that_is_given_is_not_changed(given: Any, env_id: str) -> None:
     assert resolved(given, env_id) == given
 
 
 @pytest.mark.parametrize("env_id", ["Taxi-v3", "PongNoFrameskip-v4"])
-def test_what_was_decided_is_said_and_recorded(
+def test_the_resolved_clipping_is_printed_and_recorded(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], env_id: str
 ) -> None:
     flags = MonoBeastFlags(run=RunConfig(savedir=str(tmp_path), xpid="run"))
@@ -55,7 +55,7 @@ def test_what_was_decided_is_said_and_recorded(
     assert meta["args"]["reward_clipping"] == saved["flags"]["reward_clipping"] == how
 
 
-def test_presets_whose_rewards_pass_one_say_what_is_done_to_them() -> None:
-    """The others' lie in [-1, 1] after --reward_scale, so there is nothing to clip."""
+def test_presets_with_rewards_above_one_name_their_clipping() -> None:
+    """Rewards of the other presets are in [-1, 1] after --reward_scale: nothing is clipped."""
     named = {name for name, preset in PRESETS.items() if "reward_clipping" in preset.flags}
     assert {"pong", "atari-paper", "pendulum"} <= named

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training loop with a source made here:
-counting, publishing, recording, consistent checkpoints."""
+"""The training loop with a fake source: counters, publication, logs, consistent checkpoints."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ SOON = 20.0
 
 
 def rollout(reward: float = 1.0) -> Rollout:
-    """One episode ends in row 2 of column 0, with return 7 after 4 steps."""
+    """Returns a rollout in which one episode ends: row 2, column 0, return 7, 4 steps."""
     done = torch.zeros(T + 1, B, dtype=torch.bool)
     done[2, 0] = True
     return Rollout(
@@ -54,7 +53,7 @@ def rollout(reward: float = 1.0) -> Rollout:
 
 
 class ListSource:
-    """Gives these batches, each once, to whoever asks first."""
+    """A source that yields each of these batches once, to any thread."""
 
     yields: type = Rollout
 
@@ -82,7 +81,7 @@ class ListSource:
         return []
 
     def seconds(self) -> dict[str, float]:
-        """Three seconds for each batch."""
+        """Returns three seconds for each batch."""
         return {"environment": 2.0 * self._given, "inference": 1.0 * self._given, "queueing": 0.0}
 
 
@@ -114,14 +113,14 @@ class Run:
         self.files.close()
 
 
-def test_it_ends_at_the_first_update_that_reaches_the_total(tmp_path: Path) -> None:
+def test_training_ends_at_the_first_update_that_reaches_total_steps(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(9)], total_steps=3 * T * B - 1)
     run.learn()
     assert run.supervisor.reason == DONE
     assert run.training.progress.step == 3 * T * B and run.training.updates == 3
 
 
-def test_each_batch_is_learnt_and_logged_once_also_with_many_learner_threads(
+def test_many_learner_threads_learn_and_log_each_batch_once(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, [rollout() for _ in range(20)], total_steps=20 * T * B)
@@ -131,7 +130,7 @@ def test_each_batch_is_learnt_and_logged_once_also_with_many_learner_threads(
     assert run.training.progress.episodes == 20
 
 
-def test_returns_are_those_of_the_episodes_that_ended(tmp_path: Path) -> None:
+def test_logged_returns_are_those_of_the_episodes_that_ended(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout()], total_steps=T * B)
     run.learn()
     (row,) = read_logs(tmp_path)
@@ -157,7 +156,7 @@ def test_each_row_has_the_seconds_since_the_row_before(tmp_path: Path) -> None:
     assert sum(row["time_learning"] for row in rows) <= whole["learning"]
 
 
-def test_a_row_ends_with_the_counts_of_steps_learnt_from_and_of_optimiser_steps(
+def test_a_row_ends_with_learnt_steps_and_optimiser_steps(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, [rollout() for _ in range(2)], total_steps=2 * T * B)
@@ -179,7 +178,7 @@ def test_a_run_continues_a_log_that_lacks_the_newer_columns(tmp_path: Path) -> N
     assert (after["_tick"], after["learnt_steps"], after["optimiser_steps"]) == (1, T * B, 1)
 
 
-def test_the_lag_of_the_last_batch_is_shown(tmp_path: Path) -> None:
+def test_progress_has_the_policy_lag_of_the_last_batch(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
     run.learn()
     assert [row["mean_lag"] for row in read_logs(tmp_path)] == [0.0, 1.0, 2.0]
@@ -201,7 +200,7 @@ def test_the_published_weights_are_the_newest_and_are_copies(tmp_path: Path) -> 
     assert max(p.abs().max() for p in replica.parameters()) < 1000.0
 
 
-def test_a_replica_that_is_up_to_date_is_left_alone(tmp_path: Path) -> None:
+def test_an_up_to_date_replica_is_not_loaded_again(tmp_path: Path) -> None:
     run = Run(tmp_path, [], total_steps=1)
     replica = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1).model
     version = run.weights.refresh(replica, None)
@@ -229,8 +228,8 @@ def states_equal(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def test_what_is_kept_before_a_nan_is_the_state_after_the_last_update(tmp_path: Path) -> None:
-    """Weights, optimiser, schedule, counts and generator: as if the bad batch had never come."""
+def test_the_state_saved_at_a_nan_is_that_after_the_last_good_update(tmp_path: Path) -> None:
+    """Compares weights, optimiser, schedule, counters and random generator."""
     states: list[dict[str, Any]] = []
 
     def keep(state: dict[str, Any]) -> Path:
@@ -255,7 +254,7 @@ def test_what_is_kept_before_a_nan_is_the_state_after_the_last_update(tmp_path: 
     )
 
 
-def test_a_gradient_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_finite_ends_the_run_with_its_name(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout(), rollout()], total_steps=1000, keep=lambda state: tmp_path)
     name, parameter = list(run.model.named_parameters())[-1]
     parameter.register_hook(lambda gradient: gradient * float("inf"))
@@ -264,7 +263,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_by_its_name(tmp_path: Path) 
     assert f"the gradient of {name} is not finite" in str(run.supervisor.failure)
 
 
-def test_a_state_that_is_bad_already_is_not_kept_as_good(tmp_path: Path) -> None:
+def test_a_state_that_is_not_finite_is_not_saved_as_good(tmp_path: Path) -> None:
     def keep(state: dict[str, Any]) -> Path:
         raise AssertionError("this state is not good")
 
@@ -290,8 +289,8 @@ def test_a_failing_learner_thread_does_not_block_the_others(tmp_path: Path) -> N
     assert run.supervisor.failure is not None
 
 
-def test_a_checkpoint_is_of_one_moment_between_two_updates(tmp_path: Path) -> None:
-    """Copies taken while the learner runs hold the weights of exactly the version they name."""
+def test_a_checkpoint_is_a_consistent_copy_between_two_updates(tmp_path: Path) -> None:
+    """Checkpoints taken during learning hold the weights of exactly the version that they name."""
     run = Run(tmp_path, [rollout() for _ in range(60)], total_steps=60 * T * B)
     weights_of = {0: run.weights._snapshot.tensors}
     publish = run.weights.publish
@@ -314,7 +313,7 @@ def test_a_checkpoint_is_of_one_moment_between_two_updates(tmp_path: Path) -> No
         assert all(torch.equal(expected[k], v) for k, v in copy["model_state_dict"].items())
 
 
-def test_a_checkpoint_does_not_change_when_learning_goes_on(tmp_path: Path) -> None:
+def test_a_checkpoint_does_not_change_while_learning_continues(tmp_path: Path) -> None:
     run = Run(tmp_path, [rollout()], total_steps=T * B)
     before = run.training.checkpoint({})
     kept = {k: v.clone() for k, v in before["model_state_dict"].items()}
@@ -358,7 +357,7 @@ def test_progress_survives_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("stats", [{}, {"step": 5, "mean_episode_return": 1.0}])
-def test_stats_of_another_program_are_read_as_far_as_they_go(stats: dict[str, Any]) -> None:
+def test_stats_with_missing_and_unknown_entries_are_read(stats: dict[str, Any]) -> None:
     progress = Progress()
     progress.load_state_dict(stats)
     assert progress.step == stats.get("step", 0)

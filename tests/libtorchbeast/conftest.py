@@ -10,5 +10,5 @@ import pytest
 
 @pytest.fixture
 def address(runtime_folder: Path) -> str:
-    """A unix address that nobody serves."""
+    """Returns a unix address without a server."""
     return f"unix:{runtime_folder}/env"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments behind servers: each does one thing well, or one thing badly.
+"""Environments for servers: each behaves well or badly in one way.
 
 Episodes have three steps of reward 2. An observation counts the steps within its episode.
 """
@@ -16,14 +16,14 @@ REWARD = 2.0
 
 
 class Space:
-    """As much of a discrete action space as a server reads."""
+    """The attributes of a discrete action space that a server reads."""
 
     n = 4
     start = 1
 
 
 class Counting:
-    """Gymnasium's interface."""
+    """An environment of Gymnasium."""
 
     action_space = Space()
 
@@ -42,12 +42,12 @@ class Counting:
         return np.full((2, 2), self.time, np.uint8)
 
     def ending(self, over: bool) -> tuple[bool, bool]:
-        """terminated, truncated."""
+        """Returns terminated and truncated."""
         return over, False
 
 
 class Legacy:
-    """Old Gym's interface; `values` follow (obs, reward, done)."""
+    """An environment of old Gym; `values` follow (obs, reward, done)."""
 
     values: ClassVar[tuple[Any, ...]] = ({},)
 
@@ -106,7 +106,7 @@ class Lives(Vector):
 
 
 class TruncatedVector(Vector):
-    """Its environments 0 and 2 are truncated where others end."""
+    """Truncates its environments 0 and 2 where the others end."""
 
     def step(self, action: Any) -> VecStep:
         last = self.observation() + 1
@@ -153,7 +153,7 @@ class Raising(Counting):
 
 
 class Waiting(Counting):
-    """Waits in its second step until the test lets it go on."""
+    """Waits in its second step until the test lets it continue."""
 
     inside: ClassVar[threading.Event] = threading.Event()
     go_on: ClassVar[threading.Event] = threading.Event()
@@ -179,7 +179,7 @@ class WaitingThenRaising(Waiting):
 
 
 def with_observations(*observations: Any) -> type[Counting]:
-    """An environment that returns these, and the last of them for ever."""
+    """Returns a class of environments with these observations, the last of them forever."""
 
     class Observing(Counting):
         def __init__(self) -> None:
@@ -193,12 +193,12 @@ def with_observations(*observations: Any) -> type[Counting]:
 
 
 def with_step(result: Any) -> type[Counting]:
-    """An environment whose every step returns this."""
+    """Returns a class of environments whose every step returns this."""
     return type("Stepping", (Counting,), {"step": lambda self, action: result})
 
 
 def with_vec_step(**changes: Any) -> type[Vector]:
-    """A vector environment whose steps differ from a good one's in these values."""
+    """Returns a class of vector environments whose steps have these values, else valid ones."""
 
     class Changed(Vector):
         def step(self, action: Any) -> VecStep:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ActorPool: what it asks, what it hands over, and how every kind of failure reaches run()."""
+"""ActorPool: its inference requests, its rollouts, and how every failure reaches run()."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ A_SECOND = 1.0  # in which a failure has to reach run()
 
 
 def numbered_agent() -> Any:
-    """Its actions count the steps of one environment; its state is the last action."""
+    """An agent whose actions count the steps of one environment; its state is the last action."""
 
     def agent(inputs: Any) -> Any:
         _, state = inputs
@@ -50,7 +50,7 @@ class TestConstructor:
             "initial_agent_state": (),
         } | changed
 
-    def test_all_arguments_may_be_keywords_or_positions(self) -> None:
+    def test_all_arguments_may_be_keywords_or_positional(self) -> None:
         ActorPool(**self.arguments())
         ActorPool(*self.arguments().values())
 
@@ -77,7 +77,7 @@ class TestConstructor:
         assert (pool.count(), pool.live_streams(), pool.lost_streams()) == (0, 0, 0)
         assert pool.away_streams() == [], "they were never there"
 
-    def test_it_keeps_its_queue_and_batcher_alive(self) -> None:
+    def test_a_pool_keeps_its_queue_and_batcher_alive(self) -> None:
         arguments = self.arguments()
         arguments["learner_queue"].close()
         pool = ActorPool(**arguments)
@@ -86,7 +86,9 @@ class TestConstructor:
 
 
 class TestInference:
-    def test_is_asked_with_the_agreed_structure_dtypes_and_shapes(self, address: str) -> None:
+    def test_inference_gets_inputs_of_the_documented_structure_dtypes_and_shapes(
+        self, address: str
+    ) -> None:
         asked: list[Any] = []
 
         def agent(inputs: Any) -> Any:
@@ -145,7 +147,7 @@ class TestInference:
             compared += first > 0
         assert compared > 0
 
-    def test_may_write_to_its_inputs(self, address: str) -> None:
+    def test_inference_may_write_to_its_inputs(self, address: str) -> None:
         def agent(inputs: Any) -> Any:
             (observation, reward, done, *_), _ = inputs
             for leaf in (observation, reward, done):
@@ -158,7 +160,7 @@ class TestInference:
         assert observation[:, 0, 0, 0].tolist() == [0, 1, 2, 0, 1, 2]
         assert reward[0, 0] == 0 and done[:, 0].tolist() == [True, False, False, True, False, False]
 
-    def test_may_write_to_its_inputs_where_frames_are_stacked(self, address: str) -> None:
+    def test_inference_may_write_to_its_inputs_if_frames_are_stacked(self, address: str) -> None:
         class Stacking(Vector):
             frame_stack = 2
 
@@ -209,7 +211,7 @@ class TestRollouts:
         assert action[0].item() == 0 and (action[1:] == 1).all() and (logits[1:] == 1).all()
         assert second[0][1][0][0].item() == 1
 
-    def test_what_travels_beside_has_the_agreed_shapes(self, address: str) -> None:
+    def test_the_info_of_a_rollout_has_the_documented_shapes(self, address: str) -> None:
         with serving(Vector, address), playing([address], unroll_length=2) as game:
             _, info = game.rollout()
         assert sorted(info) == [
@@ -231,7 +233,7 @@ class TestRollouts:
         ):
             assert info[name].shape == (3, 3) and info[name].dtype is dtype
 
-    def test_streams_and_rollouts_are_numbered(self, address: str) -> None:
+    def test_the_info_numbers_environments_and_rollouts(self, address: str) -> None:
         with serving(Vector, address), playing([address] * 2) as game:
             infos = [info for _, info in game.rollouts(20)]
         seen: dict[tuple[int, ...], list[int]] = {}
@@ -241,7 +243,7 @@ class TestRollouts:
         for numbers in seen.values():
             assert numbers == list(range(len(numbers)))
 
-    def test_versions_of_the_policy_are_kept_row_by_row(self, address: str) -> None:
+    def test_policy_versions_are_recorded_row_by_row(self, address: str) -> None:
         queue, batcher = BatchingQueue(maximum_batch_size=1), DynamicBatcher()
         with serving(Counting, address):
             run = Background(ActorPool(2, queue, batcher, [address], ()).run)
@@ -255,7 +257,9 @@ class TestRollouts:
         assert versions[1][:, 0].tolist() == [2, 3, 4]
 
     @pytest.mark.parametrize("columns", [1, 3])
-    def test_a_stream_is_cut_into_items_of_columns(self, columns: int, address: str) -> None:
+    def test_a_stream_is_split_into_items_of_rollout_columns(
+        self, columns: int, address: str
+    ) -> None:
         with serving(Vector, address), playing([address], rollout_columns=columns) as game:
             rollouts = game.rollouts(3 // columns)
         tens = [nest[0][0][0][0, :, 0] // 10 for nest, _ in rollouts]
@@ -280,20 +284,20 @@ class TestRollouts:
         assert nest[0][0][2][3].tolist() == [True, True, True], "done is both ends"
         assert nest[0][0][0][3, :, 0].tolist() == [0, 10, 20]
 
-    def test_count_counts_steps_of_every_environment(self, address: str) -> None:
+    def test_count_is_the_number_of_steps_of_all_environments(self, address: str) -> None:
         with serving(Vector, address), playing([address], queue_size=1) as game:
             game.rollouts(2)
             wait_for(lambda: game.queue.size() == 1)
             counted = game.pool.count()
         assert counted >= 2 * 4 * 3 and counted % 12 == 0
 
-    def test_live_streams_live_until_the_end(self, address: str) -> None:
+    def test_streams_are_live_until_the_end(self, address: str) -> None:
         with serving(Counting, address), playing([address] * 3) as game:
             wait_for(lambda: game.pool.live_streams() == 3)
             game.rollouts(3)
         assert game.pool.live_streams() == 0 and game.pool.lost_streams() == 0
 
-    def test_unread_rollouts_hold_back_the_environments(self, address: str) -> None:
+    def test_a_full_queue_stops_the_environments(self, address: str) -> None:
         steps: list[int] = []
 
         class Env(Counting):
@@ -316,7 +320,7 @@ def _leaves(nest: Any) -> list[Any]:
 
 
 class TestAgentErrors:
-    """An answer that cannot be used ends the run with the sentence that says why."""
+    """An answer that cannot be used ends the run with a message that says why."""
 
     @pytest.mark.parametrize(
         ("outputs", "text"),
@@ -437,10 +441,10 @@ class TestAgentErrors:
 
 
 class TestEnvironmentFailures:
-    """Each reaches run() within a second, with its cause and the stream's address."""
+    """Each failure reaches run() within a second, with its cause and the stream's address."""
 
     def failure(self, env: Any, address: str) -> tuple[BaseException, float]:
-        """What run() raised, and how long after the pool was started."""
+        """Returns the error of run(), and the seconds since the pool was started."""
         with serving(env, address):
             game = Game([address])
             began = time.monotonic()
@@ -554,7 +558,7 @@ class TestEnvironmentFailures:
         error, took = self.failure(served_envs.with_vec_step(**changes), address)
         assert re.search(text, str(error)) and took < A_SECOND
 
-    def test_one_failing_stream_of_many_ends_the_run_with_its_address(
+    def test_a_single_failing_stream_ends_the_run_with_its_address(
         self, runtime_folder: Path
     ) -> None:
         good, bad = (f"unix:{runtime_folder}/{name}" for name in ("good", "bad"))
@@ -602,7 +606,7 @@ class TestEnvironmentFailures:
 
 class TestEnding:
     @pytest.mark.parametrize("closed", ["queue", "batcher"])
-    def test_closing_the_queue_or_the_batcher_ends_run_in_order(
+    def test_closing_the_queue_or_the_batcher_ends_run_without_an_error(
         self, closed: str, address: str
     ) -> None:
         with serving(Counting, address):
@@ -613,7 +617,7 @@ class TestEnding:
             assert game.queue.is_closed() and game.batcher.is_closed()
             game.close()
 
-    def test_closing_may_meet_any_moment_of_the_game(self, address: str) -> None:
+    def test_closing_is_safe_at_any_moment_of_a_run(self, address: str) -> None:
         with serving(Counting, address):
             for _ in range(30):
                 game = Game([address] * 2, queue_size=100)
@@ -648,7 +652,7 @@ class TestEnding:
             with pytest.raises(RuntimeError, match="once"):
                 game.pool.run()
 
-    def test_a_running_pool_does_not_stop_the_interpreter(self, address: str) -> None:
+    def test_a_running_pool_does_not_block_the_interpreter(self, address: str) -> None:
         with serving(Counting, address), playing([address], queue_size=1) as game:
             wait_for(lambda: game.queue.size() == 1)  # these lines are Python, and run
             game.rollout()
@@ -687,7 +691,7 @@ def _python(script: str) -> subprocess.Popen[str]:
 
 
 class ServerProcess:
-    """An environment server of its own, to be killed."""
+    """An environment server in a process, to be killed."""
 
     def __init__(self, address: str) -> None:
         self._process = _python(f"""
@@ -712,13 +716,13 @@ def server(address: str) -> Iterator[ServerProcess]:
 
 
 class TestLostStreams:
-    def test_nobody_at_the_address_is_a_connection_error(self, address: str) -> None:
+    def test_an_address_without_a_server_is_a_connection_error(self, address: str) -> None:
         game = Game([address], connect_timeout_s=0.2)
         with pytest.raises(ConnectionError, match=f"no environment server answers at {address}"):
             game.end()
         game.close()
 
-    def test_a_server_that_comes_a_moment_later_is_found(self, address: str) -> None:
+    def test_a_pool_waits_for_a_server_that_starts_later(self, address: str) -> None:
         with playing([address]) as game:
             assert game.pool.live_streams() == 0
             with serving(Counting, address):
@@ -739,7 +743,7 @@ class TestLostStreams:
         game.close()
         assert game.pool.lost_streams() == 1 and game.pool.live_streams() == 0
 
-    def test_the_run_goes_on_when_a_killed_server_comes_back(
+    def test_the_run_continues_when_a_killed_server_comes_back(
         self, server: ServerProcess, address: str
     ) -> None:
         with playing([address] * 2) as game:
@@ -760,7 +764,7 @@ class TestLostStreams:
             steps = nest[0][0][3][:, 0].tolist()
             assert steps in _CYCLES, f"a rollout over the gap: {steps}"
 
-    def test_a_stopped_server_that_runs_again_is_found_again(self, address: str) -> None:
+    def test_a_pool_reconnects_to_a_stopped_server_that_runs_again(self, address: str) -> None:
         with playing([address], queue_size=10**6) as game:
             for lost in range(3):
                 with serving(Counting, address):
@@ -768,7 +772,7 @@ class TestLostStreams:
                     assert game.pool.lost_streams() == lost
                 wait_for(lambda: game.pool.lost_streams() == lost + 1)  # noqa: B023
 
-    def test_the_run_goes_on_while_half_of_the_streams_live(
+    def test_the_run_continues_while_half_of_the_streams_are_live(
         self, server: ServerProcess, address: str, runtime_folder: Path
     ) -> None:
         other = f"unix:{runtime_folder}/other"

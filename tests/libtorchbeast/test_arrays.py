@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaves on their way into the core and out of it: which are taken, what is copied, what is shared.
+"""Leaves passed into the core and out of it: which are accepted, copied and shared.
 
-A BatchingQueue is the way here; DynamicBatcher takes and gives the same where the names say so.
+They pass through a BatchingQueue, or through a DynamicBatcher where the names say so.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ def through(*leaves: Any, batch_dim: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestEveryDtype:
-    def test_of_numpy_comes_out_as_torchs(self, dtype: str) -> None:
+    def test_every_dtype_of_numpy_comes_out_as_torchs(self, dtype: str) -> None:
         leaf = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
         out = through(leaf, leaf)
         assert out.dtype is DTYPES[dtype]
         np.testing.assert_array_equal(out.numpy(), np.concatenate([leaf, leaf]))
 
-    def test_of_torch_comes_out_unchanged(self, dtype: str) -> None:
+    def test_every_dtype_of_torch_comes_out_unchanged(self, dtype: str) -> None:
         leaf = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(DTYPES[dtype])
         out = through(leaf)
         assert out.dtype is leaf.dtype and torch.equal(out, leaf)
 
-    def test_keeps_its_extreme_values(self, dtype: str) -> None:
+    def test_every_dtype_keeps_its_extreme_values(self, dtype: str) -> None:
         if dtype == "bool":
             leaf = np.array([False, True])
         else:
@@ -165,14 +165,14 @@ def test_nests_that_contain_themselves_are_refused() -> None:
 
 class TestCopies:
     @pytest.mark.parametrize("make", [np.ones, torch.ones], ids=["numpy", "torch"])
-    def test_what_went_in_may_be_written_afterwards(self, make: Any) -> None:
+    def test_inputs_may_be_written_after_the_call(self, make: Any) -> None:
         leaf = make((1, 2))
         queue = BatchingQueue()
         queue.enqueue(leaf)
         leaf[...] = 7
         assert next(queue).tolist() == [[1, 1]]
 
-    def test_what_came_out_may_be_written_without_changing_what_went_in(self) -> None:
+    def test_writing_to_outputs_does_not_change_inputs(self) -> None:
         leaf = torch.ones(1, 2)
         through(leaf).fill_(7)
         assert leaf.tolist() == [[1, 1]]
@@ -204,7 +204,7 @@ class TestSharing:
         batch.set_outputs(())
         caller.result()
 
-    def test_slices_that_lie_together_are_not_copied_for_their_callers(self) -> None:
+    def test_contiguous_slices_are_not_copied_for_their_callers(self) -> None:
         batcher = DynamicBatcher(minimum_batch_size=2, timeout_ms=None)
         callers = [Background(batcher.compute, torch.zeros(1, 1)) for _ in range(2)]
         next(batcher).set_outputs(torch.zeros(1, 2))
@@ -225,7 +225,7 @@ class TestSharing:
 
 
 class TestReferences:
-    def test_the_core_keeps_no_reference_to_what_went_in(self) -> None:
+    def test_the_core_keeps_no_reference_to_inputs(self) -> None:
         class Tracked(np.ndarray):
             pass
 
@@ -239,13 +239,13 @@ class TestReferences:
         del leaf, nest
         assert alive() is None
 
-    def test_what_came_out_belongs_to_its_owner_alone(self) -> None:
+    def test_outputs_have_a_single_owner(self) -> None:
         out = through(torch.zeros(1, 1))
         alive = weakref.ref(out)
         del out
         assert alive() is None
 
-    def test_a_refused_nest_is_let_go(self) -> None:
+    def test_the_core_keeps_no_reference_to_a_refused_nest(self) -> None:
         class Leaf:
             pass
 

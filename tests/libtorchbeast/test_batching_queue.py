@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BatchingQueue: what it joins, what it refuses, how it waits and how it ends."""
+"""BatchingQueue: joining, refusing, waiting and closing."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ENDINGS = 50  # how often an ending is tried whose threads may meet in either or
 
 
 def item(value: float, columns: int = 1) -> torch.Tensor:
-    """A leaf [2, columns]."""
+    """Returns a leaf [2, columns]."""
     return torch.full((2, columns), float(value))
 
 
 def values(batch: torch.Tensor) -> list[float]:
-    """The first row of a batch of items."""
+    """Returns the first row of a batch of items."""
     return batch[0].tolist()
 
 
@@ -51,13 +51,13 @@ def values(batch: torch.Tensor) -> list[float]:
         ),
     ],
 )
-def test_impossible_sizes_are_refused_in_order(sizes: dict[str, int], text: str) -> None:
+def test_impossible_sizes_are_refused_the_minimum_first(sizes: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError) as failure:
         BatchingQueue(**sizes)
     assert str(failure.value) == text
 
 
-def test_the_arguments_may_be_positions() -> None:
+def test_arguments_may_be_positional() -> None:
     queue = BatchingQueue(0, 1, 2, None, True, 2)
     queue.enqueue(item(1))
     assert next(queue).shape == (2, 1)
@@ -114,7 +114,7 @@ class TestEnqueue:
         producer.result()
         assert values(next(queue)) == [2]
 
-    def test_blocking_on_a_full_queue_does_not_stop_the_interpreter(self) -> None:
+    def test_blocking_on_a_full_queue_does_not_block_the_interpreter(self) -> None:
         queue = BatchingQueue(maximum_batch_size=1, maximum_queue_size=1)
         queue.enqueue(item(1))
         producers = [Background(queue.enqueue, item(2)) for _ in range(3)]
@@ -160,13 +160,13 @@ class TestEnqueue:
         with pytest.raises(ValueError, match=rf"float32\[2, \*, 4\].*but got {got}"):
             queue.enqueue(bad)
 
-    def test_the_refusal_names_the_place(self) -> None:
+    def test_a_refusal_names_the_place_in_the_nest(self) -> None:
         queue = BatchingQueue()
         queue.enqueue({"obs": (item(0), item(0))})
         with pytest.raises(ValueError, match=r"at \['obs'\]\[1\]"):
             queue.enqueue({"obs": (item(0), (item(0),))})
 
-    def test_a_refused_item_spoils_nobodys_batch(self) -> None:
+    def test_a_refused_item_does_not_affect_later_batches(self) -> None:
         queue = BatchingQueue(minimum_batch_size=2)
         queue.enqueue(item(1))
         with pytest.raises(ValueError):
@@ -174,7 +174,7 @@ class TestEnqueue:
         queue.enqueue(item(2))
         assert values(next(queue)) == [1, 2]
 
-    def test_what_travels_beside_is_checked_at_the_door_too(self) -> None:
+    def test_enqueue_checks_info_too(self) -> None:
         queue = BatchingQueue(minimum_batch_size=2)
         queue.enqueue(item(1), {"stream": torch.zeros(1, 1)})
         with pytest.raises(ValueError):
@@ -259,21 +259,21 @@ class TestIteration:
         queue.enqueue(item(1))
         assert values(consumer.result()) == [1]
 
-    def test_waiting_does_not_stop_the_interpreter(self) -> None:
+    def test_waiting_does_not_block_the_interpreter(self) -> None:
         queue = BatchingQueue()
         consumer = Background(next, queue)
         consumer.wait_until_blocked()  # this line is Python, and runs
         queue.enqueue(item(1))
         assert values(consumer.result()) == [1]
 
-    def test_with_info_gives_what_travels_beside(self) -> None:
+    def test_with_info_yields_the_info_of_items(self) -> None:
         queue = BatchingQueue(minimum_batch_size=2)
         for value in (1, 2):
             queue.enqueue(item(value), {"stream": np.array([[value]])})
         [(batch, info)] = [next(queue.with_info())]
         assert values(batch) == [1, 2] and info["stream"].tolist() == [[1, 2]]
 
-    def test_without_info_it_is_empty(self) -> None:
+    def test_the_info_of_items_without_one_is_empty(self) -> None:
         queue = BatchingQueue()
         queue.enqueue(item(1))
         assert next(queue.with_info())[1] == ()
@@ -285,7 +285,7 @@ class TestIteration:
         del queue
         assert values(next(iterator)[0]) == [1]
 
-    def test_many_producers_and_consumers_lose_and_double_nothing(self) -> None:
+    def test_many_producers_and_consumers_pass_every_item_exactly_once(self) -> None:
         queue = BatchingQueue(maximum_batch_size=3, maximum_queue_size=4)
         consumers = [Background(lambda: [v for b in queue for v in values(b)]) for _ in range(3)]
         producers = [
@@ -310,7 +310,7 @@ class TestIteration:
 
 
 class TestClose:
-    def test_a_queue_is_open_until_it_is_closed(self) -> None:
+    def test_is_closed_is_false_until_close(self) -> None:
         queue = BatchingQueue()
         assert queue.is_closed() is False and queue.size() == 0
         queue.close()
@@ -324,7 +324,7 @@ class TestClose:
         assert str(failure.value) == "Queue was closed already"
         assert not isinstance(failure.value, ClosedBatchingQueue)
 
-    def test_of_many_closes_at_once_one_succeeds(self) -> None:
+    def test_of_many_simultaneous_closes_one_succeeds(self) -> None:
         for _ in range(ENDINGS):
             queue = BatchingQueue()
             barrier = threading.Barrier(4)
@@ -339,7 +339,7 @@ class TestClose:
 
             assert sum(c.result() for c in [Background(close) for _ in range(4)]) == 1
 
-    def test_a_closed_queue_gives_nothing(self) -> None:
+    def test_a_closed_queue_yields_nothing(self) -> None:
         queue = BatchingQueue()
         queue.enqueue(item(1))
         queue.close()
@@ -358,7 +358,7 @@ class TestClose:
         assert [consumer.result() for consumer in consumers] == [[], [], []]
 
     @pytest.mark.parametrize("timeout_ms", [None, 50, 60_000])
-    def test_close_wakes_whoever_waits_with_a_timeout(self, timeout_ms: int | None) -> None:
+    def test_close_wakes_a_consumer_that_waits_with_a_timeout(self, timeout_ms: int | None) -> None:
         for _ in range(ENDINGS):
             queue = BatchingQueue(timeout_ms=timeout_ms)
             consumer = Background(list, queue)
@@ -375,7 +375,7 @@ class TestClose:
                 with pytest.raises(ClosedBatchingQueue, match="^Enqueue to closed queue$"):
                     producer.result()
 
-    def test_an_item_handed_over_while_a_consumer_waits_is_not_lost(self) -> None:
+    def test_an_item_enqueued_while_a_consumer_waits_is_not_lost_at_close(self) -> None:
         for value in range(ENDINGS):
             queue = BatchingQueue()
             consumer = Background(next, queue)
@@ -386,7 +386,7 @@ class TestClose:
             with pytest.raises(StopIteration):
                 next(queue)
 
-    def test_nor_is_it_lost_below_the_minimum(self) -> None:
+    def test_items_below_the_minimum_are_not_lost_at_close(self) -> None:
         for value in range(ENDINGS):
             queue = BatchingQueue(minimum_batch_size=3)
             consumer = Background(list, queue)
@@ -395,7 +395,7 @@ class TestClose:
             queue.close()
             assert [values(batch) for batch in consumer.result()] == [[value]]
 
-    def test_consumers_that_wait_share_out_what_was_handed_over(self) -> None:
+    def test_waiting_consumers_share_the_items_that_were_enqueued(self) -> None:
         for _ in range(ENDINGS):
             queue = BatchingQueue(minimum_batch_size=2, maximum_batch_size=2)
             consumers = [Background(list, queue) for _ in range(2)]
@@ -407,14 +407,14 @@ class TestClose:
             batches = [batch for consumer in consumers for batch in consumer.result()]
             assert sorted(v for batch in batches for v in values(batch)) == [0, 1, 2]
 
-    def test_a_queue_that_is_deleted_unclosed_frees_its_items(self) -> None:
+    def test_a_queue_that_is_deleted_without_close_frees_its_items(self) -> None:
         queue = BatchingQueue()
         for value in range(10):
             queue.enqueue(item(value))
         del queue
 
 
-def test_its_repr_tells_fill_and_end() -> None:
+def test_the_repr_has_the_size_and_whether_it_is_closed() -> None:
     queue = BatchingQueue(maximum_batch_size=4, maximum_queue_size=5)
     queue.enqueue(item(0))
     assert repr(queue) == "<BatchingQueue 1 of 5 items>"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""describe(): what a learner learns of a server before it builds its model."""
+"""describe(): the description of a server that a learner makes its network from."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def test_nested_observations_are_described_as_nests(address: str) -> None:
     assert described == {"a": ("uint8", (1, 2)), "b": (("float64", (2,)), ("int64", ()))}
 
 
-def test_an_action_space_that_cannot_be_told_is_none(address: str) -> None:
+def test_an_action_space_that_cannot_be_described_is_none(address: str) -> None:
     with serving(Legacy, address):
         assert describe(address, SOON)["action_space"] is None
 
 
-def test_a_description_that_is_given_is_passed_on_and_no_environment_is_made(address: str) -> None:
+def test_a_given_description_is_sent_without_making_an_environment(address: str) -> None:
     given = {
         "env_id": "Given",
         "num_envs": 5,
@@ -90,7 +90,7 @@ def test_a_description_that_is_given_is_passed_on_and_no_environment_is_made(add
     assert described == given | {"observation": {"x": ("float32", (3,)), "y": (("bool", ()),)}}
 
 
-def test_asking_twice_makes_one_environment(address: str) -> None:
+def test_describing_twice_makes_one_environment(address: str) -> None:
     made = []
 
     def make() -> Counting:
@@ -102,7 +102,7 @@ def test_asking_twice_makes_one_environment(address: str) -> None:
     assert made == [1]
 
 
-def test_an_environment_that_cannot_be_made_is_told_with_its_traceback(address: str) -> None:
+def test_an_environment_that_cannot_be_made_is_reported_with_its_traceback(address: str) -> None:
     def make() -> None:
         raise OSError("no ROM in the slot")
 
@@ -130,14 +130,14 @@ def test_an_original_server_is_described_from_its_first_step(address: str) -> No
         assert script.half_closed.wait(SOON) and script.received == []
 
 
-def test_nobody_there_is_a_timeout_error(address: str) -> None:
+def test_describing_an_absent_server_is_a_timeout_error(address: str) -> None:
     with pytest.raises(TimeoutError, match=f"no environment server answers at {address}"):
         describe(address, 0.1)
 
 
 @pytest.fixture
 def deaf(runtime_folder: Path) -> Iterator[str]:
-    """A socket at which somebody listens and never says anything."""
+    """Returns the address of a socket that accepts connections and never answers."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(runtime_folder / "deaf"))
         listener.listen()
@@ -181,15 +181,13 @@ def test_a_server_that_never_answers_is_a_timeout_error(address: str) -> None:
         (wire.description(wire.leaf(wire.UINT8, [1] * 33)), "33 dimensions"),
     ],
 )
-def test_an_answer_that_makes_no_sense_is_a_value_error(
-    answer: bytes, text: str, address: str
-) -> None:
+def test_an_invalid_answer_is_a_value_error(answer: bytes, text: str, address: str) -> None:
     with raw_server(address, Describe=answer):
         with pytest.raises(ValueError, match=f"{address}.*{text}"):
             describe(address, SOON)
 
 
-def test_what_is_not_known_of_observations_is_not_sent(address: str) -> None:
+def test_unknown_ranges_of_values_are_not_sent(address: str) -> None:
     given = {
         "env_id": "",
         "num_envs": 1,
@@ -206,7 +204,7 @@ def test_what_is_not_known_of_observations_is_not_sent(address: str) -> None:
 @pytest.mark.parametrize(
     "text", [b"{not json", b"\xff\xfe", b"[" * 100_000], ids=["cut", "bytes", "deep"]
 )
-def test_a_space_that_cannot_be_read_is_an_error_and_no_crash(
+def test_a_space_that_raises_is_an_error_and_no_crash(
     place: int, text: bytes, address: str
 ) -> None:
     answer = wire.description(OBSERVATION) + wire.chunk(place, text)
@@ -248,12 +246,12 @@ def test_a_description_with_an_unknown_dtype_is_refused(address: str) -> None:
             pass
 
 
-def test_a_server_tells_how_many_were_started_with_it(address: str) -> None:
+def test_a_description_has_the_number_of_servers_started_together(address: str) -> None:
     with raw_server(address, Describe=wire.description(OBSERVATION) + wire.number(9, 10)):
         assert describe(address, SOON)["num_servers"] == 10
 
 
-def test_describing_does_not_disturb_a_game(address: str) -> None:
+def test_describing_does_not_disturb_a_stream(address: str) -> None:
     with serving(Counting, address), playing([address]) as game:
         game.rollout()
         describe(address, SOON)

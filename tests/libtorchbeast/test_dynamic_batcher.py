@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DynamicBatcher: every caller gets its own slice, or an exception that says why not."""
+"""DynamicBatcher: every caller gets its own slice, or an exception with the reason."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ DROPPED = "The associated promise has been destructed prior to the associated st
 
 
 def row(*values: float) -> torch.Tensor:
-    """Inputs [1, len(values)]."""
+    """Returns inputs [1, len(values)]."""
     return torch.tensor([values], dtype=torch.float32)
 
 
 def callers(batcher: DynamicBatcher, *inputs: Any) -> list[Background[Any]]:
-    """One caller for each of the inputs, whose turns come in this order."""
+    """Starts one caller for each of the inputs, in this order."""
     started: list[Background[Any]] = []
     for one in inputs:
         started.append(Background(batcher.compute, one))
@@ -35,7 +35,7 @@ def callers(batcher: DynamicBatcher, *inputs: Any) -> list[Background[Any]]:
 
 
 def answering(batcher: DynamicBatcher, function: Callable[[Any], Any]) -> Background[None]:
-    """A thread that answers every batch with function(inputs)."""
+    """Starts a thread that answers every batch with function(inputs)."""
 
     def loop() -> None:
         for batch in batcher:
@@ -55,13 +55,13 @@ def answering(batcher: DynamicBatcher, function: Callable[[Any], Any]) -> Backgr
         ),
     ],
 )
-def test_impossible_sizes_are_refused_in_order(sizes: dict[str, int], text: str) -> None:
+def test_impossible_sizes_are_refused_the_minimum_first(sizes: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError) as failure:
         DynamicBatcher(**sizes)
     assert str(failure.value) == text
 
 
-def test_the_arguments_may_be_positions() -> None:
+def test_arguments_may_be_positional() -> None:
     assert DynamicBatcher(0, 1, 2, None, True).size() == 0
 
 
@@ -154,7 +154,7 @@ class TestCompute:
             batcher.compute(row(1))
         assert str(failure.value) == ENQUEUE_CLOSED
 
-    def test_a_dropped_batch_tells_every_caller(self) -> None:
+    def test_a_dropped_batch_raises_in_every_caller(self) -> None:
         batcher = DynamicBatcher(minimum_batch_size=2, timeout_ms=None)
         waiting = callers(batcher, row(1), row(2))
         batch = next(batcher)
@@ -165,7 +165,7 @@ class TestCompute:
             assert str(failure.value) == DROPPED
             assert isinstance(failure.value, RuntimeError)
 
-    def test_a_batch_that_fell_to_an_exception_is_dropped_with_it(self) -> None:
+    def test_a_batch_is_dropped_with_the_exception_that_holds_it(self) -> None:
         batcher = DynamicBatcher()
         caller = Background(batcher.compute, row(1))
 
@@ -180,7 +180,7 @@ class TestCompute:
         with pytest.raises(AsyncError):
             caller.result()
 
-    def test_waiting_does_not_stop_the_interpreter(self) -> None:
+    def test_waiting_does_not_block_the_interpreter(self) -> None:
         batcher = DynamicBatcher(minimum_batch_size=2, timeout_ms=None)
         waiting = callers(batcher, row(1))  # waits for its size in Python
         waiting += [Background(batcher.compute, row(2))]
@@ -188,7 +188,7 @@ class TestCompute:
         batch.set_outputs(batch.get_inputs())
         assert [caller.result().item() for caller in waiting] == [1, 2]
 
-    def test_many_callers_and_many_answerers_never_mix_up_their_slices(self) -> None:
+    def test_many_callers_and_inference_threads_never_mix_up_slices(self) -> None:
         batcher = DynamicBatcher(minimum_batch_size=2, maximum_batch_size=5, timeout_ms=1)
         answerers = [answering(batcher, lambda inputs: (inputs * 2, ())) for _ in range(2)]
 
@@ -235,7 +235,7 @@ class TestIteration:
         next(batcher).set_outputs(())
         assert caller.result() == ()
 
-    def test_a_closed_batcher_gives_nothing(self) -> None:
+    def test_a_closed_batcher_yields_nothing(self) -> None:
         batcher = DynamicBatcher()
         batcher.close()
         assert list(batcher) == []
@@ -244,7 +244,7 @@ class TestIteration:
 class TestBatch:
     @pytest.fixture
     def served(self) -> tuple[Batch, list[Background[Any]]]:
-        """A batch of three rows from two callers."""
+        """Returns a batch of three rows from two callers."""
         batcher = DynamicBatcher(minimum_batch_size=2, timeout_ms=None)
         waiting = callers(batcher, row(1), row(2, 3))
         return next(batcher), waiting
@@ -314,7 +314,7 @@ class TestClose:
         with pytest.raises(RuntimeError, match="^Queue was closed already$"):
             batcher.close()
 
-    def test_whoever_waits_unserved_learns_that_it_was_closed(self) -> None:
+    def test_close_raises_in_callers_without_an_answer(self) -> None:
         batcher = DynamicBatcher(minimum_batch_size=4, timeout_ms=None)
         waiting = callers(batcher, row(1), row(2), row(3))
         batcher.close()
@@ -323,7 +323,7 @@ class TestClose:
                 caller.result()
             assert str(failure.value) == CLOSED_DURING
 
-    def test_close_may_meet_compute_at_any_moment(self) -> None:
+    def test_close_is_safe_at_any_moment_of_compute(self) -> None:
         for _ in range(ENDINGS):
             batcher = DynamicBatcher(minimum_batch_size=4, timeout_ms=None)
             waiting = [Background(batcher.compute, row(1)) for _ in range(3)]
@@ -333,7 +333,7 @@ class TestClose:
                     caller.result()
                 assert str(failure.value) in (ENQUEUE_CLOSED, CLOSED_DURING)
 
-    def test_close_wakes_every_answerer(self) -> None:
+    def test_close_wakes_every_inference_thread(self) -> None:
         batcher = DynamicBatcher(timeout_ms=None)
         answerers = [Background(list, batcher) for _ in range(3)]
         for answerer in answerers:
@@ -341,7 +341,7 @@ class TestClose:
         batcher.close()
         assert [answerer.result() for answerer in answerers] == [[], [], []]
 
-    def test_a_batch_handed_out_before_may_still_be_answered(self) -> None:
+    def test_a_batch_handed_out_before_close_may_still_be_answered(self) -> None:
         batcher = DynamicBatcher()
         caller = Background(batcher.compute, row(1))
         batch = next(batcher)
@@ -350,7 +350,7 @@ class TestClose:
         batch.set_outputs(row(2))
         assert caller.result().item() == 2
 
-    def test_a_batch_dropped_after_close_tells_that_it_was_closed(self) -> None:
+    def test_a_batch_dropped_after_close_raises_that_it_was_closed(self) -> None:
         batcher = DynamicBatcher()
         caller = Background(batcher.compute, row(1))
         batch = next(batcher)
@@ -360,7 +360,7 @@ class TestClose:
             caller.result()
         assert str(failure.value) == CLOSED_DURING
 
-    def test_inputs_handed_over_while_an_answerer_waits_are_not_lost(self) -> None:
+    def test_inputs_given_while_an_inference_thread_waits_are_not_lost_at_close(self) -> None:
         for _ in range(ENDINGS):
             batcher = DynamicBatcher(minimum_batch_size=2, timeout_ms=None)
             answerer = answering(batcher, lambda inputs: inputs + 1)
@@ -379,7 +379,7 @@ class TestClose:
         assert caller.result().item() == 0
 
 
-def test_its_repr_tells_who_waits() -> None:
+def test_the_repr_has_the_number_of_waiting_callers() -> None:
     batcher = DynamicBatcher(minimum_batch_size=2, timeout_ms=None)
     callers(batcher, row(1))
     assert repr(batcher) == "<DynamicBatcher 1 computations waiting>"

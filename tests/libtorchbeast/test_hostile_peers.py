@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Peers that send what makes no sense: the stream ends with the reason, and nothing else ends."""
+"""Peers that send invalid messages: their stream ends with the reason, and nothing else does."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ BAD_NESTS = {
 
 
 def nested(depth: int) -> bytes:
-    """An array in `depth` vectors."""
+    """Returns an array in `depth` vectors."""
     nest = wire.leaf(INT64, (1, 1), bytes(8))
     for _ in range(depth):
         nest = wire.vector(nest)
@@ -59,14 +59,14 @@ def nested(depth: int) -> bytes:
 class TestLearnersOfOurServer:
     @pytest.fixture(autouse=True)
     def served(self, address: str) -> Iterator[None]:
-        """The server plays on with others after every test."""
+        """Checks after every test that the server still serves others."""
         with serving(Counting, address):
             yield
             with playing([address]) as game:
                 game.rollout()
 
     def answer(self, address: str, message: bytes) -> tuple[grpc.StatusCode, str]:
-        """How the server ends a stream of which this was the first action."""
+        """Returns how the server ends a stream after this first action."""
         with RawStream(address) as stream:
             stream.read()
             stream.send(message)
@@ -83,7 +83,9 @@ class TestLearnersOfOurServer:
         assert re.search(reason, details), details
 
     @pytest.mark.parametrize(("nest", "reason"), BAD_NESTS.values(), ids=BAD_NESTS.keys())
-    def test_so_is_one_on_a_vector_stream(self, nest: bytes, reason: str, address: str) -> None:
+    def test_an_action_that_is_no_nest_on_a_vector_stream_is_an_invalid_argument(
+        self, nest: bytes, reason: str, address: str
+    ) -> None:
         with RawStream(address, "StreamingVectorEnv") as stream:
             stream.send(wire.vector_action(seed=3))
             stream.read()
@@ -109,7 +111,9 @@ class TestLearnersOfOurServer:
         assert "must begin with [1, 1]" in details
 
     @pytest.mark.parametrize("depth", [60, 300, 5000])
-    def test_a_deeply_nested_action_ends_no_process(self, depth: int, address: str) -> None:
+    def test_a_deeply_nested_action_does_not_crash_the_server(
+        self, depth: int, address: str
+    ) -> None:
         with RawStream(address) as stream:
             stream.read()
             stream.send(wire.action(nested(depth)))
@@ -129,7 +133,7 @@ class TestLearnersOfOurServer:
                 for _ in range(3):
                     stream.read()
 
-    def test_random_messages_end_no_process(self, address: str) -> None:
+    def test_random_messages_do_not_crash_the_server(self, address: str) -> None:
         rng = random.Random(0)
         good = wire.discrete_action(1)
         for _ in range(200):
@@ -145,7 +149,7 @@ class TestLearnersOfOurServer:
                 except (grpc.RpcError, StopIteration):
                     continue
 
-    def test_fields_that_are_unknown_are_skipped(self, address: str) -> None:
+    def test_unknown_fields_are_ignored(self, address: str) -> None:
         unknown = wire.number(99, 7) + wire.chunk(100, b"later version")
         with RawStream(address) as stream:
             stream.read()
@@ -165,7 +169,7 @@ class TestLearnersOfOurServer:
             assert stream.end()[0] is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_the_original_protocol_is_refused_where_one_stream_carries_many(address: str) -> None:
+def test_the_original_protocol_is_refused_by_a_vector_server(address: str) -> None:
     with serving(Vector, address), RawStream(address) as stream:
         code, details = stream.end()
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "3 together" in details
@@ -176,14 +180,14 @@ FIRST = wire.step(OBSERVATION, done=True)
 
 
 def original_game(address: str, *messages: bytes) -> BaseException:
-    """What ends a pool whose original server sends these."""
+    """Returns the error of a pool whose original server sends these messages."""
     script = Script(messages, speaks_first=True)
     with raw_server(address, StreamingEnv=script):
         return _failure(address)
 
 
 def vector_game(address: str, *messages: bytes, num_envs: int = 2, stack: int = 1) -> BaseException:
-    """What ends a pool whose vector server sends these."""
+    """Returns the error of a pool whose vector server sends these messages."""
     spec = wire.leaf(INT32, (1,))
     answer = wire.description(spec, num_envs=num_envs, stack=stack)
     script = Script(messages, speaks_first=False)
@@ -260,7 +264,7 @@ class TestServersOfOurLearner:
     )
     @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
     @pytest.mark.parametrize("stack", [1, 4])
-    def test_a_vector_step_that_is_none_is_a_value_error(
+    def test_an_invalid_vector_step_is_a_value_error(
         self, replaced: dict[str, bytes], text: str, first: bool, stack: int, address: str
     ) -> None:
         good = wire.vector_step(2, observation=wire.leaf(INT32, (2, 1), bytes(8)))
@@ -312,11 +316,11 @@ class TestServersOfOurLearner:
         assert observation.shape == (3, 1, 1, 1)
 
     @pytest.mark.parametrize("depth", [300, 5000])
-    def test_deep_nesting_ends_no_process(self, depth: int, address: str) -> None:
+    def test_deep_nesting_does_not_crash_the_learner(self, depth: int, address: str) -> None:
         error = original_game(address, wire.step(nested(depth), done=True))
         assert isinstance(error, ValueError)
 
-    def test_a_bool_that_is_neither_is_true(self, address: str) -> None:
+    def test_any_nonzero_byte_of_a_bool_is_true(self, address: str) -> None:
         seen: list[Any] = []
 
         def agent(inputs: Any) -> Any:
@@ -356,10 +360,10 @@ class TestServersOfOurLearner:
 
 
 class TestLargeMessages:
-    """gRPC's own limit of 4 MiB does not hold here; 256 MiB does."""
+    """The limit of messages is 256 MiB, not gRPC's own of 4 MiB."""
 
     @pytest.mark.parametrize("size", [5 * MIB, 40 * MIB])
-    def test_observations_above_4_mib_are_played_with(self, size: int, address: str) -> None:
+    def test_observations_above_4_mib_are_accepted(self, size: int, address: str) -> None:
         class Large(Counting):
             def observation(self) -> Any:
                 return np.full(size, self.time, np.uint8)
@@ -368,7 +372,7 @@ class TestLargeMessages:
             nest, _ = game.rollout()
         assert nest[0][0][0][:, 0, -1].tolist() == [0, 1, 2]
 
-    def test_actions_above_4_mib_are_played_with(self, address: str) -> None:
+    def test_actions_above_4_mib_are_accepted(self, address: str) -> None:
         sizes = []
 
         class Env(Counting):
@@ -383,7 +387,9 @@ class TestLargeMessages:
             game.rollout()
         assert sizes[0] == 5 * MIB
 
-    def test_an_original_server_may_send_them(self, address: str) -> None:
+    def test_observations_above_4_mib_of_an_original_server_are_accepted(
+        self, address: str
+    ) -> None:
         messages = [wire.step(wire.leaf(UINT8, (5 * MIB,), bytes(5 * MIB)), done=True)] * 3
         with raw_server(address, StreamingEnv=Script(messages, speaks_first=True)):
             with playing([address], unroll_length=2) as game:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done often leaves nothing behind: no Python object, no memory, no thread, no file."""
+"""Repeated operations leave nothing behind: no Python object, memory, thread or file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 def growth(action: Callable[[], Any], times: int) -> int:
-    """By how many bytes the process grows over the second half of the repetitions."""
+    """Returns the growth of the process in bytes over the second half of the repetitions."""
     process = psutil.Process()
     sizes = []
     for _ in range(2):
@@ -36,7 +36,7 @@ def growth(action: Callable[[], Any], times: int) -> int:
 
 
 def python_objects(action: Callable[[], Any], times: int) -> int:
-    """How many objects are left of the repetitions, but for the first few."""
+    """Returns the number of objects that the repetitions leave, except for the first few."""
     for _ in range(5):
         action()
     gc.collect()
@@ -101,18 +101,18 @@ def test_no_python_object_is_left_behind_by(action: Callable[[], Any]) -> None:
 
 
 class Large(Vector):
-    """Observations of 64 KiB."""
+    """Has observations of 64 KiB."""
 
     def observation(self) -> Any:
         return np.full((3, 64, 84, 4), self.time, np.uint8)
 
 
-def test_a_long_game_keeps_its_memory(address: str) -> None:
+def test_memory_does_not_grow_during_a_long_run(address: str) -> None:
     with serving(Large, address), playing([address] * 2) as game:
         assert growth(lambda: game.rollouts(2), 100) < 8 * MIB, "a rollout has 320 KiB"
 
 
-def test_a_long_game_leaves_no_python_object(address: str) -> None:
+def test_a_long_run_leaves_no_python_object(address: str) -> None:
     with serving(Large, address), playing([address]) as game:
         assert python_objects(lambda: game.rollouts(2), 50) < 50
 
@@ -121,7 +121,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_games_leave_no_thread_and_no_file_open(address: str) -> None:
+def test_runs_leave_no_thread_and_no_open_file(address: str) -> None:
     def one_game() -> None:
         with serving(Counting, address), playing([address] * 2) as game:
             game.rollouts(2)
@@ -135,7 +135,7 @@ def test_games_leave_no_thread_and_no_file_open(address: str) -> None:
     assert threading.active_count() == threads
 
 
-def test_failing_games_leave_no_environment(address: str) -> None:
+def test_failing_runs_leave_no_environment(address: str) -> None:
     alive = []
 
     class Env(served_envs.Raising):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One build of the compiled part serves every version of torch and numpy."""
+"""One build of the compiled modules works with every version of torch and numpy."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""gRPC's way of waiting for sockets, which it names when it starts; each time in a new process."""
+"""The polling engine of gRPC, which it names when it starts; each test is a new process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ running.join()
 
 
 def run(program: str, address: str, **environment: str) -> tuple[list[str], str, int]:
-    """The polling engines that gRPC named, what the program printed, and its exit code."""
+    """Returns the polling engines that gRPC named, the output of the program, and its exit code."""
     inherited = {name: value for name, value in os.environ.items() if name != VARIABLE}
     ended = subprocess.run(
         [sys.executable, "-c", program, address],
@@ -51,12 +51,12 @@ def test_every_thread_of_a_learner_waits_for_its_own_socket(address: str) -> Non
     assert run(LEARNER, address)[0] == ["poll"]
 
 
-def test_what_a_learner_starts_inherits_no_choice(address: str) -> None:
+def test_a_process_that_a_learner_starts_does_not_inherit_the_choice(address: str) -> None:
     _, printed, code = run(LEARNER, address)
     assert printed == "" and code == 1  # printenv: there is no such variable
 
 
-def test_the_user_s_choice_stays(address: str) -> None:
+def test_the_polling_engine_of_the_user_is_kept(address: str) -> None:
     engines, printed, _ = run(LEARNER, address, GRPC_POLL_STRATEGY="epoll1")
     assert engines == ["epoll1"] and printed == "epoll1\n"
 

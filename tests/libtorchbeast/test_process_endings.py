@@ -107,7 +107,7 @@ with serving.playing([ADDRESS]) as another:
 
 
 def run(script: str, address: str) -> subprocess.CompletedProcess[str]:
-    """The script in a process of its own, which finds the tests' modules."""
+    """Runs the script in its own process, which finds the tests' modules."""
     here = Path(served_envs.__file__).parent
     paths = [Path(libtorchbeast.__file__).parents[1], here, here.parent]
     return subprocess.run(
@@ -126,13 +126,13 @@ def test_a_process_ends_with_its_own_exit_code_while(script: str, address: str) 
     assert ended.stderr == ""
 
 
-def test_a_forked_child_ends_without_a_trace_in_its_parent(address: str) -> None:
+def test_a_forked_child_ends_without_effect_on_its_parent(address: str) -> None:
     ended = run(FORK + "sys.exit(3)\n", address)
     assert ended.returncode == 3, ended.stderr
     assert ended.stderr == ""
 
 
-def test_a_forked_child_has_ends_of_its_own(address: str) -> None:
+def test_a_forked_child_closes_its_own_objects_at_exit(address: str) -> None:
     script = """
 inherited = libtorchbeast.BatchingQueue()
 child = os.fork()
@@ -148,16 +148,16 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert ended.returncode == 4, ended.stderr
 
 
-def test_the_socket_file_goes_with_a_process_that_did_not_stop_its_server(address: str) -> None:
+def test_the_socket_file_is_removed_by_a_process_that_did_not_stop_its_server(address: str) -> None:
     assert run(ENDINGS["a server runs"], address).returncode == 0
     assert not Path(address.removeprefix("unix:")).exists()
 
 
 @pytest.mark.parametrize("name", ["num_envs", "frame_stack"])
-def test_a_vector_environment_that_cannot_tell_its_size_is_said_and_holds_nobody_up(
+def test_a_vector_environment_whose_size_raises_is_reported_without_a_deadlock(
     address: str, name: str
 ) -> None:
-    """Runs in a process of its own, whose interpreter lock it would keep for ever."""
+    """Runs in its own process, because a deadlock would keep the interpreter lock forever."""
     script = f"""
 class Unsure(served_envs.Vector):
     {name} = None

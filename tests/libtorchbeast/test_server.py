@@ -43,7 +43,7 @@ def path_of(address: str) -> Path:
 
 
 def observations(nest: Any) -> list[int]:
-    """The counters in a rollout of one environment."""
+    """Returns the counters in a rollout of one environment."""
     return nest[0][0][0].flatten(2)[:, 0, 0].tolist()
 
 
@@ -53,7 +53,7 @@ class TestEnvironments:
         [({},), (), (None,), ({}, "more"), (0, 1, 2), ({}, {}, {})],
         ids=["four values", "three", "no info", "five", "six", "six with infos"],
     )
-    def test_of_old_gym_are_served_whatever_follows_done(
+    def test_environments_of_old_gym_are_served_whatever_follows_done(
         self, values: tuple[Any, ...], address: str
     ) -> None:
         env = type("Env", (Legacy,), {"values": values})
@@ -63,7 +63,7 @@ class TestEnvironments:
         assert info["terminated"].flatten().tolist() == [True, False, False, True, False, False]
         assert not info["truncated"].any()
 
-    def test_of_gymnasium_are_served(self, address: str) -> None:
+    def test_environments_of_gymnasium_are_served(self, address: str) -> None:
         with serving(Counting, address), playing([address], unroll_length=5) as game:
             nest, _ = game.rollout()
         (observation, reward, done, episode_step, episode_return), _ = nest[0]
@@ -74,7 +74,7 @@ class TestEnvironments:
         assert episode_step.flatten().tolist() == [0, 1, 2, 3, 1, 2]
         assert episode_return.flatten().tolist() == [0, 2, 4, 6, 2, 4]
 
-    def test_of_many_at_once_are_served(self, address: str) -> None:
+    def test_vector_environments_are_served(self, address: str) -> None:
         with serving(Vector, address), playing([address], unroll_length=4) as game:
             nest, _ = game.rollout()
         observation = nest[0][0][0]
@@ -115,7 +115,9 @@ class TestEnvironments:
         assert episode_step[:, 0].tolist() == [0, 1, 2, 3, 1]
         assert info["episode_end"][:, 0].tolist() == [False, False, False, True, False]
 
-    def test_are_made_once_for_every_connection_and_closed_with_it(self, address: str) -> None:
+    def test_environments_are_made_once_per_connection_and_closed_with_it(
+        self, address: str
+    ) -> None:
         description = {
             "env_id": "Recording",
             "num_envs": 1,
@@ -139,11 +141,11 @@ class TestEnvironments:
                 assert len(made) == connections
 
     @pytest.mark.parametrize("vector", [False, True], ids=["one", "many"])
-    def test_keep_what_python_keeps_for_a_thread(self, vector: bool, address: str) -> None:
+    def test_environments_keep_their_thread_local_objects(self, vector: bool, address: str) -> None:
         base = Vector if vector else Counting
 
         class Env(base):  # type: ignore[misc, valid-type]
-            """Fails in the step before which something was forgotten."""
+            """Fails in the first step in which an object is missing."""
 
             def __init__(self) -> None:
                 super().__init__()
@@ -162,7 +164,7 @@ class TestEnvironments:
         with serving(Env, address), playing([address] * 2) as game:
             game.rollouts(4)
 
-    def test_leave_nothing_with_their_thread(self, address: str) -> None:
+    def test_environments_leave_no_thread_local_objects(self, address: str) -> None:
         class Kept:
             pass
 
@@ -180,7 +182,7 @@ class TestEnvironments:
                 assert any(reference() for reference in kept)
             wait_for(lambda: not any(reference() for reference in kept))
 
-    def test_get_a_discrete_action_as_a_0_d_int64_array(self, address: str) -> None:
+    def test_environments_get_a_discrete_action_as_a_0_d_int64_array(self, address: str) -> None:
         def agent(inputs: Any) -> Any:
             return (np.full((1, 1), 2, np.int64),), ()
 
@@ -190,7 +192,7 @@ class TestEnvironments:
         assert isinstance(action, np.ndarray)
         assert action.shape == () and action.dtype == np.int64 and action == 2
 
-    def test_get_nested_actions_of_any_dtype(self, address: str) -> None:
+    def test_environments_get_nested_actions_of_any_dtype(self, address: str) -> None:
         def agent(inputs: Any) -> Any:
             action = {"move": np.full((1, 1, 2), 0.5, np.float32), "keys": [np.ones((1, 1), bool)]}
             return (action,), ()
@@ -202,7 +204,7 @@ class TestEnvironments:
         assert type(action["keys"]) is tuple and action["keys"][0].dtype == bool
         assert nest[0][1][0]["move"].shape == (5, 1, 2)
 
-    def test_may_write_to_their_actions(self, address: str) -> None:
+    def test_environments_may_write_to_their_actions(self, address: str) -> None:
         class Env(Counting):
             def step(self, action: Any) -> Any:
                 action[...] = 3
@@ -212,7 +214,7 @@ class TestEnvironments:
             nest, _ = game.rollout()
         assert not nest[0][1][0].any()
 
-    def test_get_a_seed_each(self, address: str) -> None:
+    def test_every_environment_gets_a_seed_of_its_own(self, address: str) -> None:
         with serving(Recording, address), playing([address] * 3, seed=5) as game:
             wait_for(lambda: game.pool.live_streams() == 3)
             game.rollout()
@@ -223,7 +225,7 @@ class TestEnvironments:
             wait_for(lambda: game.pool.live_streams() == 3)
         assert {seed for seed in Recording.seeds if seed} == set(seeds), "the same seed, other ones"
 
-    def test_whose_reset_takes_any_keyword_get_a_seed(self, address: str) -> None:
+    def test_environments_whose_reset_takes_any_keyword_get_a_seed(self, address: str) -> None:
         class Env(Recording):
             def reset(self, **kwargs: Any) -> Any:
                 return super().reset(**kwargs)
@@ -232,7 +234,7 @@ class TestEnvironments:
             game.rollout()
         assert any(Recording.seeds)
 
-    def test_whose_reset_cannot_be_looked_into_get_none(self, address: str) -> None:
+    def test_environments_whose_reset_has_no_signature_get_no_seed(self, address: str) -> None:
         class Env(Legacy):
             def __init__(self) -> None:
                 super().__init__()
@@ -251,7 +253,7 @@ class TestEnvironments:
                 nest, _ = game.rollout()
             assert nest[0][0][0]["reset"][1].all()
 
-    def test_are_not_reset_with_a_new_seed_within_a_stream(self, address: str) -> None:
+    def test_environments_are_seeded_only_once_in_a_stream(self, address: str) -> None:
         with serving(Recording, address), playing([address], unroll_length=9) as game:
             game.rollout()
         assert sum(bool(seed) for seed in Recording.seeds) == 1
@@ -341,7 +343,7 @@ class TestEnding:
         with pytest.raises(RuntimeError, match="^Server not running$"):
             server.stop()
 
-    def test_run_and_stop_may_meet_at_any_moment(self, address: str) -> None:
+    def test_stop_is_safe_at_any_moment_of_run(self, address: str) -> None:
         for _ in range(ENDINGS):
             server = Server(Counting, address)
             run = Background(server.run)
@@ -352,7 +354,7 @@ class TestEnding:
                     assert str(error) == "Server not running"
             run.result()
 
-    def test_it_stops_within_a_second_with_clients_connected(self, address: str) -> None:
+    def test_a_server_stops_within_a_second_with_clients_connected(self, address: str) -> None:
         with serving(Vector, address) as server:
             with RawStream(address, "StreamingVectorEnv") as idle:
                 idle.send(wire.vector_action(seed=1))
@@ -362,7 +364,7 @@ class TestEnding:
         assert code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
         assert not path_of(address).exists()
 
-    def test_it_stops_within_a_second_while_a_pool_plays(self, address: str) -> None:
+    def test_a_server_stops_within_a_second_while_a_pool_runs(self, address: str) -> None:
         for _ in range(5):
             with serving(Counting, address) as server:
                 with playing([address] * 2) as game:
@@ -370,7 +372,7 @@ class TestEnding:
                     game.rollouts(3)
                     Background(server.stop).result(timeout=2)
 
-    def test_a_pool_that_was_not_up_yet_waits_for_it_to_serve_again(self, address: str) -> None:
+    def test_a_starting_pool_waits_for_a_server_to_run_again(self, address: str) -> None:
         class Env(Counting):
             def reset(self, **kwargs: Any) -> Any:
                 inside.set()
@@ -389,7 +391,7 @@ class TestEnding:
                 with serving(Counting, address):
                     game.rollout()
 
-    def test_it_waits_for_a_step_that_the_environment_is_in(self, address: str) -> None:
+    def test_stop_waits_for_a_running_step(self, address: str) -> None:
         with serving(Waiting, address) as server, RawStream(address) as stream:
             stream.read()
             for _ in range(2):
@@ -400,7 +402,7 @@ class TestEnding:
             Waiting.go_on.set()
             stopping.result()
 
-    def test_an_environment_that_hangs_is_left_behind_and_the_address_is_free(
+    def test_a_hanging_environment_is_abandoned_and_the_address_becomes_free(
         self, address: str
     ) -> None:
         closed = threading.Event()
@@ -422,7 +424,7 @@ class TestEnding:
         Waiting.go_on.set()
         assert closed.wait(SOON)
 
-    def test_a_server_in_a_step_does_not_stop_the_interpreter(self, address: str) -> None:
+    def test_a_server_in_a_step_does_not_block_the_interpreter(self, address: str) -> None:
         with serving(Waiting, address), RawStream(address) as stream:
             stream.read()
             for _ in range(2):
@@ -431,7 +433,9 @@ class TestEnding:
             Waiting.go_on.set()
             stream.read()
 
-    def test_wait_until_serving_tells_when_it_does_not(self, address: str) -> None:
+    def test_wait_until_serving_returns_false_if_the_server_does_not_run(
+        self, address: str
+    ) -> None:
         server = Server(Counting, address)
         assert server.wait_until_serving(0.01) is False
         with serving(Counting, address) as server:
@@ -442,7 +446,7 @@ class TestEnding:
         del server
         assert not path_of(address).exists()
 
-    def test_the_environment_class_is_let_go_with_its_server(self, address: str) -> None:
+    def test_a_deleted_server_releases_the_environment_class(self, address: str) -> None:
         def make() -> Counting:
             return Counting()
 
@@ -456,7 +460,7 @@ class TestEnding:
 
 @pytest.fixture
 def listening(runtime_folder: Path) -> Iterator[str]:
-    """The address of a socket that somebody else serves."""
+    """Returns the address of a socket that another process serves."""
     path = runtime_folder / "other"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -478,7 +482,7 @@ class TestAddress:
         with serving(Counting, address), playing([address]) as game:
             game.rollout()
 
-    def test_one_that_is_served_is_refused_and_its_server_goes_on(self, address: str) -> None:
+    def test_an_address_in_use_is_refused_and_its_server_continues(self, address: str) -> None:
         with serving(Counting, address), playing([address]) as game:
             with pytest.raises(ConnectionError, match=f"{re.escape(address)}.*another process"):
                 Server(Counting, address).run()
@@ -487,7 +491,7 @@ class TestAddress:
             with playing([address]) as another:
                 another.rollout()
 
-    def test_one_that_anybody_listens_at_is_refused(self, listening: str) -> None:
+    def test_an_address_where_any_process_listens_is_refused(self, listening: str) -> None:
         with pytest.raises(ConnectionError, match=re.escape(listening)):
             Server(Counting, listening).run()
         assert path_of(listening).exists()
@@ -498,7 +502,7 @@ class TestAddress:
             Server(Counting, address).run()
         assert path_of(address).read_text() == "mine"
 
-    def test_a_folder_that_does_not_exist_is_named(self, runtime_folder: Path) -> None:
+    def test_a_missing_folder_of_a_socket_is_reported(self, runtime_folder: Path) -> None:
         with pytest.raises(ConnectionError, match=f"{runtime_folder}/none does not exist"):
             Server(Counting, f"unix:{runtime_folder}/none/env").run()
 
@@ -512,12 +516,12 @@ class TestAddress:
     @pytest.mark.parametrize(
         "unbindable", ["192.0.2.1:0", "127.0.0.1:99999", "nonsense::address", "unix:"]
     )
-    def test_one_that_cannot_be_bound_is_named(self, unbindable: str) -> None:
+    def test_an_address_that_cannot_be_bound_is_reported(self, unbindable: str) -> None:
         with pytest.raises(ConnectionError, match=re.escape(unbindable)):
             with serving(Counting, unbindable):
                 pass
 
-    def test_a_tcp_port_in_use_is_named(self) -> None:
+    def test_a_tcp_port_in_use_is_reported(self) -> None:
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -525,7 +529,7 @@ class TestAddress:
             with pytest.raises(ConnectionError, match=re.escape(busy)):
                 Server(Counting, busy).run()
 
-    def test_tcp_works(self) -> None:
+    def test_a_server_can_listen_on_tcp(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             tcp = f"127.0.0.1:{free.getsockname()[1]}"
@@ -542,7 +546,7 @@ class TestAddress:
         server.stop()
         run.result()
 
-    def test_of_many_servers_at_one_address_one_serves(self, address: str) -> None:
+    def test_of_many_servers_at_one_address_exactly_one_serves(self, address: str) -> None:
         barrier = threading.Barrier(3)
         servers = [Server(Counting, address) for _ in range(3)]
 

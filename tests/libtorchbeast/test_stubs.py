@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""_C.pyi says exactly what the compiled module has: names, arguments, defaults; each with words."""
+"""_C.pyi agrees with the compiled module in names, arguments, defaults and bases."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def public_names(members: dict[str, Any]) -> set[str]:
 
 
 def own_methods(cls: type) -> set[str]:
-    """Of a compiled class; every class inherits a __repr__ and an __init__ from object."""
+    """Returns the methods of a compiled class, without those inherited from object."""
     return {name for name in vars(cls) if not name.startswith("_") or name in SPECIAL}
 
 
 def parameters_of_stub(function: ast.FunctionDef) -> dict[str, Any]:
-    """Name to default; `inspect.Parameter.empty` where there is none."""
+    """Returns the default of each argument; `inspect.Parameter.empty` if it has none."""
     arguments = function.args
     names = [argument.arg for argument in arguments.args]
     missing = [None] * (len(names) - len(arguments.defaults))
@@ -48,7 +48,7 @@ def _value(default: ast.expr | None) -> Any:
 
 
 def parameters_of_compiled(function: Any) -> dict[str, Any]:
-    """The same, from the signature that pybind11 writes into the docstring's first line."""
+    """Returns the defaults in the signature that pybind11 writes into the docstring."""
     signature = function.__doc__.splitlines()[0]
     signature = re.sub(r"libtorchbeast\._C\.", "", signature)
     parsed = ast.parse(f"def {signature}: ...").body[0]
@@ -69,7 +69,7 @@ def test_the_stub_lists_the_public_names_of_the_module() -> None:
     assert public_names(STUBS) == public_names(vars(_C))
 
 
-def test_the_package_offers_all_of_them() -> None:
+def test_the_package_exports_all_names_of_the_stub() -> None:
     assert set(libtorchbeast.__all__) == public_names(vars(_C))
     assert all(getattr(libtorchbeast, name) is getattr(_C, name) for name in libtorchbeast.__all__)
 
@@ -106,7 +106,7 @@ def test_arguments_and_defaults_of_describe_agree() -> None:
     assert parameters_of_stub(node) == parameters_of_compiled(_C.describe)
 
 
-def test_keyword_only_arguments_are_so_in_both() -> None:
+def test_keyword_only_arguments_agree() -> None:
     for name in ("ActorPool", "Server"):
         init = definitions(STUBS[name].body)["__init__"]
         assert isinstance(init, ast.FunctionDef)

@@ -23,21 +23,21 @@ import nest
 
 
 class Point(NamedTuple):
-    """A tuple's subclass."""
+    """A subclass of tuple."""
 
     x: Any
     y: Any
 
 
 class MyList(list):
-    """A list's subclass that lies about its content; the nest is what it holds."""
+    """A subclass of list that lies about its content; the nest is what it really holds."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(("a", "lie"))
 
 
 class MyStr(str):
-    """A string's subclass, as a key."""
+    """A subclass of str, as a key."""
 
 
 class Callable_:
@@ -100,7 +100,7 @@ def row(request: pytest.FixtureRequest) -> Row:
 
 
 def reference_flatten(n: Any) -> list:
-    """The definition of `flatten`, slowly."""
+    """Computes `flatten` by its definition, slowly."""
     if isinstance(n, (tuple, list)):
         return [leaf for child in n for leaf in reference_flatten(child)]
     if isinstance(n, dict):
@@ -109,7 +109,7 @@ def reference_flatten(n: Any) -> list:
 
 
 def reference_map(f: Callable[[Any], Any], n: Any) -> Any:
-    """The definition of `map`, slowly."""
+    """Computes `map` by its definition, slowly."""
     if isinstance(n, (tuple, list)):
         return tuple(reference_map(f, child) for child in n)
     if isinstance(n, dict):
@@ -136,7 +136,7 @@ def same_objects(a: list, b: list) -> bool:
 
 
 def assert_plain(result: Any, plain: Any) -> None:
-    """Equal, of exactly the plain types, keys in the same order, and with the very same leaves."""
+    """Asserts that types, order of keys and the leaf objects themselves are the same."""
     assert type(result) is type(plain)
     if type(plain) is tuple:
         assert len(result) == len(plain)
@@ -282,7 +282,7 @@ def test_f_is_any_callable(f: Callable[..., Any], n: Any, result: Any) -> None:
 
 
 class Different(NamedTuple):
-    """Two nests that differ, the message, and what it adds about the place that differs."""
+    """Two nests that differ, the message, and its addition about the place that differs."""
 
     a: Any
     b: Any
@@ -411,7 +411,7 @@ def test_a_key_that_is_no_text_is_an_error() -> None:
 
 
 class Mine(Exception):
-    """An exception that only this test knows."""
+    """An exception that only this test raises."""
 
 
 @pytest.mark.parametrize(
@@ -530,7 +530,7 @@ def test_a_nest_that_contains_itself_raises(call: Callable[[Any], Any], n: Any) 
 
 
 class Leaf:
-    """An object of which nobody else holds a reference."""
+    """An object without other references."""
 
 
 @pytest.mark.parametrize(

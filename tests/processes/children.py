@@ -18,7 +18,7 @@ NEVER_S = 300.0
 
 
 def echo() -> None:
-    """Reports every line of stdin until it ends."""
+    """Reports every line of stdin until its end."""
     report = take_stdout()
     for line in take_stdin():
         report({"heard": json.loads(line)})
@@ -58,7 +58,7 @@ def crash_within_a_report() -> None:
 
 
 def chat() -> None:
-    """What is printed after take_stdout, by other processes too, is no report."""
+    """Prints after take_stdout, also from another process; that is no report."""
     report = take_stdout()
     print("hello from Python", flush=True)
     subprocess.run(["echo", "hello from a program"], check=True)
@@ -67,7 +67,7 @@ def chat() -> None:
 
 
 def share_stdin() -> None:
-    """A process that it starts reads all of stdin first."""
+    """Starts a process that reads all of stdin first."""
     report, stdin = take_stdout(), take_stdin()
     read = subprocess.run(["cat"], capture_output=True, check=True).stdout
     report({"eaten": read.decode(), "heard": json.loads(stdin.readline())})
@@ -84,7 +84,7 @@ def leave_a_child() -> None:
 
 
 def end_before_a_child() -> None:
-    """The same, when it is asked to end."""
+    """Forks a process that holds every pipe, and ends when it is asked to."""
     report = take_stdout()
     if (pid := os.fork()) == 0:
         time.sleep(NEVER_S)
@@ -93,13 +93,13 @@ def end_before_a_child() -> None:
 
 
 def hang() -> None:
-    """Does not notice that stdin ends."""
+    """Ignores the end of stdin."""
     take_stdout()({"pid": os.getpid()})
     time.sleep(NEVER_S)
 
 
 def hang_on() -> None:
-    """Nor that it is to end."""
+    """Ignores the end of stdin and SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     hang()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children in every kind of end: each is reported once, or was asked for."""
+"""Every kind of end of a child process is reported once, unless it was asked for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])
 
 
 class Child:
-    """One of children.py, and what was heard of it."""
+    """A child of children.py, with its reports and its end."""
 
     def __init__(self, do: str, **options: Any) -> None:
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
@@ -59,14 +59,14 @@ def start() -> Iterator[Any]:
     end_all(child.process for child in children)
 
 
-def test_it_is_told_things_and_reports_things(start: Any) -> None:
+def test_a_child_receives_messages_and_sends_reports(start: Any) -> None:
     child = start("echo")
     for number in range(3):
         child.process.send({"number": number})
     assert [child.report() for _ in range(3)] == [{"heard": {"number": n}} for n in range(3)]
 
 
-def test_it_ends_when_it_is_asked_to_and_that_is_no_failure(start: Any) -> None:
+def test_a_child_that_is_asked_to_end_ends_without_a_failure(start: Any) -> None:
     child = start("echo")
     child.process.send({})
     child.report()
@@ -77,24 +77,24 @@ def test_it_ends_when_it_is_asked_to_and_that_is_no_failure(start: Any) -> None:
     end_all([child.process])  # nor now
 
 
-def test_an_unknown_error_comes_with_its_traceback(start: Any) -> None:
+def test_an_unknown_error_of_a_child_is_reported_with_its_traceback(start: Any) -> None:
     error = start("unknown_error").end()
     assert type(error) is RunError
     assert "KeyError: 'the joystick is gone'" in str(error)
     assert "children.py" in str(error) and "in fail" in str(error)
 
 
-def test_an_error_of_ours_comes_as_one_sentence(start: Any) -> None:
+def test_a_run_error_of_a_child_is_reported_as_one_sentence(start: Any) -> None:
     error = start("known_error").end()
     assert type(error) is RunError and str(error) == "the cartridge cannot be read"
 
 
-def test_a_wrong_name_is_wrong_usage(start: Any) -> None:
+def test_a_wrong_name_is_a_usage_error(start: Any) -> None:
     error = start("wrong_name").end()
     assert type(error) is UsageError and str(error) == "there is no Pnog"
 
 
-def test_a_crash_tells_the_exit_code_and_the_last_lines_it_said(start: Any) -> None:
+def test_a_crash_is_reported_with_exit_code_and_last_output(start: Any) -> None:
     child = start("crash")
     error = child.end()
     assert type(error) is ProcessDied
@@ -103,7 +103,7 @@ def test_a_crash_tells_the_exit_code_and_the_last_lines_it_said(start: Any) -> N
     assert said == [f"  line {number}" for number in range(10, 30)]
 
 
-def test_a_killed_child_says_by_which_signal(start: Any) -> None:
+def test_a_killed_child_is_reported_with_the_signal(start: Any) -> None:
     child = start("echo")
     child.process.send({})
     child.report()
@@ -112,14 +112,14 @@ def test_a_killed_child_says_by_which_signal(start: Any) -> None:
     assert child.ends.empty(), "once"
 
 
-def test_its_end_is_noticed_though_a_process_that_it_forked_lives_on(start: Any) -> None:
+def test_the_end_of_a_child_is_noticed_while_a_process_that_it_forked_lives_on(start: Any) -> None:
     child = start("leave_a_child")
     assert "exited with code 3" in str(child.end())
     forked = child.report()["pid"]
     wait_for(lambda: not is_alive(forked))
 
 
-def test_what_it_forked_ends_with_it_when_it_is_asked_to_end(start: Any) -> None:
+def test_processes_that_a_child_forked_end_when_it_is_asked_to_end(start: Any) -> None:
     child = start("end_before_a_child")
     forked = child.report()["pid"]
     assert is_alive(forked)
@@ -129,37 +129,37 @@ def test_what_it_forked_ends_with_it_when_it_is_asked_to_end(start: Any) -> None
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not: who reaps an orphan is no matter of ours."""
+    """Returns whether the process runs; a zombie, which its parent has to reap, does not."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     return False
 
 
-def test_one_that_is_given_up_says_why(start: Any) -> None:
+def test_a_child_that_is_given_up_is_reported_with_the_reason(start: Any) -> None:
     child = start("hang_on")
     child.report()
     child.process.give_up("was given up: it does nothing")
     assert str(child.end()) == f"process {child.process.pid} was given up: it does nothing"
 
 
-def test_half_a_report_is_none(start: Any) -> None:
+def test_an_incomplete_report_is_ignored(start: Any) -> None:
     child = start("crash_within_a_report")
     assert isinstance(child.end(), ProcessDied)
     assert child.reports.empty()
 
 
-def test_what_it_prints_is_no_report(start: Any) -> None:
+def test_output_of_a_child_is_no_report(start: Any) -> None:
     assert start("chat").report() == {"said": "all"}
 
 
-def test_what_it_is_told_is_not_read_by_processes_it_starts(start: Any) -> None:
+def test_processes_that_a_child_starts_do_not_read_its_messages(start: Any) -> None:
     child = start("share_stdin")
     child.process.send({"slot": 1})
     assert child.report() == {"eaten": "", "heard": {"slot": 1}}
 
 
 @pytest.mark.parametrize(("do", "number"), [("hang", signal.SIGTERM), ("hang_on", signal.SIGKILL)])
-def test_one_that_hangs_is_ended_by_force(
+def test_a_child_that_hangs_is_killed(
     start: Any, monkeypatch: pytest.MonkeyPatch, do: str, number: int
 ) -> None:
     monkeypatch.setattr(child_process, "_GRACE_S", 0.1)
@@ -171,7 +171,9 @@ def test_one_that_hangs_is_ended_by_force(
     assert child.ends.empty()
 
 
-def test_the_grace_is_shared_by_all_that_end(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_children_that_are_ended_share_one_grace_period(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(child_process, "_GRACE_S", 1.0)
     children = [start("hang") for _ in range(4)]
     for child in children:
@@ -181,7 +183,7 @@ def test_the_grace_is_shared_by_all_that_end(start: Any, monkeypatch: pytest.Mon
     assert time.monotonic() - before < 3.0, "four graces one after the other take longer"
 
 
-def test_it_is_given_descriptors_and_an_environment_of_its_own(start: Any) -> None:
+def test_a_child_inherits_descriptors_and_has_its_own_environment_variables(start: Any) -> None:
     reading, writing = os.pipe()
     child = start("echo", pass_fds=(writing,))
     child.process.send({})
@@ -194,6 +196,6 @@ def test_it_is_given_descriptors_and_an_environment_of_its_own(start: Any) -> No
     os.close(writing)
 
 
-def test_ctrl_c_does_not_reach_it(start: Any) -> None:
+def test_ctrl_c_does_not_reach_a_child(start: Any) -> None:
     child = start("echo")
     assert os.getpgid(child.process.pid) != os.getpgid(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory that is freed and asked for again costs no page faults."""
+"""Freed memory is reused without page faults."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ pytestmark = pytest.mark.skipif(
 
 
 def faults(how: str, **tuned: str) -> dict[str, int]:
-    """Of the main thread and another."""
+    """Runs a program; returns the page faults of its main thread and of another."""
     command, environment = [sys.executable, "-c", PROGRAM, how], os.environ | tuned
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     found: dict[str, int] = json.loads(done.stdout)
     return found
 
 
-def test_blocks_are_used_again_without_faults() -> None:
+def test_freed_blocks_are_reused_without_page_faults() -> None:
     kept, left = faults("keep"), faults("leave")
     assert all(5 * kept[where] < left[where] for where in left), (kept, left)
 
 
-def test_a_user_s_own_settings_stay() -> None:
+def test_malloc_settings_of_the_user_are_kept() -> None:
     assert min(faults("keep", MALLOC_TRIM_THRESHOLD_="1000000").values()) > 10_000

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every ending of a run: the first failure or stop wins, closes everything once,
-and nothing waits for ever."""
+"""Every end of a run: the first failure or stop counts, and everything is closed once."""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ def test_a_stop_after_a_failure_keeps_the_failure() -> None:
     assert supervisor.reason is None and supervisor.failure is not None
 
 
-def test_everything_is_closed_once_the_last_first() -> None:
+def test_everything_is_closed_once_in_reverse_order() -> None:
     supervisor = Supervisor()
     order: list[str] = []
     supervisor.on_close(lambda: order.append("first"))
@@ -82,7 +81,7 @@ def test_one_closer_that_raises_does_not_keep_the_others_from_closing() -> None:
     assert closed.is_set()
 
 
-def test_what_is_added_after_the_end_is_closed_at_once() -> None:
+def test_a_closer_that_is_added_after_the_end_runs_at_once() -> None:
     supervisor, closed = Supervisor(), threading.Event()
     supervisor.stop("done")
     supervisor.on_close(closed.set)
@@ -103,7 +102,7 @@ def test_a_thread_that_does_not_end_is_named_and_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_the_run_in_good_order(number: signal.Signals) -> None:
+def test_a_signal_stops_the_run_without_a_failure(number: signal.Signals) -> None:
     supervisor = Supervisor()
     with supervisor.signals():
         os.kill(os.getpid(), number)
@@ -111,7 +110,7 @@ def test_a_signal_stops_the_run_in_good_order(number: signal.Signals) -> None:
     assert supervisor.failure is None and supervisor.reason == number.name
 
 
-def test_a_signal_that_is_sent_twice_at_once_is_one() -> None:
+def test_a_signal_that_arrives_twice_at_once_counts_once() -> None:
     """`timeout` signals the process and then its group, which the process belongs to."""
     supervisor = Supervisor()
     with supervisor.signals():
@@ -121,7 +120,7 @@ def test_a_signal_that_is_sent_twice_at_once_is_one() -> None:
     assert supervisor.reason == "SIGINT"
 
 
-def test_the_handlers_from_before_are_restored() -> None:
+def test_the_previous_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with Supervisor().signals():
         assert signal.getsignal(signal.SIGINT) != before
@@ -142,7 +141,7 @@ with supervisor.Supervisor().signals():
     assert done.returncode == 130
 
 
-def test_what_a_failed_thread_held_is_dropped_at_once() -> None:
+def test_objects_of_a_failed_thread_are_released_at_once() -> None:
     """Callers wait for a batch that the failed inference thread holds, until it is dropped."""
     dropped = threading.Event()
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the time goes and what is said about it: shares add up, the limiting stage is named, and
-the advice names flags that the program has."""
+"""Time shares and their diagnosis: the limiting stage, and advice with flags of the program."""
 
 from __future__ import annotations
 
@@ -51,7 +50,7 @@ ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room
 
 
 def setup(program: str = "monobeast", **changes: Any) -> Setup:
-    """2 processes on 2 cores, unless changed."""
+    """Returns a setup, by default of 2 processes on 2 cores."""
     collection = Collection(
         program=program,
         num_actors=changes.pop("num_actors", 8),
@@ -77,12 +76,12 @@ def test_shares_are_those_of_the_time_between_two_readings() -> None:
     assert found == pytest.approx(Shares(0.6, 0.3, 0.1, 0.6, 0.4))
 
 
-def test_a_stage_that_was_never_reported_took_no_time() -> None:
+def test_a_stage_without_a_report_has_no_share() -> None:
     found = shares(Reading(10, {"environment": 2.0, "learning": 1.0}), Reading(0, {}))
     assert found == Shares(1.0, 0.0, 0.0, 1.0, 0.0)
 
 
-def test_where_nothing_was_spent_nothing_is_known() -> None:
+def test_stages_without_any_time_have_unknown_shares() -> None:
     found = shares(reading(10, 5, 5, 5, 1, 1), reading(0, 5, 5, 5, 0, 0))
     assert all(math.isnan(share) for share in found[:3]) and found[3:] == (0.5, 0.5)
     assert diagnose(found, setup()) is None
@@ -106,7 +105,7 @@ def test_the_window_forgets_what_is_more_than_ten_seconds_ago() -> None:
     assert window.add(reading(29, 19, 10, 0, 10, 19)) == Shares(0.0, 1.0, 0.0, 1.0, 0.0)
 
 
-def test_the_first_seconds_of_a_run_are_not_judged() -> None:
+def test_the_first_seconds_of_a_run_get_no_diagnosis() -> None:
     window = Window()
     assert window.add(reading(0, 0, 0, 0, 0, 0)) == UNKNOWN
     assert window.add(reading(7, 1, 1, 1, 1, 1)) == UNKNOWN
@@ -128,7 +127,7 @@ def test_the_limiting_stage_is_found(found: Shares, limit: str) -> None:
     assert diagnosis is not None and diagnosis.limit == limit
 
 
-def test_processes_are_only_recommended_where_cores_are_free() -> None:
+def test_more_processes_are_only_recommended_if_cores_are_free() -> None:
     assert said(STARVED, setup(cores=4)) == (
         "learner idle 62 %, environments busy 80 %: "
         "raise --num_processes; 2 of 4 cores step environments"
@@ -138,11 +137,11 @@ def test_processes_are_only_recommended_where_cores_are_free() -> None:
     assert "faster environment" in said(STARVED, setup(cores=2, has_gpu=True))
 
 
-def test_with_an_environment_for_each_process_more_environments_are_recommended() -> None:
+def test_with_one_environment_per_process_more_environments_are_recommended() -> None:
     assert "raise --num_actors;" in said(STARVED, setup(cores=4, num_actors=2))
 
 
-def test_each_program_is_told_its_own_flag() -> None:
+def test_recommendations_name_the_flag_of_the_program() -> None:
     assert "--num_processes" in said(STARVED, setup("monobeast", cores=4))
     assert "--num_servers" in said(STARVED, setup("polybeast", cores=4))
     assert "polybeast_env --num_servers" in said(STARVED, setup("polybeast_learner"))
@@ -151,7 +150,7 @@ def test_each_program_is_told_its_own_flag() -> None:
     assert "--max_learner_queue_size" in said(NO_ROOM, setup("polybeast"))
 
 
-def test_a_learner_that_is_the_limit_is_told_what_would_make_it_faster() -> None:
+def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
     assert said(SLOW_LEARNER, setup()) == (
         "actors wait for room 70 % of their time: the learner is the limit; "
         "a smaller --model or a GPU helps, more actors do not"
@@ -161,16 +160,16 @@ def test_a_learner_that_is_the_limit_is_told_what_would_make_it_faster() -> None
 
 
 @pytest.mark.parametrize("found", ALL.values(), ids=ALL)
-def test_a_smaller_model_is_only_recommended_where_the_model_is_large(found: Shares) -> None:
+def test_a_smaller_model_is_only_recommended_for_large_models(found: Shares) -> None:
     for program in FLAGS:
         assert "--model" not in said(found, setup(program, has_large_model=False))
 
 
-def test_a_fixed_lag_is_named_where_it_makes_actors_wait() -> None:
+def test_a_fixed_lag_is_named_when_actors_wait_for_it() -> None:
     assert "--fixed_lag 1 demands" in said(NO_ROOM, setup(fixed_lag=1))
 
 
-def test_every_sentence_fits_into_a_line_and_names_flags_that_the_program_has() -> None:
+def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> None:
     checked = 0
     for program, flags in FLAGS.items():
         own = {f"--{name}" for name in flatten(flags)}
@@ -195,7 +194,7 @@ def test_a_model_of_half_a_million_parameters_is_large(parameters: int, is_large
     assert made.has_free_cores
 
 
-def test_lost_streams_are_named_with_the_time_since_and_no_more_servers_are_advised() -> None:
+def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:
     assert lost_streams([], live=4) is None
     one = lost_streams([Away("unix:/a.1", 12.3)], live=3)
     assert one is not None and one.limit == "lost"
@@ -209,7 +208,7 @@ def test_lost_streams_are_named_with_the_time_since_and_no_more_servers_are_advi
     )
 
 
-def test_streams_and_actor_processes_are_both_what_collects() -> None:
+def test_alive_counts_streams_or_actor_processes() -> None:
     assert alive({"learner_queue_size": 3, "live_streams": 2}) == ("streams", 2)
     assert alive({"learner_queue_size": 3, "live_actors": 5}) == ("actors", 5)
 
@@ -221,7 +220,7 @@ class Time:
         return self.now
 
 
-def test_learning_and_waiting_add_up_to_the_time_on_the_wall() -> None:
+def test_learning_and_waiting_add_up_to_wall_clock_time() -> None:
     time = Time()
     clock = LearnerClock(time)
     time.now = 4.0
@@ -233,7 +232,7 @@ def test_learning_and_waiting_add_up_to_the_time_on_the_wall() -> None:
     assert clock.seconds() == {"learning": 3.0, "waiting": 9.0}
 
 
-def test_an_update_that_fails_has_ended() -> None:
+def test_a_failed_update_counts_until_its_failure() -> None:
     time = Time()
     clock = LearnerClock(time)
     with pytest.raises(ArithmeticError), clock.learning():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows while it runs and at its end."""
+"""The display of a run, and its summary."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shown(step: int, **changes: Any) -> Shown:
 
 
 def plain_lines(*each: tuple[float, Shown]) -> list[str]:
-    """What is printed where there is no terminal."""
+    """Returns the lines that are printed without a terminal."""
     stream = io.StringIO()
     with Display("Catch", stream) as display:
         for now, figures in each:
@@ -42,7 +42,7 @@ def plain_lines(*each: tuple[float, Shown]) -> list[str]:
     return stream.getvalue().splitlines()
 
 
-def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
+def test_without_a_terminal_plain_lines_are_written() -> None:
     """The first update is shown at once, then every five seconds."""
     stream = io.StringIO()
     with Display("Catch", stream) as display:
@@ -55,7 +55,7 @@ def test_plain_lines_are_written_where_there_is_no_terminal() -> None:
     assert "\x1b" not in stream.getvalue()
 
 
-def test_steps_that_are_collected_are_shown_until_the_first_update() -> None:
+def test_collected_steps_are_shown_until_the_first_update() -> None:
     lines = plain_lines(
         (0, shown(0)),
         (1, shown(0, collected=16)),
@@ -72,7 +72,7 @@ def test_steps_that_are_collected_are_shown_until_the_first_update() -> None:
     ]
 
 
-def test_the_sentence_is_printed_when_another_stage_limits_the_run() -> None:
+def test_a_diagnosis_is_printed_when_the_limiting_stage_changes() -> None:
     slow, fast = Diagnosis("environment", "environments"), Diagnosis("learner", "learner")
     said = [(0, None), (5, slow), (10, Diagnosis("environment", "environments, too"))]
     said += [(now, fast) for now in range(15, 80, 5)]
@@ -98,7 +98,7 @@ def test_no_plain_line_is_longer_than_180_columns() -> None:
     assert "length 12  " in first and "lag 1.5/4  " in first
 
 
-def test_lost_streams_are_shown_with_the_time_since_and_said_at_once() -> None:
+def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
     away = [Away("unix:/a.2", 11.6), Away("unix:/a.1", 3.0)]
     busy, loss = Diagnosis("environment", "add servers"), lost_streams(away, live=2)
     lines = plain_lines(
@@ -120,7 +120,7 @@ def test_lost_streams_are_shown_with_the_time_since_and_said_at_once() -> None:
     ]
 
 
-def test_another_loss_is_said_though_the_first_one_ended_a_moment_ago() -> None:
+def test_a_second_loss_is_reported_shortly_after_the_first_one() -> None:
     def lost(address: str) -> dict[str, Any]:
         away = [Away(address, 1.0)]
         return {"away": away, "diagnosis": lost_streams(away, live=3)}
@@ -135,7 +135,7 @@ def test_another_loss_is_said_though_the_first_one_ended_a_moment_ago() -> None:
     assert len(said) == 2 and "unix:/a.1" in said[0] and "unix:/a.2" in said[1]
 
 
-def test_a_terminal_shows_where_the_time_goes_below_the_table() -> None:
+def test_a_terminal_shows_time_shares_below_the_table() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=120)
     known = shown(10, shares=BUSY, diagnosis=Diagnosis("environment", "learner idle 62 %: ..."))
@@ -154,12 +154,12 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
     assert last == 100.0
 
 
-def test_the_clock_shows_a_dash_for_what_is_not_known() -> None:
+def test_an_unknown_duration_is_shown_as_a_dash() -> None:
     assert clock(float("nan")) == "-"
     assert clock(3723) == "1:02:03"
 
 
-def test_the_summary_says_what_was_reached() -> None:
+def test_the_summary_has_steps_episodes_and_return() -> None:
     progress = Progress(step=3000, mean_lag=1.5, max_lag=4.0)
     progress.returns.extend([1.0, 0.0])
     progress.lengths.extend([10, 14])
@@ -171,13 +171,13 @@ def test_the_summary_says_what_was_reached() -> None:
     assert "no episode has ended yet" in summary(Progress(), 0, 0.0)
 
 
-def test_the_name_of_the_run_is_enough_to_resume_it() -> None:
+def test_the_suggested_command_resumes_the_run_by_its_name_alone() -> None:
     text = next_commands("polybeast", Path("/runs/my run"), True, False)
     assert "-m torchbeast.polybeast --savedir /runs --xpid 'my run'\n" in text + "\n"
     assert "-m torchbeast.polybeast --mode test --savedir /runs --xpid 'my run'" in text
     assert "-m torchbeast.plot '/runs/my run'" in text
 
 
-def test_without_a_checkpoint_nothing_is_offered_that_needs_one() -> None:
+def test_without_a_checkpoint_no_command_is_suggested_that_needs_one() -> None:
     text = next_commands("polybeast", Path("/runs/a"), False, False)
     assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text

@@ -16,7 +16,7 @@ def write(folder: Path, *rows: tuple[int, dict[str, float]]) -> None:
     files.close()
 
 
-def test_rows_come_back_by_the_names_of_their_columns(tmp_path: Path) -> None:
+def test_rows_are_read_by_the_names_of_their_columns(tmp_path: Path) -> None:
     write(tmp_path, (10, {"loss": 1.5}), (20, {"loss": 0.5}))
     rows = list(read_logs(tmp_path))
     assert [(r["_tick"], r["step"], r["loss"]) for r in rows] == [(0, 10, 1.5), (1, 20, 0.5)]
@@ -37,14 +37,14 @@ def test_nan_is_an_empty_cell(tmp_path: Path) -> None:
     assert "nan" not in (tmp_path / "logs.csv").read_text()
 
 
-def test_a_resumed_run_appends_and_counts_on(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_rows_and_continues_their_numbers(tmp_path: Path) -> None:
     write(tmp_path, (10, {"loss": 1.0}))
     write(tmp_path, (20, {"loss": 2.0}))
     assert [(r["_tick"], r["step"]) for r in read_logs(tmp_path)] == [(0, 10), (1, 20)]
     assert (tmp_path / "logs.csv").read_text().count("#") == 1
 
 
-def test_a_row_that_was_cut_off_by_a_kill_does_not_spoil_the_next(tmp_path: Path) -> None:
+def test_an_incomplete_row_of_a_killed_run_does_not_affect_the_next(tmp_path: Path) -> None:
     write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.0}))
     logs = tmp_path / "logs.csv"
     logs.write_bytes(logs.read_bytes()[:-3])
@@ -52,7 +52,7 @@ def test_a_row_that_was_cut_off_by_a_kill_does_not_spoil_the_next(tmp_path: Path
     assert [(r["step"], r["loss"]) for r in read_logs(tmp_path)] == [(10, 1.0), (30, 3.0)]
 
 
-def test_tensorboard_events_lie_beside_the_csv_files(tmp_path: Path) -> None:
+def test_tensorboard_events_are_beside_the_csv_files(tmp_path: Path) -> None:
     write(tmp_path, (10, {"loss": 1.0}))
     assert list(tmp_path.glob("events.out.tfevents.*"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The folder of a run says what ran, and never holds a secret."""
+"""The folder of a run records what ran, without secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def meta(folder: Path) -> dict:
     return json.loads((folder / "meta.json").read_text())
 
 
-def test_meta_json_holds_flags_dates_and_the_end(tmp_path: Path) -> None:
+def test_meta_json_has_flags_dates_and_success(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a", {"env": "Catch"}, ["polybeast", "--env", "Catch"])
     before = meta(run.path)
     run.finish(successful=True)
@@ -28,7 +28,7 @@ def test_meta_json_holds_flags_dates_and_the_end(tmp_path: Path) -> None:
     assert after["args"] == {"env": "Catch"} and after["argv"][0] == "polybeast"
 
 
-def test_the_environment_is_not_written_except_slurm(
+def test_of_environment_variables_only_those_of_slurm_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", "hunter2")
@@ -52,7 +52,7 @@ def test_a_real_folder_named_latest_is_left_alone(tmp_path: Path) -> None:
     assert (tmp_path / "latest").is_dir() and not (tmp_path / "latest").is_symlink()
 
 
-def test_out_log_receives_what_is_logged_until_the_end(tmp_path: Path) -> None:
+def test_out_log_has_log_messages_until_the_end_of_the_run(tmp_path: Path) -> None:
     log = logging.getLogger("torchbeast.some_part")
     run = RunFolder(tmp_path / "a", {})
     log.info("in time")
@@ -62,7 +62,7 @@ def test_out_log_receives_what_is_logged_until_the_end(tmp_path: Path) -> None:
     assert "in time" in text and "too late" not in text
 
 
-def test_two_runs_of_one_name_at_a_time_are_refused(tmp_path: Path) -> None:
+def test_a_second_run_of_the_same_name_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a", {})
     with pytest.raises(UsageError, match="another process"):
         RunFolder(tmp_path / "a", {})
@@ -70,13 +70,13 @@ def test_two_runs_of_one_name_at_a_time_are_refused(tmp_path: Path) -> None:
     RunFolder(tmp_path / "a", {}).finish(successful=True)
 
 
-def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="give another --savedir"):
         RunFolder(tmp_path / "file" / "a", {})
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(
+def test_a_failed_write_leaves_only_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.tar"

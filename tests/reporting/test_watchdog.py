@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run that learns nothing any more says which queue starves or is not emptied, in the words of
-either program."""
+"""A run without updates reports which queue is empty or full, in the terms of its program."""
 
 from __future__ import annotations
 
@@ -47,7 +46,7 @@ def test_a_full_learner_queue_explains_the_queues_before_it() -> None:
     assert "the learner does not take them" in (watchdog.check(0, full, 100.0) or "")
 
 
-def test_it_speaks_once_a_minute_and_not_while_something_is_learnt() -> None:
+def test_a_stall_is_reported_once_a_minute_and_only_without_updates() -> None:
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     assert watchdog.check(0, POLY, 1.0) is None
     assert watchdog.check(0, POLY, 60.0) is None
@@ -65,7 +64,7 @@ def test_it_speaks_once_a_minute_and_not_while_something_is_learnt() -> None:
         (MONO, "replaced_actors", "3 actors died and were replaced before a rollout is whole"),
     ],
 )
-def test_losses_since_the_last_update_are_told(
+def test_streams_lost_since_the_last_update_are_reported(
     status: dict[str, int], count: str, said: str
 ) -> None:
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
@@ -75,7 +74,7 @@ def test_losses_since_the_last_update_are_told(
     assert "have not filled" in (watchdog.check(6, status | {count: 10}, 200.0) or "")
 
 
-def test_who_hangs_is_named_in_a_stall_but_not_where_the_learner_is_to_blame() -> None:
+def test_hanging_workers_are_named_in_a_stall_unless_the_learner_causes_it() -> None:
     hangs = "actor 1 has been in one step of its environments for 75 s"
     for size, named in ((0, True), (8, False)):
         watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
@@ -84,7 +83,7 @@ def test_who_hangs_is_named_in_a_stall_but_not_where_the_learner_is_to_blame() -
         assert said is not None and (f"batch are there: {hangs} (" in said) == named
 
 
-def test_lost_streams_are_named_in_place_of_the_queues() -> None:
+def test_lost_streams_are_named_instead_of_queues() -> None:
     lost = "2 of 2 streams lost 65 s ago: unix:/a.0"
     watchdog = Watchdog(now=0.0, batch_size=BATCH_SIZE)
     watchdog.check(0, POLY, 0.0)
@@ -92,7 +91,7 @@ def test_lost_streams_are_named_in_place_of_the_queues() -> None:
     assert said is not None and said.startswith(f"nothing was learnt for 80 s: {lost} (")
 
 
-def test_who_hangs_is_told_once_a_minute_though_others_go_on() -> None:
+def test_hanging_workers_are_reported_once_a_minute_during_updates() -> None:
     watchdog, hangs = Watchdog(now=0.0, batch_size=BATCH_SIZE), "actor 1 hangs"
     said = [watchdog.check(now, MONO, float(now), hangs * (now > 30)) for now in range(150)]
     assert [now for now, sentence in enumerate(said) if sentence] == [60, 120]

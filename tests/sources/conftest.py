@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that these tests start find the tests' own environments and models."""
+"""Lets processes that these tests start import the tests' environments and models."""
 
 from __future__ import annotations
 

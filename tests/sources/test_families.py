@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments that people bring are acted in and learnt from.
+"""Environments that users bring can be acted in and learnt from.
 
-Here in one process, as far as their packages are installed; `make test-families` installs them all,
-and runs both programs on each of them (integration/test_family_runs.py).
+This runs in one process, for families whose packages are installed; `make test-families` installs
+all of them, and runs both programs on each (integration/test_family_runs.py).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ E = 2
 
 @pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
 @pytest.mark.parametrize("family", FAMILIES, ids=name_of)
-def test_an_installed_family_is_acted_in_and_learnt_from(
+def test_environments_of_an_installed_family_can_be_acted_in_and_learnt_from(
     family: Family, use_lstm: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # where MuJoCo leaves a file

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Observations of every rank, dtype and nesting go through both sources and are learnt from.
 
-MonoBeast's half is played without processes, PolyBeast's with a server in a thread of this one.
+MonoBeast's half runs without processes, PolyBeast's with a server in a thread of the test.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def environments(observe: Observe, cuts: bool = True) -> SyncVecEnv:
 
 @pytest.mark.parametrize("cuts", [True, False], ids=["cut", "uncut"])
 @pytest.mark.parametrize("name", PLAYED)
-def test_they_pass_through_monobeasts_memory_whole_and_in_parts(name: str, cuts: bool) -> None:
+def test_observations_of_any_kind_pass_unchanged_through_monobeasts_shared_memory(
+    name: str, cuts: bool
+) -> None:
     observe = (PLAYED)[name]
     player = Player(environments(observe, cuts), model="source_models:CountingNet")
     player.play(0)
@@ -44,7 +46,7 @@ def test_they_pass_through_monobeasts_memory_whole_and_in_parts(name: str, cuts:
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_they_pass_through_polybeasts_core_whole_and_in_parts(name: str) -> None:
+def test_observations_of_any_kind_pass_unchanged_through_polybeasts_core(name: str) -> None:
     pytest.importorskip("libtorchbeast._C")
     import test_poly_source
 
@@ -58,8 +60,8 @@ def test_they_pass_through_polybeasts_core_whole_and_in_parts(name: str) -> None
 
 
 @pytest.mark.parametrize("name", PLAYED)
-def test_a_server_of_a_single_environment_sends_them_as_they_are(name: str) -> None:
-    """Its environment is stepped by the core itself."""
+def test_a_server_of_a_single_environment_sends_observations_unchanged(name: str) -> None:
+    """The core steps a single environment without SyncVecEnv."""
     pytest.importorskip("libtorchbeast._C")
     import test_poly_source
 
@@ -82,8 +84,10 @@ def assert_is_right_in_parts(rollout: Rollout, observe: Observe) -> None:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("use_lstm", [False, True], ids=["", "lstm"])
 @pytest.mark.parametrize("name", NESTS | BARE)
-def test_they_are_acted_on_and_learnt_from_in_slices_of_any_size(name: str, use_lstm: bool) -> None:
-    """The gradient of the slices is that of the whole."""
+def test_observations_of_any_kind_are_acted_on_and_learnt_from_in_slices(
+    name: str, use_lstm: bool
+) -> None:
+    """The gradients of the slices add up to that of the whole batch."""
     observe = (NESTS | BARE)[name]
     torch.manual_seed(0)
     player = Player(environments(observe), model="auto", use_lstm=use_lstm)
@@ -98,7 +102,7 @@ def test_they_are_acted_on_and_learnt_from_in_slices_of_any_size(name: str, use_
 
 
 def _updated(actor: Actor, rollout: Rollout, **slices: Any) -> float:
-    """The norm of the gradient of one update of a copy."""
+    """Returns the gradient norm of one update of a copy."""
     model = copy.deepcopy(actor)
     figures = impala(model, **slices).update(rollout)
     assert figures["total_loss"] == figures["total_loss"]

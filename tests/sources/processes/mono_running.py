@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MonoBeast's source, started for as long as a `with` block."""
+"""Starts MonoBeast's source for the duration of a `with` block."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOON = 30.0
 
 
 def config_of(**settings: Any) -> MonoSourceConfig:
-    """The settings of a source; those of its own Configs by their names."""
+    """Returns the settings of a source; those of nested Configs are given by name."""
 
     def taken(config: type) -> Any:
         names = {field.name for field in dataclasses.fields(config)} & set(settings)
@@ -37,7 +37,7 @@ def config_of(**settings: Any) -> MonoSourceConfig:
 
 @contextmanager
 def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
-    """`options`: of its settings; two buffers an environment unless they say otherwise."""
+    """Starts a source; options: further settings. By default an environment has two buffers."""
     observation, action, frame_stack = setup.spaces()
     torch.manual_seed(0)
     agent = make_agent(setup.actor(), observation, action, frame_stack)

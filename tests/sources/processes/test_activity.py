@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What actors are busy with is known without a word from them; one that hangs is named, and then
-given up."""
+"""The activity of actor processes is known without reports; one that hangs is given up."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def activity(clock: Clock, index: int = 1) -> Activity:
     return made
 
 
-def test_the_time_since_a_change_belongs_to_what_was_entered(clock: Clock) -> None:
+def test_time_after_a_change_belongs_to_the_stage_that_was_entered(clock: Clock) -> None:
     actor = activity(clock)
     actor.start()
     for stage, seconds in (("queueing", 4.0), ("inference", 1.0), ("environment", 2.0)):
@@ -62,7 +61,7 @@ def test_steps_are_counted_over_all_processes_of_an_actor(clock: Clock) -> None:
     assert actor.steps() == 8
 
 
-def test_another_process_reads_what_one_writes() -> None:
+def test_another_process_reads_the_activity_that_one_writes() -> None:
     ours = SharedActivities(3)
     theirs = SharedActivities(3, ours.descriptor)
     for index, stage in enumerate(("environment", "inference", "queueing")):
@@ -75,7 +74,7 @@ def test_another_process_reads_what_one_writes() -> None:
 
 
 def test_time_shares_are_known_however_long_a_rollout_takes(clock: Clock) -> None:
-    """No rollout is whole within these 30 seconds."""
+    """No rollout is complete within these 30 seconds."""
     actor, learner, window = activity(clock), LearnerClock(clock), Window()
     actor.start()
     for second in range(30):
@@ -97,7 +96,7 @@ class Process:
 
 
 def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSource:
-    """One whose actors, which are no real processes, have just entered these stages."""
+    """Returns a source whose actors, without real processes, have just entered these stages."""
     space = ArraySpec((4,), "float32")
     agent = make_agent(ActorSpec("mlp"), space, Discrete(2), 1)
     config = config_of(
@@ -124,7 +123,7 @@ def given_up(source: MonoSource) -> list[list[str]]:
     return [process.given_up for process in (actor.process for actor in source._actors)]  # type: ignore
 
 
-def test_an_actor_in_one_step_for_a_minute_is_named(clock: Clock) -> None:
+def test_an_actor_in_one_step_for_a_minute_is_reported(clock: Clock) -> None:
     mono = source(clock, "environment", "queueing", "starting")
     clock.time = 59.0
     assert mono.hanging() == ""
@@ -138,7 +137,7 @@ def test_an_actor_in_one_step_for_a_minute_is_named(clock: Clock) -> None:
     assert mono.hanging() == ""
 
 
-def test_with_a_fixed_lag_it_is_said_why_the_others_wait(clock: Clock) -> None:
+def test_with_a_fixed_lag_the_report_says_why_the_others_wait(clock: Clock) -> None:
     mono = source(clock, "queueing", "environment", fixed_lag=1)
     clock.time = 60.0
     assert mono.hanging() == (

@@ -53,7 +53,7 @@ Columns = dict[int, list[torch.Tensor]]
 
 @dataclass(frozen=True)
 class Survived:
-    """A run of which one actor was killed, until its successor had written three rollouts."""
+    """Rollouts of a run in which one actor process was killed and replaced."""
 
     before: list[int]  # numbers of the environments
     after: list[int]  # of those that came with the successor
@@ -63,7 +63,7 @@ class Survived:
 
 @pytest.fixture(scope="module")
 def survived() -> Survived:
-    """Each actor has one slot only: if the dead one's were lost, its successor would write none."""
+    """Each actor has one slot: if that of the dead process were lost, nothing would be written."""
     columns: Columns = {}
     with running_mono(NUMBERED, num_buffers=4) as running:
         batches = map(copy_of, running.source.batches())
@@ -123,7 +123,7 @@ def test_a_successor_keeps_the_numbers_of_environments_and_skips_a_rollout(
         assert indices == list(range(indices[0], indices[0] + len(indices)))
 
 
-def test_a_number_is_left_out_though_the_dead_actor_had_written_all_it_was_granted() -> None:
+def test_a_rollout_number_is_skipped_even_if_the_dead_actor_had_finished_all_grants() -> None:
     agent = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(2), 1)
     weights = SharedWeights(agent.model)
     config = config_of(
@@ -147,9 +147,9 @@ def test_a_number_is_left_out_though_the_dead_actor_had_written_all_it_was_grant
     assert [call.args[0]["rollout"] for call in process.send.call_args_list] == [0, 2]
 
 
-def test_no_two_environments_share_action_noise(survived: Survived) -> None:
-    """The policy is uniform: what differs between columns, processes and a process and its
-    successor is the noise.
+def test_no_two_environments_share_random_actions(survived: Survived) -> None:
+    """With a uniform policy, columns, processes, and a process and its successor differ only by
+    their random numbers.
     """
     actions = {tuple(rollouts[0][1:, 2].tolist()) for rollouts in survived.columns.values()}
     assert len(actions) == 6
@@ -158,7 +158,7 @@ def test_no_two_environments_share_action_noise(survived: Survived) -> None:
         assert same < NUMBERED.unroll_length * 0.6, "a quarter is expected"
 
 
-def test_an_actor_that_dies_before_it_has_worked_fails_the_run() -> None:
+def test_an_actor_that_dies_before_any_rollout_fails_the_run() -> None:
     with running_mono(Setup(env_id="source_envs:Crashes")) as running:
         assert take(running, 0) == list(running.source.batches())
         wait_for(lambda: running.supervisor.ended, LATE)
@@ -169,7 +169,7 @@ def test_an_actor_that_dies_before_it_has_worked_fails_the_run() -> None:
     assert "exited with code 3" in str(failure) and "out of memory in the emulator" in str(failure)
 
 
-def test_it_is_replaced_where_another_has_worked(
+def test_an_actor_that_dies_after_another_has_worked_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     marker = tmp_path / "pid"
@@ -183,7 +183,7 @@ def test_it_is_replaced_where_another_has_worked(
     assert running.supervisor.failure is None
 
 
-def test_an_actor_that_dies_again_and_again_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_dies_repeatedly_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torchbeast.processes.child_process._MOST_DEATHS", 2)
     with running_mono(Setup(env_id="source_envs:CrashesLater")) as running:
         rollouts = sum(1 for _ in running.source.batches())
@@ -199,7 +199,7 @@ def test_an_environment_that_cannot_be_made_is_named() -> None:
     assert "source_envs:CannotBeMade cannot be made" in str(running.supervisor.failure)
 
 
-def test_closing_ends_the_processes_though_they_have_much_left_to_play() -> None:
+def test_closing_ends_processes_in_the_middle_of_a_rollout() -> None:
     setup = dataclasses.replace(NUMBERED, num_groups=1, unroll_length=2000)
     with running_mono(setup, num_buffers=30) as running:
         take(running, 1)
@@ -215,7 +215,7 @@ CATCH = Setup(env_id="Catch", model="mlp", use_lstm=True, num_envs=4, batch_size
 
 @dataclass(frozen=True)
 class Learnt:
-    """What came of learning from a source."""
+    """The result of learning from a source."""
 
     losses: list[float]
     batches: list[str]  # a digest of every byte
@@ -253,7 +253,7 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
 
 
 def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
-    """A network that reads no values has no statistics, so its weights are of another size."""
+    """Without ranges of values a network has no statistics, and its weights differ in size."""
     pytest.importorskip("gymnasium")
     setup = Setup(env_id="CartPole-v1", model="mlp", reads_values=False)
     with running_mono(setup, fixed_lag=0) as running:
@@ -264,7 +264,7 @@ def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
 
 
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
-    """A batch takes one actor's rollout: some learning is done before the others have begun."""
+    """A batch holds one process's rollout, so learning starts before the other has begun."""
     few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (4, 18))
     assert few == many
     updates = range(CATCH.version, CATCH.version + 25)
@@ -289,7 +289,7 @@ def test_every_environment_needs_a_buffer() -> None:
         (2, 2, 7, 2, 3, 0),
     ],
 )
-def test_buffers_are_rollouts_of_one_environment(
+def test_num_buffers_counts_rollouts_of_one_environment(
     num_actors: int, num_processes: int, num_buffers: int, batch_size: int, slots: int, ahead: int
 ) -> None:
     made = ProcessesConfig(
@@ -338,7 +338,7 @@ MEGABYTE = 2**20
 
 
 def test_memory_is_flat_with_one_actor_and_two_buffers() -> None:
-    """A rollout is 0.6 MB: of 150 after the warm-up not a tenth may stay."""
+    """A rollout has 0.6 MB; after the warm-up less than a tenth of 150 of them may remain."""
     setup = Setup(env_id="source_envs:Big", num_envs=1, batch_size=1, unroll_length=20)
     with running_mono(setup, num_buffers=2) as running:
         processes = [psutil.Process(), psutil.Process(running.source.pids[0])]
@@ -353,7 +353,7 @@ def test_memory_is_flat_with_one_actor_and_two_buffers() -> None:
         assert now - then < 10 * MEGABYTE
 
 
-def test_a_source_that_is_gone_leaves_no_open_file() -> None:
+def test_a_source_that_was_deleted_leaves_no_open_file() -> None:
     def open_files() -> set[str]:
         return set(os.listdir("/proc/self/fd"))
 

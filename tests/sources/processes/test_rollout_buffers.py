@@ -63,7 +63,7 @@ def player() -> Player:
 
 
 def columns_of(player: Player, size: int, pieces: list[tuple[int, int, int]]) -> Any:
-    """A batch of these pieces: slot, first column, count."""
+    """Returns a batch of these columns: slot, first column, count."""
     batch = player.batch(size)
     for slot, first, count in pieces:
         batch.add(player.rollouts.slots[slot], first, count)
@@ -71,7 +71,7 @@ def columns_of(player: Player, size: int, pieces: list[tuple[int, int, int]]) ->
     return batch.rollout()
 
 
-def test_columns_keep_their_rows_wherever_they_come_from(player: Player) -> None:
+def test_columns_keep_their_rows_from_any_slot(player: Player) -> None:
     pieces = [(0, 1, 3), (2, 0, 2), (1, 3, 1)]
     rollout = columns_of(player, 6, pieces)
     rollout.check()
@@ -142,7 +142,7 @@ def test_nests_keep_their_structure() -> None:
     assert len(structures) == 6
 
 
-def test_a_batch_is_used_again_and_forgets_what_it_held(player: Player) -> None:
+def test_a_batch_that_is_used_again_holds_only_new_rollouts(player: Player) -> None:
     batch = player.batch(E)
     batch.add(player.rollouts.slots[0], 0, E)
     first = batch.rollout()
@@ -156,7 +156,7 @@ def test_a_batch_is_used_again_and_forgets_what_it_held(player: Player) -> None:
     assert len(second.final_observation) == len(second.truncations()[0])
 
 
-def test_another_opening_of_the_file_sees_what_was_written(player: Player) -> None:
+def test_a_second_mapping_of_the_file_sees_what_was_written(player: Player) -> None:
     other = SharedRollouts(*player.shape, E, 3, player.rollouts.descriptor)
     for mine, theirs in zip(player.rollouts.slots, other.slots, strict=True):
         for a, b in itertools.zip_longest(flatten(mine), flatten(theirs)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nests of arrays in a file without a name."""
+"""Nests of arrays in an anonymous file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SPECS = {
 }
 
 
-def test_arrays_are_of_their_specs_aligned_and_apart() -> None:
+def test_arrays_match_their_specs_and_share_no_cache_line() -> None:
     file = SharedFile(2 * slot_size(SPECS))
     leaves = [
         leaf
@@ -36,7 +36,7 @@ def test_arrays_are_of_their_specs_aligned_and_apart() -> None:
         assert (leaf == (number % 2 if leaf.dtype == bool else number)).all(), "none overlap"
 
 
-def test_who_holds_the_descriptor_sees_the_same_bytes() -> None:
+def test_a_process_with_the_descriptor_sees_the_same_bytes() -> None:
     file = SharedFile(slot_size(SPECS))
     other = SharedFile(slot_size(SPECS), file.descriptor)
     mine, theirs = (arrays_at(SPECS, opened.bytes, 0) for opened in (file, other))
@@ -71,7 +71,7 @@ def test_the_file_is_closed_with_its_owner_but_arrays_keep_the_memory() -> None:
     assert np.all(array == 2)
 
 
-def test_nothing_in_the_file_system_bears_its_name() -> None:
+def test_the_file_has_no_name_in_the_file_system() -> None:
     file = SharedFile(64)
     target = os.readlink(f"/proc/self/fd/{file.descriptor}")
     assert not os.path.exists(target)

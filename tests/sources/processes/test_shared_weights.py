@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers get one whole version of the weights, and nobody waits for a dead one."""
+"""Readers get the weights of a single version, and nobody waits for a dead reader."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ READER = Path(__file__).with_name("weights_reader.py")
 
 @torch.no_grad()
 def publish(weights: SharedWeights, of: nn.Module, version: int) -> None:
-    """Weights that all hold their version's number."""
+    """Publishes weights that all equal the number of their version."""
     for tensor in of.state_dict().values():
         tensor.fill_(version)
     weights.publish(of, version)
@@ -35,7 +35,7 @@ def publish(weights: SharedWeights, of: nn.Module, version: int) -> None:
 
 @contextmanager
 def reader(weights: SharedWeights, what: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process, ready to read."""
+    """Starts a process that is ready to read."""
     words = [str(READER), str(weights.descriptor), str(weights.size), what]
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -89,7 +89,7 @@ def test_places_that_were_never_written_hold_no_version() -> None:
             weights.refresh(replica, held=None, wanted=version)
 
 
-def test_publishing_is_told_after_the_version_can_be_read() -> None:
+def test_on_publish_is_called_once_the_version_can_be_read() -> None:
     owned, told = model(), []
     weights = SharedWeights(owned, version=0, size=2)
     weights.on_publish = lambda version: told.append((version, weights.version))
@@ -104,7 +104,7 @@ def test_a_ring_has_at_least_two_places_and_fits_its_header(size: int) -> None:
 
 
 def test_no_reader_sees_weights_of_two_versions() -> None:
-    """With two places, the writer comes round to the one that is read all the time."""
+    """With two places, the writer often needs the one that is being read."""
     owned, last = model(), 400
     weights = SharedWeights(owned, version=0, size=2)
     publish(weights, owned, 0)
@@ -132,7 +132,7 @@ def test_a_reader_that_is_killed_while_it_reads_blocks_nobody() -> None:
     assert weights.version == 2
 
 
-def test_the_largest_fixed_lag_has_room_in_shared_memory() -> None:
+def test_the_largest_fixed_lag_fits_the_ring() -> None:
     model = torch.nn.Linear(1, 1)
     SharedWeights(model, size=ring_size(MAX_FIXED_LAG))
     with pytest.raises(ValueError, match="places"):

@@ -18,12 +18,12 @@ def model() -> nn.Module:
 
 
 def values(of: nn.Module) -> set[float]:
-    """All that its weights hold."""
+    """Returns the distinct values of the weights."""
     return {value for t in of.state_dict().values() for value in t.unique().tolist()}
 
 
 def read_until(weights: SharedWeights, last: int) -> None:
-    """Every newest version until `last`; prints how many were seen, and those that were torn."""
+    """Reads newest versions until `last`; prints their number, and those that were torn."""
     replica, held, seen, torn = model(), None, 0, 0
     while held != last:
         before, held = held, weights.refresh(replica, held)
@@ -34,7 +34,7 @@ def read_until(weights: SharedWeights, last: int) -> None:
 
 
 def hold(weights: SharedWeights) -> None:
-    """Locks the newest version's place as a reader does, and stays there."""
+    """Locks the place of the newest version like a reader, and never releases it."""
     with weights._locked(weights.version % weights.size, fcntl.LOCK_SH):
         print("held", flush=True)
         sys.stdin.read()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sockets lie where their owner alone can reach them, and a name that is too long is a sentence."""
+"""Only their owner can reach sockets, and a path that is too long is refused."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from torchbeast.sources.servers.addresses import (
 )
 
 
-def test_server_i_is_at_the_basename_with_its_number() -> None:
+def test_the_address_of_server_i_is_the_basename_and_i() -> None:
     assert server_addresses("unix:/tmp/polybeast", 2) == [
         "unix:/tmp/polybeast.0",
         "unix:/tmp/polybeast.1",
     ]
 
 
-def test_a_name_that_no_socket_can_have_is_refused() -> None:
+def test_a_path_too_long_for_a_socket_is_refused() -> None:
     longest = "unix:/" + "a" * (107 - len("/.9"))
     assert len(server_addresses(longest, 10)) == 10
     with pytest.raises(UsageError, match="has 108 bytes, more than the 107 of a Unix socket"):

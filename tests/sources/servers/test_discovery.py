@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The learner asks servers what they serve, and refuses what does not fit."""
+"""A learner asks servers for descriptions, and refuses servers that do not fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CATCH: dict[str, Any] = {
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
-    """What is served at which address; others do not answer."""
+    """The descriptions by address; other addresses do not answer."""
     served: dict[str, dict[str, Any]] = {}
 
     def describe(address: str, timeout_s: float) -> dict[str, Any]:
@@ -48,10 +48,10 @@ def test_servers_are_asked_until_enough_environments_are_found(servers: dict) ->
     assert fleet.envs_per_stream == [2, 2, 2, 2] and fleet.num_envs == 8
 
 
-def test_without_a_number_all_that_were_started_together_are_waited_for(
+def test_without_num_actors_all_servers_that_were_started_together_are_awaited(
     servers: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None of them listens when the first one answers."""
+    """None of the others listens when the first one answers."""
     monkeypatch.setattr(discovery, "_listens", lambda address: False)
     servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
     fleet = discovery.find("unix:/a", None, timeout=1.0)
@@ -61,10 +61,10 @@ def test_without_a_number_all_that_were_started_together_are_waited_for(
         discovery.find("unix:/a", None, timeout=0.1)
 
 
-def test_of_servers_that_do_not_tell_all_that_listen_are_taken(
+def test_servers_that_do_not_tell_their_number_are_found_by_listening_sockets(
     servers: dict, runtime_folder: Path
 ) -> None:
-    """One that was killed has left its socket, and does not end the search with a wait."""
+    """The socket of a killed server ends the search without a wait."""
     base = f"unix:{runtime_folder}/a"
     servers.update({f"{base}.{i}": CATCH for i in range(5)})
     with ExitStack() as listening:
@@ -77,12 +77,12 @@ def test_of_servers_that_do_not_tell_all_that_listen_are_taken(
     assert fleet.stream_addresses == [f"{base}.{i // 2}" for i in range(6)]
 
 
-def test_without_a_number_one_server_must_be_there(servers: dict) -> None:
+def test_without_num_actors_at_least_one_server_must_answer(servers: dict) -> None:
     with pytest.raises(RunError, match=r"answers at unix:/a\.0 \(waited 0\.1 s\): start servers"):
         discovery.find("unix:/a", None, timeout=0.1)
 
 
-def test_what_is_served_is_told_in_our_words(servers: dict) -> None:
+def test_a_fleet_describes_what_its_servers_serve(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
     fleet = discovery.ask_all(["unix:/a.0"], timeout=1.0)
     assert fleet.env == EnvSpec("Catch") and fleet.action_space == Discrete(3)
@@ -92,7 +92,7 @@ def test_what_is_served_is_told_in_our_words(servers: dict) -> None:
     }
 
 
-def test_what_a_server_says_of_values_reaches_the_learner(servers: dict) -> None:
+def test_ranges_of_values_reach_the_learner(servers: dict) -> None:
     said = {"type": "Array", "low": 0, "high": 5976}
     rest = {"type": "Tuple", "spaces": [{"type": "Array", "categories": [4]}, {"type": "Array"}]}
     space = {"type": "Dict", "spaces": {"board": said, "rest": rest}}
@@ -104,30 +104,30 @@ def test_what_a_server_says_of_values_reaches_the_learner(servers: dict) -> None
 
 
 @pytest.mark.parametrize("key", ["observation_space", "action_space"])
-def test_a_space_that_makes_no_sense_is_told_with_its_address(servers: dict, key: str) -> None:
+def test_an_invalid_action_space_is_reported_with_its_address(servers: dict, key: str) -> None:
     servers["unix:/a.0"] = CATCH | {key: {"type": "Sphere"}}
     with pytest.raises(RunError, match=r"the description from unix:/a\.0 is not valid: .*Sphere"):
         discovery.ask_all(["unix:/a.0"], timeout=1.0)
 
 
-def test_a_server_of_the_original_does_not_tell_its_actions(servers: dict) -> None:
+def test_a_server_of_the_original_has_no_action_space(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"action_space": None, "env_id": "", "num_streams": 1}
     assert discovery.ask_all(["unix:/a.0"], timeout=1.0).action_space is None
 
 
-def test_more_than_asked_for_is_refused(servers: dict) -> None:
+def test_more_environments_than_num_actors_are_refused(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
     with pytest.raises(UsageError, match="serve 4 environments, but --num_actors is 3"):
         discovery.find("unix:/a", 3, timeout=1.0)
 
 
-def test_fewer_than_asked_for_are_refused_with_their_number(servers: dict) -> None:
+def test_fewer_environments_than_num_actors_are_refused_with_both_numbers(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH
     with pytest.raises(RunError, match=r"answers at unix:/a\.1 .*; 4 of --num_actors 9"):
         discovery.find("unix:/a", 9, timeout=1.0)
 
 
-def test_how_environments_were_made_reaches_the_learner(servers: dict) -> None:
+def test_options_and_keyword_arguments_of_environments_reach_the_learner(servers: dict) -> None:
     servers["unix:/a.0"] = CATCH | {"options": {"frame_skip": 2, "of_a_later_version": 1}}
     told = EnvSpec("Catch", options=EnvOptions(frame_skip=2))
     assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == told
@@ -145,7 +145,7 @@ ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options"
 
 
 @pytest.mark.parametrize("key", ALIKE)
-def test_servers_must_serve_the_same(servers: dict, key: str) -> None:
+def test_servers_of_different_environments_are_refused(servers: dict, key: str) -> None:
     servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
     with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):
         discovery.find("unix:/a", 8, timeout=1.0)

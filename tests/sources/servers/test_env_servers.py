@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A dead server is replaced while that can help, and nobody is replaced after the end."""
+"""A dead server is replaced unless it dies repeatedly or the run has ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLED = ProcessDied("process 1 was killed by SIGKILL")
 
 
 class Process:
-    """Stands for a process: the test says when it serves and when it dies."""
+    """A fake process; the test decides when it serves and when it dies."""
 
     started: list[Process]
 
@@ -43,7 +43,7 @@ class Process:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[Process]:
-    """Every process, in the order of their starts."""
+    """All fake processes, in the order of their starts."""
     Process.started = []
     monkeypatch.setattr(env_servers, "ChildProcess", Process)
     return Process.started
@@ -67,7 +67,7 @@ def test_a_dead_server_is_replaced_at_its_own_address(
     assert servers.wait_ready(timeout=0.0)
 
 
-def test_the_first_to_die_fails_the_run_where_none_has_served(
+def test_a_server_that_dies_before_any_has_served_fails_the_run(
     started: list[Process], tmp_path: Path
 ) -> None:
     _, supervisor = two_servers(tmp_path)
@@ -76,17 +76,19 @@ def test_the_first_to_die_fails_the_run_where_none_has_served(
     assert str(supervisor.failure) == f"environment server 1 at unix:{tmp_path}/a.1: {KILLED}"
 
 
-def test_one_that_says_why_it_ends_fails_the_run(started: list[Process], tmp_path: Path) -> None:
+def test_a_server_that_reports_an_error_fails_the_run(
+    started: list[Process], tmp_path: Path
+) -> None:
     _, supervisor = two_servers(tmp_path)
     started[0].serves()
     started[0].dies(RunError("the cartridge cannot be read"))
     assert len(started) == 2 and "cartridge" in str(supervisor.failure)
 
 
-def test_one_that_dies_again_and_again_fails_the_run(
+def test_a_server_that_dies_repeatedly_fails_the_run(
     started: list[Process], tmp_path: Path
 ) -> None:
-    """Deaths elsewhere do not count: a machine short of memory may kill one after the other."""
+    """Deaths of other servers do not count: a machine short of memory may kill several."""
     _, supervisor = two_servers(tmp_path)
     started[0].serves()
     started[0].dies(KILLED)
@@ -102,7 +104,9 @@ def test_one_that_dies_again_and_again_fails_the_run(
 
 
 @pytest.mark.parametrize("how", ["closed", "stopped"])
-def test_nobody_is_replaced_after_the_end(started: list[Process], tmp_path: Path, how: str) -> None:
+def test_no_server_is_replaced_after_the_end(
+    started: list[Process], tmp_path: Path, how: str
+) -> None:
     servers, supervisor = two_servers(tmp_path)
     started[0].serves()
     servers.close() if how == "closed" else supervisor.stop("done")
@@ -110,7 +114,7 @@ def test_nobody_is_replaced_after_the_end(started: list[Process], tmp_path: Path
     assert len(started) == 2 and supervisor.failure is None
 
 
-def test_where_no_process_can_be_started_the_run_fails(
+def test_a_run_fails_if_no_process_can_be_started(
     started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_memory(*args: Any, **kwargs: Any) -> None:

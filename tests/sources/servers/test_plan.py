@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments are spread evenly, in groups of as many as a server has streams."""
+"""Environments are spread evenly, in groups of the number of streams of a server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_known_plans(case: tuple[int, int]) -> None:
+def test_plans_spread_environments_evenly_over_servers_and_streams(case: tuple[int, int]) -> None:
     assert spread(*case) == CASES[case]
 
 
-def test_with_one_stream_a_server_has_all_its_environments_in_it() -> None:
+def test_with_one_stream_it_has_all_environments_of_its_server() -> None:
     assert spread(33, 2, num_streams=1) == [ServerPlan(1, 17), ServerPlan(1, 16)]
 
 
@@ -40,7 +40,7 @@ def test_with_one_stream_a_server_has_all_its_environments_in_it() -> None:
         (False, False, ServerPlan(1, 16)),
     ],
 )
-def test_servers_beside_a_learner_on_the_cpu_have_one_stream(
+def test_servers_of_a_learner_on_the_cpu_have_one_stream(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, disabled: bool, expected: ServerPlan
 ) -> None:
     monkeypatch.setattr("torchbeast.sources.servers.plan.seems_to_have_a_gpu", lambda: gpu)
@@ -69,7 +69,7 @@ def test_more_servers_than_environments_are_refused() -> None:
     ("batch_size", "streams", "columns"),
     [(8, [16], 8), (8, [3, 2], 1), (8, [6, 6], 2), (6, [4], 2)],
 )
-def test_items_fill_a_batch_and_divide_every_stream(
+def test_the_columns_of_an_item_divide_the_batch_and_every_stream(
     batch_size: int, streams: list[int], columns: int
 ) -> None:
     assert rollout_columns(batch_size, streams) == columns

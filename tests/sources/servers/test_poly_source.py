@@ -28,7 +28,7 @@ from torchbeast.sources.servers.source import PolySource
 SOON = 30.0
 
 
-def test_a_learner_knows_what_an_environments_space_says(tmp_path: Path) -> None:
+def test_a_learner_knows_the_ranges_of_values_of_a_served_space(tmp_path: Path) -> None:
     env = envs.make("Blackjack-v1", 2)
     arguments = {"num_streams": 1, "num_servers": 1}
     description = env_process._description(env, envs.EnvSpec("Blackjack-v1"), arguments)
@@ -54,7 +54,7 @@ class TestPolySource(SourceCompliance):
 
 @contextmanager
 def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
-    """A source of a single environment, from a server that finds out itself what it serves."""
+    """Starts a source of a single environment, whose server describes it by itself."""
     setup = Setup(env_id="", num_envs=1)
     with served(env_class) as address, playing(address, setup) as running:
         yield running
@@ -62,7 +62,7 @@ def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
 
 @contextmanager
 def playing(address: str, setup: Setup) -> Iterator[Running]:
-    """A source of what is served there."""
+    """Starts a source of the servers at an address."""
     fleet = ask_all([address], SOON)
     assert fleet.action_space is not None
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def playing(address: str, setup: Setup) -> Iterator[Running]:
 def served(
     env_class: Callable[[], Any], description: dict[str, Any] | None = None
 ) -> Iterator[str]:
-    """The address of a server of these environments."""
+    """Serves these environments; yields the address."""
     with tempfile.TemporaryDirectory(prefix="tb") as folder:  # a short name: sockets need that
         address = f"unix:{Path(folder) / 'server'}"
         with serving(env_class, address, description=description):
