@@ -44,7 +44,7 @@ class EnvConfig(EnvOptions, _EnvName):
 
     @property
     def asked(self) -> EnvSpec:
-        """The environment to evaluate in; an empty name stands for that of the run."""
+        """Spec of the environment to evaluate in; its name is empty for that of the run."""
         return EnvSpec(self.env or "", self.env_kwargs, options=self._options)
 
     @property

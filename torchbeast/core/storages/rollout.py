@@ -12,7 +12,6 @@ environment have consecutive numbers, row 0 of the second repeats row T of the f
 environment restarts because its process died or its connection was lost, a number is skipped, so
 that rollouts with consecutive numbers never have a gap between them. (env_index, rollout_index)
 identifies a rollout of one source; another source, such as that of a resumed run, counts from zero.
-PolyBeast numbers the environments of stream s from 65536 s.
 """
 
 from __future__ import annotations
