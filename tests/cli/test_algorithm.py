@@ -235,8 +235,8 @@ def resume(folder: Path, *words: str) -> MonoBeastFlags:
     def source(learner: Any) -> Any:
         raise AssertionError("nothing is left to learn")
 
-    with session(flags.run.folder, flatten(flags)) as parts:
-        run = LearnerRun(settings, Played(env=EnvSpec("Catch")), parts)
+    with session(flags.run.folder, flatten(flags)) as opened:
+        run = LearnerRun(settings, Played(env=EnvSpec("Catch")), opened)
         run.train(agent, PublishedWeights, source)
     return flags
 

@@ -99,8 +99,8 @@ def train_with(
         LEARNERS.append(learner)
         return EndingSource([rollout(reward) for reward in rewards])
 
-    with session(flags.run.folder, flatten(flags)) as parts:
-        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), parts)
+    with session(flags.run.folder, flatten(flags)) as opened:
+        run = LearnerRun(settings, Played(env=EnvSpec(env_id)), opened)
         run.train(make, PublishedWeights, source)
 
 

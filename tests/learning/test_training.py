@@ -97,7 +97,7 @@ class Run:
         self.weights = PublishedWeights(self.model)
         self.supervisor = Supervisor()
         self.files = LogFiles(folder)
-        self.parts = TrainingComponents(
+        self.components = TrainingComponents(
             source=ListSource(batches),
             optimiser_step=self.step,
             weights=self.weights,
@@ -105,7 +105,7 @@ class Run:
             log_files=self.files,
             supervisor=self.supervisor,
         )
-        self.training = Training(self.parts, total_steps, Progress(), **kwargs)
+        self.training = Training(self.components, total_steps, Progress(), **kwargs)
 
     def learn(self, num_threads: int = 1) -> None:
         self.training.start(num_threads)
@@ -334,7 +334,7 @@ def test_a_resumed_run_traces_the_fifth_update_of_its_own_process(tmp_path: Path
     run = Run(tmp_path, [rollout() for _ in range(6)], total_steps=1000)
     run.step.counters.version = 100
     traced = []
-    run.training = Training(run.parts, 60 * T * B, Progress(), trace=tmp_path / "trace.json")
+    run.training = Training(run.components, 60 * T * B, Progress(), trace=tmp_path / "trace.json")
     update = run.step.update
 
     def note(batch: Rollout) -> dict[str, float]:

@@ -177,9 +177,10 @@ class MonoSource:
         end_all(actor.process for actor in self._actors if actor.process is not None)
 
     def status(self) -> dict[str, int]:
-        """Returns counts of the present: rollouts that wait for the learner and for the collector,
-        actor processes, and those of them that wait for a grant. Totals: replaced processes and
-        collected steps.
+        """Returns queue lengths and counts, by the names of log columns.
+
+        Now: rollouts that wait for the learner and for the collector, actor processes, those that
+        wait for a grant. Since the start: replaced processes and collected steps.
         """
         stages = [actor.activity.present()[0] for actor in self._living()]
         return {

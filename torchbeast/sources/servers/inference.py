@@ -35,9 +35,9 @@ def answer(
 ) -> Any:
     """Returns `((action, extras), (state, action))` for one batch, on the CPU.
 
+    replica: is on the device of the CUDA stream.
     inputs: `((observation, reward, done, episode_step, episode_return), (state, last_action))` from
-    the actor pool, leaves [1, B, ...] and [layers, B, ...]. `replica` is on
-    the device of the CUDA stream.
+    the actor pool, leaves [1, B, ...] and [layers, B, ...].
     extras: names of the extras to return, as a dict.
     """
     (observation, reward, done, _, _), (state, last_action) = inputs

@@ -101,8 +101,10 @@ class PolySource:
                 queue.close()
 
     def status(self) -> dict[str, int]:
-        """Returns counts of the present: rollouts that wait for the learner, streams that wait for
-        actions, and connected streams. Totals: losses of streams and collected steps.
+        """Returns queue lengths and counts, by the names of log columns.
+
+        Now: rollouts that wait for the learner, streams that wait for actions, connected streams.
+        Since the start: losses of streams and collected steps.
         """
         return {
             "learner_queue_size": self._queue.size() * self._columns,
