@@ -280,11 +280,18 @@ def test_nested_settings_that_clash_are_prefixed_with_the_name_of_their_group(
         parse(MonoBeastFlags, "monobeast", ["--help", "--algo", twice])
     shown = capsys.readouterr().out
     assert "--critic_optimiser_step_size" in shown and "Length of a step." in shown
-    with pytest.raises(UsageError, match="step_size must be greater than 0, got -1.0. See"):
-        parse(MonoBeastFlags, "monobeast", ["--algo", twice, "--actor_optimiser_step_size", "-1"])
     save_complete(tmp_path, algo=twice, critic_optimiser_step_size=0.125)
     config = resume(tmp_path).algorithm
     assert (config.actor_optimiser.step_size, config.critic_optimiser.step_size) == (0.1, 0.125)
+
+
+@pytest.mark.parametrize("name", ["actor_optimiser", "critic_optimiser"])
+def test_a_check_of_nested_settings_names_the_flag_as_it_is_typed(name: str) -> None:
+    words = ["--algo", f"{__name__}:Twice", f"--{name}_step_size", "-1"]
+    with pytest.raises(UsageError) as error:
+        parse(MonoBeastFlags, "monobeast", words)
+    expected = f"--{name}_step_size must be greater than 0, got -1.0. See --help."
+    assert str(error.value) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,14 @@ import sys
 
 import pytest
 
-from torchbeast.cli.command_line import _as_typed, flatten, parse
+from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
     MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
 )
+from torchbeast.cli.naming import renamed
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.processes.config import MAX_FIXED_LAG
@@ -154,7 +155,8 @@ def test_a_terminal_without_box_characters_gets_the_same_sentence(
     ],
 )
 def test_names_of_fields_become_flags_and_plain_words_stay(sentence: str, typed: str) -> None:
-    assert _as_typed(sentence, ["num_actors", "num_servers", "model"]) == typed
+    flags = {name: f"--{name}" for name in ("num_actors", "num_servers", "model")}
+    assert renamed(sentence, flags) == typed
 
 
 def test_the_originals_name_of_a_flag_is_accepted_in_both_spellings() -> None:

@@ -8,13 +8,14 @@ import functools
 import types
 import typing
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
 
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.resuming import flag_of, kinds
+from torchbeast.cli.naming import flag_of, renamed
+from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos import registry
 from torchbeast.errors import UsageError
 
@@ -75,7 +76,8 @@ def _without_clashes(config: type) -> type:
 
 def _prefixed(defaults: Any, prefix: str) -> type:
     """Returns the type of a nested Config with prefixed flags and these defaults."""
-    hints, fields = typing.get_type_hints(type(defaults), include_extras=True), []
+    base = type(defaults)
+    hints, fields = typing.get_type_hints(base, include_extras=True), []
     for field in dataclasses.fields(defaults):
         if dataclasses.is_dataclass(getattr(defaults, field.name)):
             continue  # one level deeper; _check_names reports clashes there
@@ -85,12 +87,26 @@ def _prefixed(defaults: Any, prefix: str) -> type:
             metadata={"flag": flag},
         )
         fields.append((field.name, Annotated[hints[field.name], tyro.conf.arg(name=flag)], default))
-    return _derived(type(defaults), fields)
+    flags = {name: f"{prefix}_{name}" for name, _, _ in fields}
+    return _derived(base, fields, __post_init__=_check_naming(base, flags))
 
 
-def _derived(base: type, fields: list[tuple[str, Any, Any]]) -> type:
-    """Returns a subclass with these fields instead of the base's."""
-    namespace = {"__doc__": base.__doc__}
+def _check_naming(base: type, flags: Mapping[str, str]) -> Callable[[Any], None]:
+    """Returns the Config's check, whose sentences then name flags instead of fields."""
+    check = getattr(base, "__post_init__", lambda config: None)
+
+    def check_as_typed(config: Any) -> None:
+        try:
+            check(config)
+        except ValueError as error:
+            raise ValueError(renamed(str(error), flags)) from error
+
+    return check_as_typed
+
+
+def _derived(base: type, fields: list[tuple[str, Any, Any]], **methods: Any) -> type:
+    """Returns a subclass with these fields and methods instead of the base's."""
+    namespace = {"__doc__": base.__doc__, **methods}
     return dataclasses.make_dataclass(
         base.__name__, fields, bases=(base,), frozen=True, kw_only=True, namespace=namespace
     )

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from typing import Any, TypeVar
 
@@ -21,7 +21,8 @@ import tyro
 from torchbeast.cli import json_flags, presets, resuming
 from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.resuming import flag_of, kinds
+from torchbeast.cli.naming import flag_of, renamed
+from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.registry import DEFAULT
 from torchbeast.errors import UsageError
 
@@ -100,18 +101,8 @@ def _sentence(box: str, flags_type: type) -> str:
     said = _first_sentence(box)
     if not _OF_A_CHECK.match(said):
         return said
-    return _as_typed(_OF_A_CHECK.sub("", said), names(flags_type))
-
-
-def _as_typed(sentence: str, flags: Iterable[str]) -> str:
-    """Adds dashes to the names of flags.
-
-    Names that are plain words, such as "model", get them only at the start of the sentence.
-    """
-    for name in flags:
-        where = r"(?<![-\w])" if "_" in name else "^"
-        sentence = re.sub(rf"{where}{name}\b", f"--{name}", sentence)
-    return sentence
+    as_typed = {name: f"--{name}" for name in names(flags_type)}
+    return renamed(_OF_A_CHECK.sub("", said), as_typed)
 
 
 def _first_sentence(box: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.flags import LearnerFlags
+from torchbeast.cli.naming import flag_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning.recorded import OF_ONE_COMMAND, SERVED_KWARGS, check_named
@@ -120,12 +121,6 @@ def kinds(flags_type: type) -> Iterator[tuple[str, Any]]:
             yield from kinds(hints[field.name])
         else:
             yield flag_of(field), hints[field.name]
-
-
-def flag_of(field: dataclasses.Field[Any]) -> str:
-    """Returns the name of a field's flag: its own, unless cli/algorithm.py gave it a prefix."""
-    name: str = field.metadata.get("flag", field.name)
-    return name
 
 
 def _is_of(kind: Any, value: Any) -> bool:
