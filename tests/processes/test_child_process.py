@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -27,13 +28,13 @@ FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])
 class Child:
     """A child of children.py, with its reports and its end."""
 
-    def __init__(self, do: str, **options: Any) -> None:
+    def __init__(self, do: str, padding: str = "", **options: Any) -> None:
         self.reports: queue.Queue[dict[str, Any]] = queue.Queue()
         self.ends: queue.Queue[Exception] = queue.Queue()
         self.process = ChildProcess(
             f"the {do}",
             "children",
-            {"do": do},
+            {"do": do, "padding": padding},
             on_report=self.reports.put,
             on_end=self.ends.put,
             environment={"PYTHONPATH": os.pathsep.join(FOLDERS)},
@@ -64,6 +65,19 @@ def test_a_child_receives_messages_and_sends_reports(start: Any) -> None:
     for number in range(3):
         child.process.send({"number": number})
     assert [child.report() for _ in range(3)] == [{"heard": {"number": n}} for n in range(3)]
+
+
+def test_a_child_takes_arguments_as_long_as_the_system_passes_on(start: Any) -> None:
+    rest = len(json.dumps({"do": "echo", "padding": ""}))
+    child = start("echo", padding="x" * (131_071 - rest))
+    child.process.send({"number": 1})
+    assert child.report() == {"heard": {"number": 1}}
+
+
+def test_arguments_too_long_for_the_system_are_a_sentence_with_both_sizes(start: Any) -> None:
+    rest = len(json.dumps({"do": "echo", "padding": ""}))
+    with pytest.raises(UsageError, match="arguments of the echo are 131,072 bytes .* 131,071: "):
+        start("echo", padding="x" * (131_072 - rest))
 
 
 def test_a_child_that_is_asked_to_end_ends_without_a_failure(start: Any) -> None:

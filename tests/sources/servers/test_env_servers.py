@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from torchbeast.envs import EnvSpec
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers import env_servers
@@ -53,6 +53,23 @@ def two_servers(folder: Path) -> tuple[EnvServers, Supervisor]:
     supervisor = Supervisor()
     addresses = [f"unix:{folder}/a.{i}" for i in range(2)]
     return EnvServers(supervisor, EnvSpec("Catch"), [PLAN, PLAN], addresses), supervisor
+
+
+def test_where_one_cannot_be_started_the_others_end_and_the_folder_goes(
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*args: Any, **kwargs: Any) -> Process:
+        if started:
+            raise UsageError("its arguments are too long")
+        return Process(*args, **kwargs)
+
+    monkeypatch.setattr(env_servers, "ChildProcess", start)
+    folder, addresses = tmp_path / "sockets", ["unix:a.0", "unix:a.1"]
+    folder.mkdir()
+    with pytest.raises(UsageError, match="too long"):
+        EnvServers(Supervisor(), EnvSpec("Catch"), [PLAN, PLAN], addresses, folder)
+    assert [process.ended for process in started] == [True]
+    assert not folder.exists()
 
 
 def test_a_dead_server_is_replaced_at_its_own_address(

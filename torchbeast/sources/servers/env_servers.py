@@ -45,6 +45,8 @@ class EnvServers:
         """Starts the processes.
 
         folder: a folder of this run for its sockets, which is removed when the servers end.
+
+        Raises UsageError when the environment's arguments are too long for a process.
         """
         self.addresses = list(addresses)
         self._folder = folder
@@ -56,15 +58,19 @@ class EnvServers:
             _Server(i, self, _arguments(env, plan, len(plans), address, folder))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
-        with self._lock:
-            for server in self._servers:
-                server.start()
+        try:
+            with self._lock:
+                for server in self._servers:
+                    server.start()
+        except Exception:
+            self.close()
+            raise
 
     @property
     def pids(self) -> list[int]:
         """Ids of the server processes."""
         with self._lock:
-            return [server.process.pid for server in self._servers]
+            return [child.pid for child in self._children()]
 
     def wait_ready(self, timeout: float = _READY_S) -> bool:
         """Waits until all servers accept connections; returns false if the run ended first.
@@ -88,11 +94,15 @@ class EnvServers:
         """
         with self._lock:
             self._closed = True  # no server is replaced any more
-        end_all(server.process for server in self._servers)
+        end_all(self._children())
         for server in self._servers:
             server.remove_socket()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _children(self) -> list[ChildProcess]:
+        """The processes that were started."""
+        return [server.process for server in self._servers if server.process is not None]
 
     # --- called by the threads that watch the servers
 
@@ -150,7 +160,7 @@ def _arguments(
 class _Server:
     """A server: its current process, and its socket."""
 
-    process: ChildProcess  # from the first start on
+    process: ChildProcess | None = None
 
     def __init__(self, index: int, servers: EnvServers, arguments: dict[str, Any]) -> None:
         self.index = index
