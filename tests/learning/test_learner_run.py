@@ -55,7 +55,7 @@ class EndingSource(ListSource):
     def start(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
-    def batches(self) -> Iterator[Rollout]:
+    def batches(self) -> Iterator[Any]:
         yield from super().batches()
         self._supervisor.stop("there are no more batches")
 
@@ -92,12 +92,22 @@ def train_with(
     make: Callable[[ActorSpec], Agent] = agent,
 ) -> None:
     """Learns one batch for each reward, with these settings."""
+    train_from(lambda: EndingSource([rollout(reward) for reward in rewards]), flags, env_id, make)
+
+
+def train_from(
+    make_source: Callable[[], EndingSource],
+    flags: LearnerFlags,
+    env_id: str = "Catch",
+    make: Callable[[ActorSpec], Agent] = agent,
+) -> None:
+    """Learns from the source until it ends the run."""
     here = Collection(program="monobeast", num_actors=4, processes=2, fixed_lag=None)
     settings = run_settings(flags, env_id, here)
 
     def source(learner: Learner[PublishedWeights]) -> EndingSource:
         LEARNERS.append(learner)
-        return EndingSource([rollout(reward) for reward in rewards])
+        return make_source()
 
     with session(flags.run.folder, flatten(flags)) as opened:
         run = LearnerRun(settings, Played(env=EnvSpec(env_id)), opened)

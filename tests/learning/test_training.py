@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -57,12 +57,12 @@ class ListSource:
 
     yields: type = Rollout
 
-    def __init__(self, batches: list[Rollout]) -> None:
+    def __init__(self, batches: Sequence[Any]) -> None:
         self._given = 0
         self._batches = iter(batches)
         self._lock = threading.Lock()
 
-    def batches(self) -> Iterator[Rollout]:
+    def batches(self) -> Iterator[Any]:
         while True:
             with self._lock:
                 batch = next(self._batches, None)
