@@ -178,3 +178,12 @@ def test_ctrl_c_ends_a_long_measurement(
     assert next(calls) > 1
     said = capsys.readouterr()
     assert "Stopped by SIGINT.\n" in said.out and said.err == ""
+
+
+def test_an_algorithm_that_learns_from_other_batches_is_refused_with_both_kinds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*SMALL, "--algo", "off_policy:Toy"]) == 2
+    said = capsys.readouterr()
+    expected = "Toy learns from Transitions, but bench makes Rollout: choose another --algo"
+    assert said.err == f"bench: {expected}\n" and said.out == ""

@@ -17,8 +17,10 @@ from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.opening import make_environment
 from torchbeast.learning.assemble import assemble_alone
+from torchbeast.learning.learner_run import check_batches
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.inference import inference_threads
 from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
@@ -30,9 +32,12 @@ class Stages:
     """Makes the measurements of all stages for the given flags."""
 
     def __init__(self, flags: PolyBeastFlags, supervisor: Supervisor) -> None:
+        """Raises UsageError when the algorithm learns from other batches than rollouts."""
         self._flags = flags
         self._supervisor = supervisor
         self._env = flags.environment.spec
+        config = learner_config(flags, self._env.name)
+        check_batches(Rollout, config.algo, "bench makes")
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.disable_cuda)
         with closing(make_environment(self._env, 1)) as env:
             spaces = env.observation_space, env.action_space, env.frame_stack
@@ -40,7 +45,7 @@ class Stages:
         def agent(spec: ActorSpec) -> Agent:
             return make_agent(spec, *spaces)
 
-        made = assemble_alone(learner_config(flags, self._env.name), agent)
+        made = assemble_alone(config, agent)
         self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute
         self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])

@@ -251,12 +251,17 @@ class LearnerRun:
         print(next_commands(program, folder.path, exists, complete), flush=True)
 
 
-def check_batches(yields: type, algorithm: type[Algorithm[Any]]) -> None:
-    """Raises UsageError unless the algorithm learns from the class of batches that is yielded."""
-    if not issubclass(yields, algorithm.takes):
+def check_batches(
+    given: type, algorithm: type[Algorithm[Any]], giver: str = "the source yields"
+) -> None:
+    """Raises UsageError unless the algorithm learns from the class of batches that it is given.
+
+    giver: who gives them, for the sentence.
+    """
+    if not issubclass(given, algorithm.takes):
         raise UsageError(
-            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but the source yields "
-            f"{yields.__name__}: choose another algorithm, or another program"
+            f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but {giver} "
+            f"{given.__name__}: choose another --algo"
         )
 
 
