@@ -143,6 +143,18 @@ def test_mode_test_without_a_name_evaluates_the_latest_run(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("program", LEARNERS)
+def test_a_run_that_is_tested_brings_what_its_agent_was_made_of_alone(
+    program: str, savedir: Path
+) -> None:
+    agent = {"algo": "nobody_has:It", "model_kwargs": {"hidden": 24}, "model": "mlp"}
+    checkpoints.save(savedir / "a" / "model.tar", {"flags": RECORDED | agent})
+    test = ("--mode", "test", "--xpid", "a")
+    new, old = flags_of(program, savedir, *test[:3], "b"), flags_of(program, savedir, *test)
+    assert old == new | agent | {"use_lstm": True, "xpid": "a"}
+    assert flags_of(program, savedir, *test, "--no_use_lstm")["use_lstm"] is False
+
+
 @pytest.mark.parametrize("what", ["nothing", "gone", "a folder"])
 def test_mode_test_without_a_latest_run_is_refused_with_a_message(
     what: str, tmp_path: Path

@@ -74,11 +74,19 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
         return flags_type, None
     of_preset = presets.settings(words)  # first: it may print a list and exit
     recorded = resuming.recorded(words)
-    algo = resuming.given(words, "--algo") or {**recorded, **of_preset}.get("algo", DEFAULT)
-    made = with_algorithm(flags_type, str(algo))
+    made = with_algorithm(flags_type, _algorithm(words, {**recorded, **of_preset}))
     values = {**resuming.usable(made, recorded), **of_preset}
     resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
+
+
+def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
+    """Returns the name of the algorithm whose flags there are.
+
+    An evaluation learns nothing: a recorded algorithm need not be there to be imported.
+    """
+    of_run = None if resuming.is_test(words) else decided.get("algo")
+    return str(resuming.given(words, "--algo") or of_run or DEFAULT)
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:

@@ -11,8 +11,9 @@ from torchbeast.cli.flags import LearnerFlags
 from torchbeast.core.algos.registry import find
 from torchbeast.core.choices import RewardClipping
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.evaluation.testing import test
+from torchbeast.evaluation.testing import NEEDED, test
 from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.diagnosis import Collection
@@ -55,6 +56,12 @@ def _with_clipping(algorithm: Any, clipping: RewardClipping) -> Any:
 
 
 def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
-    """Evaluates the checkpoint of the run; returns the exit code."""
+    """Evaluates the checkpoint of the run; returns the exit code.
+
+    Raises UsageError when the flags name another network or algorithm than the run's.
+    """
+    earlier = EarlierRun(flags.run.folder / "model.tar", needed=NEEDED)
+    earlier.check_same_algorithm(flags.defaults.algo)
+    earlier.check_same_model(earlier.actor(flags.model.spec))
     film = flags.command.mode == "test_render"
     return test(flags.run.folder, flags.evaluation, asked, seed=flags.run.seed, film=film)

@@ -2,7 +2,8 @@
 """Settings from an earlier run that the command line refers to.
 
 `--xpid NAME` alone resumes that run with its recorded settings, and `--mode test` alone evaluates
-the latest run. Flags on the command line, or of its preset, override recorded settings.
+the latest run. Flags on the command line, or of its preset, override recorded settings; those that
+a run cannot change are refused later, where they differ from the recorded ones.
 """
 
 from __future__ import annotations
@@ -23,15 +24,24 @@ from torchbeast.errors import UsageError
 from torchbeast.learning.recorded import OF_ONE_COMMAND, SERVED_KWARGS, check_named
 from torchbeast.reporting.run_folder import RunConfig
 
+_OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
+
 
 def recorded(args: Sequence[str]) -> dict[str, Any]:
     """Returns what an earlier run determines for `args`, by the names of its flags. When a run is
-    tested, that is its name alone, if it is not given.
+    tested, those are its name and what its agent was made of.
     """
-    xpid, folder = given(args, "--xpid"), _savedir(args)
-    if given(args, "--mode") in ("test", "test_render"):
-        return {} if xpid else {"xpid": _latest(folder)}
-    return _recorded(folder / xpid) | {"xpid": xpid} if xpid and Path(xpid).name == xpid else {}
+    folder, tests = _savedir(args), is_test(args)
+    xpid = given(args, "--xpid") or (_latest(folder) if tests else None)
+    if not xpid or Path(xpid).name != xpid:
+        return {}
+    found = _of_agent(folder / xpid) if tests else _recorded(folder / xpid)
+    return found | {"xpid": xpid}
+
+
+def is_test(args: Sequence[str]) -> bool:
+    """Returns whether a command line evaluates a run."""
+    return given(args, "--mode") in ("test", "test_render")
 
 
 def given(args: Sequence[str], flag: str) -> str | None:
@@ -61,17 +71,30 @@ def _latest(savedir: Path) -> str:
     return name
 
 
+def _of_agent(folder: Path) -> dict[str, Any]:
+    """Returns the recorded flags of algorithm and network, or {} if there is no checkpoint."""
+    flags = _of_checkpoint(folder) or {}
+    return {name: flags[name] for name in _OF_AGENT if name in flags}
+
+
+def _of_checkpoint(folder: Path) -> dict[str, Any] | None:
+    """Returns the flags recorded in the checkpoint, or None if there is no checkpoint."""
+    path = folder / "model.tar"
+    if not path.exists():
+        return None
+    from torchbeast.learning import checkpoint as checkpoints  # imports torch
+
+    return dict(checkpoints.load(path, needed=("flags",))["flags"])
+
+
 def _recorded(folder: Path) -> dict[str, Any]:
     """Returns the flags recorded in the checkpoint, or {} if there is no such run.
 
     If a run was killed after it learnt but before its first checkpoint, they are those in
     meta.json.
     """
-    path = folder / "model.tar"
-    if path.exists():
-        from torchbeast.learning import checkpoint as checkpoints  # imports torch
-
-        return dict(checkpoints.load(path, needed=("flags",))["flags"])
+    if (flags := _of_checkpoint(folder)) is not None:
+        return flags
     try:
         has_learnt = (folder / "logs.csv").stat().st_size > 0
         meta = json.loads((folder / "meta.json").read_text()) if has_learnt else {}

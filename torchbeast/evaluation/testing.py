@@ -30,6 +30,8 @@ from torchbeast.learning.reward_clipping import UNKNOWN
 
 _ATARI_RANDOM_START = 30  # the usual number of no-ops in the literature
 _ENV_OF_THE_RUN = EnvSpec("")
+NEEDED = ("model_state_dict", "flags")
+"""The keys that a checkpoint must have to be evaluated."""
 
 
 def test(
@@ -47,7 +49,7 @@ def test(
     film: also write a video into the folder.
     """
     path = folder / "model.tar"
-    saved = checkpoints.load(path, needed=("model_state_dict", "flags"))
+    saved = checkpoints.load(path, NEEDED)
     trained_on = checkpoints.env_spec(saved)
     check_named(saved["flags"], asked)
     spec = _played(asked, trained_on)

@@ -7,7 +7,7 @@ import dataclasses
 import json
 import secrets
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,11 @@ from torchbeast.reporting.progress import Progress
 class EarlierRun:
     """The run that is resumed. Without a checkpoint it answers as a new run."""
 
-    def __init__(self, path: Path | None = None) -> None:
-        """Reads the checkpoint at `path`, which need not exist."""
+    def __init__(self, path: Path | None = None, needed: Sequence[str] = checkpoints.KEYS) -> None:
+        """Reads the checkpoint at `path`, which need not exist; needed: keys that it must have."""
         self._path = Path() if path is None else path
-        self._saved = None if path is None or not path.exists() else checkpoints.load(path)
+        exists = path is not None and path.exists()
+        self._saved = checkpoints.load(self._path, needed) if exists else None
 
     @property
     def recorded(self) -> Mapping[str, Any] | None:
@@ -61,25 +62,27 @@ class EarlierRun:
             return
         before = checkpoints.actor_spec(self._saved)
         if now.name != before.name != "auto":
-            raise self._other_model("model", before.name, now.name)
+            raise self._other(f"--model {before.name}", now.name)
         if now.kwargs != before.kwargs:
-            words = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
-            raise self._other_model("model_kwargs", *words)
+            kwargs, others = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
+            raise self._other(f"--model_kwargs {kwargs}", others)
+        # Where it is not recorded, the weights tell.
+        has_memory = bool(self._saved["flags"].get("use_lstm", now.use_lstm))
+        if now.use_lstm != has_memory:
+            flags = "--no_use_lstm", "--use_lstm"
+            raise self._other(flags[has_memory], flags[now.use_lstm])
 
-    def _other_model(self, flag: str, before: str, now: str) -> UsageError:
+    def _other(self, before: str, now: str) -> UsageError:
         return UsageError(
-            f"the run {self._name} learns with --{flag} {before}, not {now}: "
-            f"give --{flag} {before}, or another --xpid"
+            f"the run {self._name} learns with {before}, not {now}: "
+            f"give {before}, or another --xpid"
         )
 
     def check_same_algorithm(self, now: str) -> None:
         """Raises UsageError for another algorithm; runs that recorded none used the default."""
         before = now if self.recorded is None else self.recorded.get("algo", registry.DEFAULT)
         if now != before:
-            raise UsageError(
-                f"the run {self._name} learns with --algo {before}, not {now}: "
-                f"give --algo {before}, or another --xpid"
-            )
+            raise self._other(f"--algo {before}", now)
 
     def check_same_environment(self, now: str, others_serve: bool) -> None:
         """Raises UsageError for another environment.
