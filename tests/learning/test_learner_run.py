@@ -276,6 +276,18 @@ def test_settings_that_were_not_recorded_are_not_compared() -> None:
     ]
 
 
+def test_other_keyword_arguments_of_the_environment_are_told_whatever_their_order() -> None:
+    one, same = ({"env_kwargs": dict(items)} for items in (PAIRS, reversed(PAIRS)))
+    other = {"env_kwargs": {"rows": 5}}
+    assert changes(one, same) == []
+    assert changes(other, one) == ['env_kwargs {"a": {}, "rows": 4} (recorded {"rows": 5})']
+    before_the_flag: dict[str, Any] = {}
+    assert changes(before_the_flag, other) == ['env_kwargs {"rows": 5} (recorded {})']
+
+
+PAIRS = [("rows", 4), ("a", {})]
+
+
 def test_the_first_tensor_that_is_not_finite_is_named() -> None:
     state = {"model_state_dict": {"fc.weight": torch.ones(2)}, "optimizer_state_dict": {}}
     assert checkpoints.first_non_finite(state) is None

@@ -53,8 +53,9 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a line for each setting of a resumed run that differs from the recorded one.
 
     Settings that were not recorded, as in a run of another program, are left out, and so is the
-    model, which cannot change.
+    model, which cannot change. Before --env_kwargs was recorded there was no such flag.
     """
+    recorded = {"env_kwargs": {}, **recorded}
     return [
         f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
         for name, value in now.items()
@@ -66,5 +67,5 @@ def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 def _plain(value: Any) -> Any:
     """Converts values so that those of the command line and of JSON can be compared."""
     if isinstance(value, Mapping):
-        return json.dumps(value)
+        return json.dumps(value, sort_keys=True)
     return list(value) if isinstance(value, tuple) else value
