@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -294,6 +295,31 @@ def players(run: Path) -> list[Agent]:
         patch.setattr(testing, "play", note)
         assert run_test(run) == 0
     return found
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    """Torch's operations use three threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+def test_an_evaluation_computes_in_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches are so small that others would only take time from other processes."""
+    run, seen = save_run(tmp_path, "Catch"), []
+
+    def note(*_: Any, **__: Any) -> Episodes:
+        seen.append(torch.get_num_threads())
+        return Episodes([0.0], [1], [2])
+
+    monkeypatch.setattr(testing, "play", note)
+    assert run_test(run) == 0
+    assert seen == [1] and torch.get_num_threads() == 3
 
 
 class WideCatch(Catch):

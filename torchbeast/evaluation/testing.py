@@ -18,6 +18,7 @@ import torch
 
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.threads import one_thread
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.opening import make_environment, what_it_raised
 from torchbeast.envs.spec import EnvSpec
@@ -60,7 +61,8 @@ def test(
         seed = secrets.randbits(31) if seed is None else seed
         torch.manual_seed(seed)
         try:
-            episodes = _play(env, agent, config, seed, folder / "video.mp4" if film else None)
+            with one_thread():  # batches are small: more of them would mostly wait
+                episodes = _play(env, agent, config, seed, folder / "video.mp4" if film else None)
         except (UsageError, RunError):
             raise
         except Exception as error:

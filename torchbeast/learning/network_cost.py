@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -21,6 +20,7 @@ from torchbeast.core.actors.networks import TorsoNetwork
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.precision import computing_in
+from torchbeast.core.threads import one_thread
 
 _ROWS = 16  # observations in the measured batch
 _TRIES = 3
@@ -114,7 +114,7 @@ def _time(model: Actor, call: Callable[[], object]) -> float:
     """
     device = next(model.parameters()).device
     best = float("inf")
-    with torch.inference_mode(), computing_in(model.compute_dtype, device), _one_thread():
+    with torch.inference_mode(), computing_in(model.compute_dtype, device), one_thread():
         for _ in range(1 + _TRIES):  # the first call allocates memory
             before = _now(device)
             call()
@@ -128,16 +128,6 @@ def _now(device: torch.device) -> float:
         return time.thread_time()
     torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _count(module: nn.Module) -> int:
