@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -69,3 +71,19 @@ def test_what_a_masked_step_holds_reaches_neither_losses_nor_gradients(
     found = results(bad)
     assert all(tensor.isfinite().all() for tensor in found)
     torch.testing.assert_close(found, results(0.0), rtol=0, atol=0)
+
+
+def test_a_mean_is_of_the_steps_of_its_mask_and_counts_them() -> None:
+    values, mask = torch.randn(T, B), torch.rand(T, B) < 0.5
+    assert 0 < mask.sum() < T * B
+    total, steps = losses.mean(values.where(mask, math.nan), mask)
+    torch.testing.assert_close(total / steps, values[mask].mean())
+    total, steps = losses.mean(values)
+    torch.testing.assert_close(total / steps, values.mean())
+    assert losses.mean(values, mask & False) == (0.0, 0)
+
+
+def test_both_masks_hold_where_each_does_and_none_holds_everywhere() -> None:
+    first, second = torch.rand(2, T, B) < 0.5
+    assert losses.both(first, second).equal(first & second)
+    assert losses.both(None, second) is second

@@ -9,7 +9,7 @@ Losses are scalars.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from torch import Tensor
 
@@ -17,6 +17,13 @@ from torchbeast.core.checks import one_of
 from torchbeast.core.choices import RewardClipping
 
 Reduction = Literal["sum", "mean"]
+
+
+class Mean(NamedTuple):
+    """A mean over some steps, whose parts are added up over slices before they are divided."""
+
+    total: Tensor  # sum over the steps
+    steps: Tensor  # their number; there is no mean of none
 
 
 def policy_gradient_loss(
@@ -56,9 +63,15 @@ def clip_rewards(rewards: Tensor, clipping: str) -> Tensor:
     return rewards.clamp(-1.0, 1.0) if clipping == "abs_one" else rewards
 
 
-def mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Returns the mean of values [T, B] where the mask [T, B] is true; 0 where it never is."""
-    return _reduce(masked(values, mask), "mean", mask)
+def mean(values: Tensor, mask: Tensor | None = None) -> Mean:
+    """Returns the mean of values [T, B] where the mask, bool [T, B], is true."""
+    steps = values.new_full((), values.numel()) if mask is None else mask.sum()
+    return Mean(masked(values, mask).sum(), steps)
+
+
+def both(mask: Tensor | None, other: Tensor) -> Tensor:
+    """Returns where both masks, bool of one shape, are true; None is true everywhere."""
+    return other if mask is None else mask & other
 
 
 def masked(values: Tensor, mask: Tensor | None) -> Tensor:

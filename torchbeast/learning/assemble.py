@@ -123,8 +123,8 @@ def _optimiser_step(
 def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
     """Makes the algorithm; raises UsageError where the network lacks what it needs."""
     try:
-        config.algo.check_actor(agent.model)
+        config.algo.check_actor(agent.model, config.algorithm)
         specs_of_extras(agent.model, config.algo.needs)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from error
     return config.algo(agent.model, config.algorithm)  # its errors keep their traceback

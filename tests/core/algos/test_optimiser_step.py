@@ -15,6 +15,7 @@ import torch
 from learners import impala
 from torch import Tensor
 
+from torchbeast.core import losses
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import Impala
@@ -233,3 +234,46 @@ def test_an_earlier_checkpoint_continues_with_every_step_learnt_once(make_rollou
     assert (counters.version, counters.optimiser_steps) == (8, 8)
     assert (counters.env_steps, counters.learnt_steps) == (40 + T * B, 40 + T * B)
     assert set(step.state_dict()) == set(saved), "readable by the programs that wrote it"
+
+
+class MeasuresSomeSteps(Impala):
+    """Reports a figure of positive rewards, one of all steps, and one of none."""
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        rewards = minibatch.reward[1:]
+        metrics = {
+            "positive": losses.mean(rewards, rewards > 0),
+            "all": rewards.mean(),
+            "none": losses.mean(rewards, rewards > math.inf),
+        }
+        return Losses(super().losses(minibatch).terms, metrics)
+
+
+@pytest.mark.parametrize("bytes_at_once", [None, 1])
+def test_a_metric_of_some_steps_is_their_mean_and_left_out_where_there_are_none(
+    make_rollout: Make, bytes_at_once: int | None
+) -> None:
+    """Some columns have no positive reward, and the first is one of them."""
+    rollout = make_rollout(T, B)
+    rollout.reward[:, 0] = -1.0
+    rewards = rollout.reward[1:]
+    step = impala(mlp(), MeasuresSomeSteps, bytes_at_once=bytes_at_once)
+    figures = step.update(rollout)
+    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    assert figures["all"] == pytest.approx(rewards.mean().item())
+    assert not [name for name in figures if "none" in name or "steps of" in name]
+
+
+class MeasuresByHalves(MeasuresSomeSteps):
+    """Learns from one half of the columns after the other."""
+
+    def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
+        return batch.split(B // 2)
+
+
+def test_a_metric_is_the_mean_over_the_minibatches_that_have_it(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    rollout.reward[:, : B // 2] = -1.0
+    rewards = rollout.reward[1:]
+    figures = impala(mlp(), MeasuresByHalves).update(rollout)
+    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())

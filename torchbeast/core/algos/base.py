@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
-from torchbeast.core.losses import Reduction
+from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.storages.rollout import Rollout
 
@@ -43,12 +43,13 @@ class Optimizer(Protocol):
 
 
 class Losses(NamedTuple):
-    """The losses and metrics of a minibatch, all scalars."""
+    """The losses and metrics of a minibatch."""
 
     terms: dict[str, Tensor]
-    """Weighted losses, whose sum is minimised."""
-    metrics: Mapping[str, Tensor] = MappingProxyType({})
-    """Means over the steps, logged but never minimised."""
+    """Weighted losses, scalars whose sum is minimised."""
+    metrics: Mapping[str, Tensor | Mean] = MappingProxyType({})
+    """Figures that are logged but never minimised: scalars, each a mean over all valid steps, or
+    `losses.mean` over some of them. One without any steps is not logged."""
 
 
 class Algorithm(ABC, Generic[BatchT]):
@@ -95,17 +96,21 @@ class Algorithm(ABC, Generic[BatchT]):
     def __init__(self, actor: Actor, config: Any) -> None:
         """Makes an algorithm without optimisers; config: an instance of Config.
 
-        Raises TypeError when the actor is not an `actor_type`.
+        Raises the errors of `check_actor`.
         """
-        self.check_actor(actor)
+        self.check_actor(actor, config)
         self.actor = actor
         self.config = config
         self.models = {"actor": actor}
         self.optimisers = {}
 
     @classmethod
-    def check_actor(cls, actor: Actor) -> None:
-        """Raises TypeError when the actor is not an `actor_type`."""
+    def check_actor(cls, actor: Actor, config: Any) -> None:
+        """Raises TypeError when the actor is not an `actor_type`.
+
+        Algorithms may add checks: a TypeError, ValueError or NotImplementedError is told as a
+        sentence at the start of the run.
+        """
         if not isinstance(actor, cls.actor_type):
             raise TypeError(
                 f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "

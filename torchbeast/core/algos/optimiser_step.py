@@ -30,10 +30,11 @@ from torchbeast.core.algos.gradients import (
 from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.core.algos.slices import Slices
 from torchbeast.core.checks import above
-from torchbeast.core.losses import Reduction
+from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
 
 _TOTAL = "total_loss"
+_STEPS_OF = "steps of "  # before a metric's name: their number
 
 
 class NonFiniteError(ArithmeticError):
@@ -93,7 +94,8 @@ class OptimiserStep(Generic[BatchT]):
 
         These are terms, total_loss, metrics and grad_norm (before clipping), each a mean over the
         minibatches, and learning_rate. With several optimisers the figures grad_norm and
-        learning_rate have the optimiser's name in front: "critic_grad_norm".
+        learning_rate have the optimiser's name in front: "critic_grad_norm". A metric of no steps
+        is left out.
 
         Raises NonFiniteError when a loss or gradient is NaN or infinite. The weights are then as
         the previous minibatch left them.
@@ -132,7 +134,7 @@ class OptimiserStep(Generic[BatchT]):
         for minimiser in self._minimisers:
             self._join_ranks(gradients_of(minimiser.parameters), self.algo.reduction)
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
-        figures = _fetch({**sums, **norms})
+        figures = _divided(_fetch({**sums, **norms}))
         self._check_finite(figures)
         if minibatch.num_steps or any(figures[m.norm_name] for m in self._minimisers):
             self._step(figures)  # without own steps it takes those of the other ranks
@@ -148,7 +150,7 @@ class OptimiserStep(Generic[BatchT]):
             share = columns.num_steps / num_steps
             if self.algo.reduction == "mean":
                 terms = _scaled(terms, share)
-            figures = {**terms, _TOTAL: self._backward(terms), **_scaled(metrics, share)}
+            figures = {**terms, _TOTAL: self._backward(terms), **_addends(metrics, share)}
             return {name: figure.detach() for name, figure in figures.items()}
 
         return learn
@@ -303,6 +305,27 @@ def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]
 
 def _scaled(figures: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     return {name: share * figure for name, figure in figures.items()}
+
+
+def _addends(metrics: Mapping[str, Tensor | Mean], share: float) -> dict[str, Tensor]:
+    """Returns what slices add up: share * metric, or total and number of steps of a Mean."""
+    addends: dict[str, Tensor] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Mean):
+            addends |= {name: metric.total, _STEPS_OF + name: metric.steps}
+        else:
+            addends[name] = share * metric
+    return addends
+
+
+def _divided(figures: Mapping[str, float]) -> dict[str, float]:
+    """Divides each total of a Mean by its number of steps, or leaves it out where that is 0."""
+    steps = {name: figures.get(_STEPS_OF + name, 1.0) for name in figures}
+    return {
+        name: figure / steps[name]
+        for name, figure in figures.items()
+        if steps[name] and not name.startswith(_STEPS_OF)
+    }
 
 
 def _fetch(figures: Mapping[str, Tensor]) -> dict[str, float]:
