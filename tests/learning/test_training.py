@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from learners import impala
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.algos.optimiser_step import NonFiniteError
+from torchbeast.core.algos.unroll import unroll
+from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.training import DONE, Training, TrainingComponents
@@ -89,9 +93,15 @@ class Run:
     """A training loop over the given batches."""
 
     def __init__(
-        self, folder: Path, batches: list[Rollout], total_steps: int, **kwargs: Any
+        self,
+        folder: Path,
+        batches: list[Rollout],
+        total_steps: int,
+        use_lstm: bool = False,
+        **kwargs: Any,
     ) -> None:
-        agent = make_agent(ActorSpec("mlp"), ArraySpec((4,), "float32"), Discrete(3), 1)
+        spec = ActorSpec("mlp", use_lstm=use_lstm)
+        agent = make_agent(spec, ArraySpec((4,), "float32"), Discrete(3), 1)
         self.model = agent.model
         self.step = impala(self.model, total_steps=total_steps)
         self.weights = PublishedWeights(self.model)
@@ -361,3 +371,43 @@ def test_stats_with_missing_and_unknown_entries_are_read(stats: dict[str, Any]) 
     progress = Progress()
     progress.load_state_dict(stats)
     assert progress.step == stats.get("step", 0)
+
+
+class SeesWhatIsHandedBack(ListSource):
+    """Keeps what the batch's memory holds when the next batch is asked for."""
+
+    def __init__(self, batches: list[Rollout]) -> None:
+        super().__init__(batches)
+        self.seen: list[torch.Tensor] = []
+
+    def batches(self) -> Iterator[Rollout]:
+        for batch in super().batches():
+            yield batch
+            self.seen.append(flatten(batch.final_agent_state)[0].clone())
+
+
+@pytest.mark.parametrize("device", ["shared", "elsewhere"])
+def test_a_source_gets_the_final_state_back_before_it_is_asked_for_the_next_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    """Also where the learner has a copy of the batch, as on a GPU."""
+    if device == "elsewhere":
+        monkeypatch.setattr(CudaStream, "to_device", lambda self, leaf: leaf.clone())
+    run = Run(tmp_path, [], total_steps=9 * T * B, use_lstm=True)
+    state = run.model.initial_state(B)
+    batches = [
+        replace(
+            rollout(),
+            initial_agent_state=state,
+            final_agent_state=map_leaves(torch.zeros_like, state),
+        )
+        for _ in range(2)
+    ]
+    expected = batches[0].map(torch.clone)  # of the weights before the first update
+    unroll(run.model, expected)
+    source = SeesWhatIsHandedBack(batches)
+    run.training = Training(replace(run.components, source=source), 9 * T * B, Progress())
+    run.learn()
+    assert len(source.seen) == 2
+    torch.testing.assert_close(source.seen[0], flatten(expected.final_agent_state)[0])
+    assert source.seen[0].any()

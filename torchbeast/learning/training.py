@@ -130,6 +130,7 @@ class Training:
         lags, before = on_host.lags(self.updates), time.perf_counter()
         with self._traced():
             figures = self._update_weights(batch)
+        batch.hand_back(on_host)
         step = self._components.optimiser_step
         self.progress.step = step.counters.env_steps
         self._components.weights.publish(step.algo.actor, step.version)

@@ -64,6 +64,17 @@ def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: 
         ("env_index", torch.zeros(1, B), r"env_index has shape \[1, 3\], expected \[6, 3\]"),
         ("rollout_index", torch.zeros(B), r"rollout_index has shape \[3\], expected \[6, 3\]"),
         ("valid", torch.zeros(T, B), r"valid has shape \[5, 3\], expected \[6, 3\]"),
+        ("replayed", torch.zeros(B), r"replayed has shape \[3\], expected \[6, 3\]"),
+        (
+            "replayed",
+            torch.eye(T + 1, B, dtype=torch.bool),
+            "replayed differs between the rows of column 0: mark whole columns",
+        ),
+        (
+            "final_agent_state",
+            (torch.zeros(1, B, 4),),
+            "final_agent_state has 1 leaves, initial_agent_state 0",
+        ),
         ("truncated", torch.zeros(T + 1, 1), r"truncated has shape \[6, 1\], expected \[6, 3\]"),
         (
             "observation",
@@ -165,16 +176,105 @@ def test_collected_steps_are_counted_apart_from_those_learnt_from(make_rollout: 
     replayed = make_rollout(T, B, collected=T)  # in one column of the three
     assert (replayed.num_steps, replayed.env_steps) == (T * B, T)
     assert replayed.map(torch.Tensor.clone).env_steps == T
-    for rollout in (relevant, replayed):
+    marked = make_rollout(T, B, replayed=columns(1, 2))
+    assert (marked.num_steps, marked.env_steps) == (T * B, T)
+    counted = make_rollout(T, B, replayed=columns(1, 2), collected=T)
+    for rollout in (relevant, replayed, marked, counted):
         assert sum(part.env_steps for part in rollout.split(1)) == rollout.env_steps
+
+
+def columns(*marked: int) -> torch.Tensor:
+    """[T+1, B], true in these columns."""
+    return torch.tensor([column in marked for column in range(B)]).expand(T + 1, B)
+
+
+def test_replayed_columns_finish_no_episode_and_have_ages_instead_of_lags(
+    make_rollout: Make,
+) -> None:
+    versions = torch.tensor([3, 6, 9]).expand(T + 1, B).clone()
+    versions[0] = -100  # row 0's action was learnt from in the rollout before
+    ends = [(2, 0), (3, 1), (4, 2)]
+    mixed = make_rollout(T, B, terminated=ends, policy_version=versions, replayed=columns(0, 1))
+    mixed.check()
+    assert mixed.lags(10) == {"mean_lag": 1.0, "max_lag": 1.0, "replay_age": 5.5}
+    assert mixed.finished_episodes()[0] == [mixed.episode_return[4, 2].item()]
+    valid = torch.ones(T + 1, B, dtype=torch.bool)
+    valid[:, 1] = valid[4, 2] = False
+    partly = dataclasses.replace(mixed, valid=valid)
+    assert partly.lags(10)["replay_age"] == 7.0
+    assert partly.finished_episodes() == ([], [])
+    fresh = dataclasses.replace(mixed, replayed=columns())
+    assert fresh.lags(10) == dataclasses.replace(mixed, replayed=None).lags(10)
+    assert set(fresh.lags(10)) == {"mean_lag", "max_lag"}
+    assert set(dataclasses.replace(mixed, replayed=columns(0, 1, 2)).lags(10)) == {"replay_age"}
+
+
+def test_only_valid_online_rows_are_new_observations(make_rollout: Make) -> None:
+    valid = torch.ones(T + 1, B, dtype=torch.bool)
+    valid[2, 1] = False
+    rollout = make_rollout(T, B, replayed=columns(0, 2), valid=valid)
+    new = rollout.new_observations()
+    assert new.shape == (1, T - 1, 4)
+    assert torch.equal(new[0], rollout.observation[[1, 3, 4, 5], 1])
+    assert make_rollout(T, B, replayed=columns(0, 1, 2)).new_observations().shape == (1, 0, 4)
+
+
+def test_slices_share_the_memory_of_the_final_state(
+    make_rollout: Make,
+) -> None:
+    memory = (torch.zeros(2, 7, 4), torch.zeros(2, 7, 4))
+    state = (torch.randn(2, 7, 4), torch.randn(2, 7, 4))
+    rollout = make_rollout(T, 7, state=state, final_agent_state=memory)
+    rollout.check()
+    for number, part in enumerate(rollout.split(3)):
+        part.check()
+        for leaf in part.final_agent_state:
+            leaf.fill_(number)
+    for leaf in memory:
+        assert leaf[0, :, 0].tolist() == [0, 0, 1, 1, 2, 2, 2]
+        assert leaf.eq(leaf[:1, :, :1]).all()
+
+
+def test_a_final_state_is_handed_back_to_the_original_batch(make_rollout: Make) -> None:
+    memory, state = (torch.zeros(1, B, 4),), (torch.randn(1, B, 4),)
+    original = make_rollout(T, B, state=state, final_agent_state=memory)
+    copied = original.map(torch.Tensor.clone)
+    written = torch.randn(1, B, 4)
+    copied.final_agent_state[0].copy_(written)
+    assert not memory[0].any()
+    copied.hand_back(original)
+    assert torch.equal(memory[0], written)
+    original.hand_back(original)
+    assert torch.equal(memory[0], written)
+    plain = make_rollout(T, B)
+    plain.map(torch.Tensor.clone).hand_back(plain)
+    assert plain.final_agent_state is None
 
 
 def test_map_reaches_every_leaf(make_rollout: Make) -> None:
     valid = torch.ones(T + 1, B, dtype=torch.bool)
-    rollout = make_rollout(T, B, truncated=[(2, 1)], state=(torch.zeros(1, B, 4),), valid=valid)
+    state = (torch.zeros(1, B, 4),)
+    rollout = make_rollout(
+        T,
+        B,
+        truncated=[(2, 1)],
+        state=state,
+        valid=valid,
+        replayed=valid,
+        final_agent_state=state,
+    )
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
         if field.name == "collected":
             continue
         leaves = flatten(getattr(moved, field.name))
         assert leaves and all(leaf.device.type == "meta" for leaf in leaves), field.name
+
+
+def test_a_final_state_of_another_shape_than_the_initial_one_is_refused(make_rollout: Make) -> None:
+    rollout = make_rollout(
+        T, B, state=(torch.zeros(2, B, 4),), final_agent_state=(torch.zeros(1, B, 4),)
+    )
+    message = r"final_agent_state has shape \[1, 3, 4\], expected \[2, 3, 4\]"
+    with pytest.raises(ValueError, match=message):
+        rollout.check()

@@ -4,7 +4,8 @@
 The return of a truncated episode continues with the value of its own last observation, which no row
 of the rollout holds (the row has the next episode's first). That value needs the
 recurrent state from just before the reset, so a recurrent model runs in segments, cut at the
-rows with truncations; a feed-forward one runs once over all rows.
+rows with truncations; a feed-forward one runs once over all rows. Where `final_agent_state` asks
+for the state before row T, with which the next unroll begins, that row is a segment too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
 from torchbeast.core.losses import clip_rewards
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -71,7 +72,7 @@ def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
     final_values = torch.zeros_like(rollout.reward[1:])
     rows, columns = rollout.truncations()
     state = rollout.initial_agent_state
-    for start, end in pairwise([0, *torch.unique(rows).tolist(), len(rollout.reward)]):
+    for start, end in pairwise(_cuts(rollout, rows)):
         output = model(_inputs(rollout, start, end), state)
         logits.append(output.policy_logits)
         baselines.append(output.baseline)
@@ -79,7 +80,23 @@ def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
         here = (rows == end).nonzero().flatten()
         if len(here):
             final_values[end - 1, columns[here]] = _final_values(model, rollout, here, state)
+        if end == rollout.unroll_length and rollout.final_agent_state is not None:
+            map_leaves2(_write, rollout.final_agent_state, state)
     return Unrolled(torch.cat(logits), torch.cat(baselines), final_values)
+
+
+def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
+    """Returns the first rows of the segments, and T + 1.
+
+    truncated: [K] rows with truncations.
+    """
+    last = rollout.unroll_length
+    asked = [] if rollout.final_agent_state is None else [last]
+    return sorted({0, *truncated.tolist(), *asked, last + 1})
+
+
+def _write(memory: Tensor, state: Tensor) -> None:
+    memory.copy_(state.detach())
 
 
 def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:

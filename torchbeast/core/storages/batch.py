@@ -47,6 +47,9 @@ class Batch(Protocol):
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """Returns a batch with function(tensor) in place of every tensor."""
 
+    def hand_back(self: Self, original: Self) -> None:
+        """Copies what learning wrote into this batch to the one that it was mapped from."""
+
     def split(self: Self, max_columns: int) -> Sequence[Self]:
         """Returns slices of at most max_columns and nearly equal size, which share memory."""
 

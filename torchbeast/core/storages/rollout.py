@@ -12,6 +12,10 @@ environment have consecutive numbers, row 0 of the second repeats row T of the f
 environment restarts because its process died or its connection was lost, a number is skipped, so
 that rollouts with consecutive numbers never have a gap between them. (env_index, rollout_index)
 identifies a rollout of one source; another source, such as that of a resumed run, counts from zero.
+
+Columns may come from replay (`replayed`). They are learnt from like the others, but belong to other
+batches too: only the other columns, called *online*, count as collected, report episodes and enter
+running statistics.
 """
 
 from __future__ import annotations
@@ -23,11 +27,13 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.losses import both
+from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.batch import even_bounds
 
 _FLAT = ("reward", "done", "episode_step", "episode_return")
 _FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "env_index", "rollout_index")
+_FLAT_OPTIONAL = ("valid", "replayed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +55,11 @@ class Rollout:
     env_index: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
     rollout_index: Tensor  # int64 [T+1, B] number of its rollout, the same in all rows
     valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
-    collected: int | None = None  # steps that no other batch counts; None: all T * B, valid or not
+    replayed: Tensor | None = None  # bool [T+1, B] from replay, the same in all rows; None: no
+    collected: int | None = None  # steps that no other batch counts; None: all that are online
+    # Memory for the state after rows 0..T-1, leaves [layers, B, hidden], other memory than that of
+    # the initial one. The learner writes it; a replay begins the next unroll with it, at row T.
+    final_agent_state: Nest[Tensor] | None = None
 
     @property
     def unroll_length(self) -> int:
@@ -73,6 +83,8 @@ class Rollout:
         """Number of newly collected steps, whether they are learnt from or not."""
         if self.collected is not None:
             return self.collected
+        if self.replayed is not None:
+            return int((~self.replayed[1:].bool()).sum())
         return self.unroll_length * self.batch_size
 
     @property
@@ -82,9 +94,9 @@ class Rollout:
 
     def new_observations(self) -> Nest[Tensor]:
         """Returns leaves [T, B, *shape] of rows 1..T; row 0 belongs to the previous rollout. With a
-        mask, leaves [1, N, *shape] of the rows of valid steps, whether newly collected or not.
+        mask, or replayed columns, leaves [1, N, *shape] of the rows of valid online steps.
         """
-        mask = self.mask
+        mask = self.online_mask
 
         def new(leaf: Tensor) -> Tensor:
             return leaf[1:] if mask is None else leaf[1:][mask].unsqueeze(0)
@@ -93,25 +105,49 @@ class Rollout:
         return observation
 
     def lags(self, version: int) -> dict[str, float]:
-        """Returns mean_lag and max_lag of the valid steps, in versions; {} without valid steps.
+        """Returns mean_lag and max_lag of the valid online steps, and replay_age, the mean lag of
+        the valid replayed ones, in versions; each only if there are such steps.
 
         The lag of a step is `version` minus the version of the weights that chose its action.
         """
-        lags = version - self.policy_version[1:]
-        if self.valid is not None:
-            lags = lags[self.valid[1:]]
-        if not lags.numel():
-            return {}
-        return {"mean_lag": lags.float().mean().item(), "max_lag": float(lags.max().item())}
+        lags = (version - self.policy_version[1:]).float()
+        online, replayed = self.online_mask, self.replayed_mask
+        found = {}
+        if (own := lags if online is None else lags[online]).numel():
+            found = {"mean_lag": own.mean().item(), "max_lag": own.max().item()}
+        if replayed is not None and replayed.any():
+            found["replay_age"] = lags[replayed].mean().item()
+        return found
 
     @property
     def mask(self) -> Tensor | None:
         """[T, B] bool: which of the steps to rows 1..T are learnt from; None: all."""
         return None if self.valid is None else self.valid[1:].bool()
 
+    @property
+    def online_mask(self) -> Tensor | None:
+        """[T, B] bool: which of the steps that are learnt from are not replayed; None: all."""
+        if self.replayed is None:
+            return self.mask
+        return both(self.mask, ~self.replayed[1:].bool())
+
+    @property
+    def replayed_mask(self) -> Tensor | None:
+        """[T, B] bool: which of the steps that are learnt from are replayed; None: none."""
+        if self.replayed is None:
+            return None
+        return both(self.mask, self.replayed[1:].bool())
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor."""
         return Rollout(**_mapped(function, self._tensors()), collected=self.collected)
+
+    def hand_back(self, original: Rollout) -> None:
+        """Copies final_agent_state to the rollout that this one was mapped from; does nothing where
+        both have the same memory.
+        """
+        if self.final_agent_state is not None:
+            map_leaves2(Tensor.copy_, original.final_agent_state, self.final_agent_state)
 
     def split(self, max_columns: int) -> list[Rollout]:
         """Returns slices of at most max_columns and nearly equal size, which share memory.
@@ -150,25 +186,24 @@ class Rollout:
         return rows + 1, columns
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns the returns and lengths of games that ended in the valid steps to rows 1..T.
-
-        Of valid steps that another batch had too, games count again.
-        """
+        """Returns the returns and lengths of games that ended in the valid online steps."""
         ended = self.episode_end[1:].bool()
-        if self.valid is not None:
-            ended = ended & self.valid[1:]
+        if (online := self.online_mask) is not None:
+            ended = ended & online
         return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
 
     def check(self) -> None:
         """Raises ValueError, naming field and shapes, unless all shapes agree."""
         if self.reward.dim() != 2 or self.unroll_length < 1:
             raise ValueError(_mismatch("reward", self.reward, ["T+1 > 1", "B"]))
-        for name in (*_FLAT, *_FLAT_BESIDE, *(["valid"] if self.valid is not None else [])):
+        optional = [name for name in _FLAT_OPTIONAL if getattr(self, name) is not None]
+        for name in (*_FLAT, *_FLAT_BESIDE, *optional):
             self._check_leading(name, exact=True)
         for name in ("observation", "action", "extras"):
             self._check_leading(name, exact=False)
-        self._check_agent_state()
+        self._check_agent_states()
         self._check_final_observation()
+        self._check_replayed()
 
     def _check_leading(self, name: str, exact: bool) -> None:
         """Checks that leaves start with [T+1, B]; exact: and have no further dimensions."""
@@ -178,11 +213,28 @@ class Rollout:
             if shape != expected:
                 raise ValueError(_mismatch(name, leaf, [*expected, *([] if exact else ["..."])]))
 
-    def _check_agent_state(self) -> None:
-        for leaf in flatten(self.initial_agent_state):
+    def _check_agent_states(self) -> None:
+        initial = flatten(self.initial_agent_state)
+        for leaf in initial:
             if leaf.dim() < 2 or leaf.shape[1] != self.batch_size:
                 expected = ["layers", self.batch_size, "..."]
                 raise ValueError(_mismatch("initial_agent_state", leaf, expected))
+        if self.final_agent_state is None:
+            return
+        final = flatten(self.final_agent_state)
+        if len(final) != len(initial):
+            leaves = f"{len(final)} leaves, initial_agent_state {len(initial)}"
+            raise ValueError(f"final_agent_state has {leaves}")
+        for leaf, first in zip(final, initial, strict=True):
+            if leaf.shape != first.shape:
+                raise ValueError(_mismatch("final_agent_state", leaf, list(first.shape)))
+
+    def _check_replayed(self) -> None:
+        if self.replayed is not None and (mixed := self.replayed != self.replayed[:1]).any():
+            column = int(mixed.any(0).nonzero()[0])
+            raise ValueError(
+                f"replayed differs between the rows of column {column}: mark whole columns"
+            )
 
     def _check_final_observation(self) -> None:
         count = int(self.truncated[1:].sum())

@@ -67,6 +67,9 @@ class Transitions:
         """Transitions of what the function makes of each tensor."""
         return replace(self, **self._mapped(function))
 
+    def hand_back(self, original: Transitions) -> None:
+        """Does nothing: learning writes nothing into transitions."""
+
     def split(self, max_columns: int) -> list[Transitions]:
         """The same transitions, at most so many at a time, shared out evenly. Shares memory. What
         was collected for all counts with the first.
