@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import distributions as td
 
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Box, Discrete, MultiBinary, MultiDiscrete
-from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2, pack_as
 
 T, B = 5, 3
 PENDULUM = Box(low=-2.0, high=(6.0, 2.0), shape=(2,))
@@ -319,3 +320,69 @@ def test_a_box_of_integers_is_refused_with_its_dtype() -> None:
 def test_what_is_no_action_space_is_refused() -> None:
     with pytest.raises(ValueError, match="no distribution for the action space 'left'"):
         distribution_for("left")
+
+
+def actions_of(space: Any) -> list[Any]:
+    """Every action, the last choice changing fastest."""
+    match space:
+        case Discrete(n, start):
+            return [torch.tensor(start + choice) for choice in range(n)]
+        case MultiDiscrete(nvec):
+            return [torch.tensor(c) for c in itertools.product(*(range(n) for n in nvec))]
+        case MultiBinary(shape):
+            choices = itertools.product((0, 1), repeat=math.prod(shape))
+            return [torch.tensor(choice, dtype=torch.int8).reshape(shape) for choice in choices]
+    parts = [actions_of(part) for part in flatten(space)]
+    return [pack_as(space, list(joint)) for joint in itertools.product(*parts)]
+
+
+ENUMERABLE = [
+    *(space for space in SPACES if isinstance(space, (Discrete, MultiDiscrete, MultiBinary))),
+    (Discrete(2), {"b": MultiBinary((2,)), "a": MultiDiscrete((3, 2))}),
+]
+
+
+@pytest.mark.parametrize("space", ENUMERABLE, ids=str)
+def test_all_log_probs_are_those_of_every_action_in_order(space: Any) -> None:
+    ours, actions = distribution_for(space), actions_of(space)
+    params = 2 * torch.randn(T, B, ours.num_params)
+    found = ours.all_log_probs(params)
+    assert found.shape == (T, B, len(actions)) and ours.num_actions == len(actions)
+    assert ours.is_enumerable
+    for index, action in enumerate(actions):
+        everywhere = map_leaves(lambda leaf: leaf.expand(T, B, *leaf.shape), action)
+        torch.testing.assert_close(found[..., index], ours.log_prob(params, everywhere))
+    torch.testing.assert_close(found.logsumexp(-1), torch.zeros(T, B), rtol=0, atol=1e-5)
+
+
+def test_choices_that_are_ruled_out_are_so_in_every_joint_action() -> None:
+    ours = distribution_for(MultiDiscrete((2, 2)))
+    found = ours.all_log_probs(torch.tensor([0.0, -math.inf, 0.0, 0.0]))
+    half = math.log(0.5)
+    torch.testing.assert_close(found, torch.tensor([half, half, -math.inf, -math.inf]))
+
+
+@pytest.mark.parametrize(
+    ("space", "reason"),
+    [
+        (PENDULUM, "some actions are continuous"),
+        (EVERYTHING, "some actions are continuous"),
+        (MultiBinary((11,)), "there are 2,048 joint actions, and at most 1,024 are enumerated"),
+        (MultiDiscrete((33, 32)), "there are 1,056 joint actions"),
+        (MultiBinary((210, 160)), r"there are 10\^10115 joint actions"),
+        ((Discrete(600), Discrete(2)), "there are 1,200 joint actions"),
+    ],
+)
+def test_actions_that_are_too_many_to_enumerate_are_refused_with_their_number(
+    space: Any, reason: str
+) -> None:
+    ours = distribution_for(space)
+    assert not ours.is_enumerable
+    for ask in (ours.check_enumerable, lambda: ours.all_log_probs(torch.zeros(ours.num_params))):
+        with pytest.raises(NotImplementedError, match=reason):
+            ask()
+
+
+def test_as_many_joint_actions_as_the_limit_are_enumerated() -> None:
+    ours = distribution_for(MultiBinary((10,)))
+    assert ours.all_log_probs(torch.randn(2, 10)).shape == (2, 1024)

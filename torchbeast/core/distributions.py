@@ -38,6 +38,8 @@ _LARGEST_TANH = 1.0 - 2.0**-24
 # Points and half width, in deviations, of the trapezoidal rule under a normal density. At the
 # largest deviation an entropy is off by a thousandth, at 4 by a hundred-thousandth.
 _NODES, _NODES_WITHIN = 48, 5.5
+# The largest number of joint actions whose probabilities are computed one by one.
+MOST_ACTIONS = 1024
 
 
 class ActionDistribution(ABC):
@@ -47,6 +49,8 @@ class ActionDistribution(ABC):
     """Size of the last dimension of params."""
     num_features: int
     """Size of the last dimension of features()."""
+    num_actions: int | None = None
+    """Number of (joint) actions; None where they are continuous."""
 
     @abstractmethod
     def sample(self, params: Tensor) -> Nest[Tensor]:
@@ -78,6 +82,41 @@ class ActionDistribution(ABC):
         one-hot.
         """
 
+    def choices(self, params: Tensor) -> list[Tensor]:
+        """Returns log-probabilities [..., n] of each of the independent choices of an action.
+
+        Raises NotImplementedError where actions are no choices.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not choose among finitely many")
+
+    def all_log_probs(self, params: Tensor) -> Tensor:
+        """Returns log pi(a) [..., num_actions] of every action, joint ones if there are several
+        choices; the last choice changes fastest.
+
+        Raises NotImplementedError, as `check_enumerable` does, where there are too many.
+        """
+        self.check_enumerable()
+        first, *others = self.choices(params)
+        joint = first
+        for choice in others:
+            joint = (joint.unsqueeze(-1) + choice.unsqueeze(-2)).flatten(-2)
+        return joint
+
+    @property
+    def is_enumerable(self) -> bool:
+        """Whether there are few enough actions for all_log_probs."""
+        return self.num_actions is not None and self.num_actions <= MOST_ACTIONS
+
+    def check_enumerable(self) -> None:
+        """Raises NotImplementedError, with the reason, unless `is_enumerable`."""
+        if self.num_actions is None:
+            raise NotImplementedError("some actions are continuous")
+        if not self.is_enumerable:
+            count = _written(self.num_actions)
+            raise NotImplementedError(
+                f"there are {count} joint actions, and at most {MOST_ACTIONS:,} are enumerated"
+            )
+
 
 def distribution_for(
     space: spaces.ActionSpace, over_box: Callable[[spaces.Box], ActionDistribution] | None = None
@@ -101,7 +140,7 @@ class Categorical(ActionDistribution):
     """A choice of start, ..., start + n - 1; actions are int64 [...]."""
 
     def __init__(self, n: int, start: int = 0) -> None:
-        self.num_params = self.num_features = n
+        self.num_params = self.num_features = self.num_actions = n
         self._start = start
 
     def sample(self, params: Tensor) -> Tensor:
@@ -130,6 +169,9 @@ class Categorical(ActionDistribution):
     def features(self, action: Nest[Tensor]) -> Tensor:
         return F.one_hot(self._index(action), self.num_features).float()
 
+    def choices(self, params: Tensor) -> list[Tensor]:
+        return [params.log_softmax(-1)]
+
     def _index(self, action: Nest[Tensor]) -> Tensor:
         return _leaf(action).long() - self._start
 
@@ -141,6 +183,7 @@ class MultiCategorical(ActionDistribution):
         self._parts = [Categorical(n) for n in nvec]
         self._nvec = list(nvec)
         self.num_params = self.num_features = sum(nvec)
+        self.num_actions = math.prod(nvec)
 
     def sample(self, params: Tensor) -> Tensor:
         return torch.stack([part.sample(own) for part, own in self._zip(params)], -1)
@@ -168,6 +211,9 @@ class MultiCategorical(ActionDistribution):
         parts = zip(self._parts, choices, strict=True)
         return torch.cat([part.features(choice) for part, choice in parts], -1)
 
+    def choices(self, params: Tensor) -> list[Tensor]:
+        return [own.log_softmax(-1) for _, own in self._zip(params)]
+
     def _zip(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
         return list(zip(self._parts, torch.split(params, self._nvec, -1), strict=True))
 
@@ -178,6 +224,7 @@ class Bernoulli(ActionDistribution):
     def __init__(self, shape: Sequence[int]) -> None:
         self._shape = tuple(shape)
         self.num_params = self.num_features = math.prod(shape)
+        self.num_actions = 2**self.num_params
 
     def sample(self, params: Tensor) -> Tensor:
         return self._action(torch.rand_like(params) < params.sigmoid())
@@ -202,6 +249,9 @@ class Bernoulli(ActionDistribution):
 
     def features(self, action: Nest[Tensor]) -> Tensor:
         return _flat(action, self._shape).float()
+
+    def choices(self, params: Tensor) -> list[Tensor]:
+        return list(_of_both_sides(params).flip(-1).unbind(-2))
 
     def _action(self, ones: Tensor) -> Tensor:
         return ones.to(torch.int8).reshape((*ones.shape[:-1], *self._shape))
@@ -330,6 +380,8 @@ class Product(ActionDistribution):
         self._sizes = [part.num_params for part in self._parts]
         self.num_params = sum(self._sizes)
         self.num_features = sum(part.num_features for part in self._parts)
+        counts = [part.num_actions for part in self._parts]
+        self.num_actions = None if None in counts else math.prod(n for n in counts if n is not None)
 
     def sample(self, params: Tensor) -> Nest[Tensor]:
         return self._pack([part.sample(own) for part, own in self._zip(params)])
@@ -354,6 +406,9 @@ class Product(ActionDistribution):
     def features(self, action: Nest[Tensor]) -> Tensor:
         parts = zip(self._parts, self._leaves(action), strict=True)
         return torch.cat([part.features(leaf) for part, leaf in parts], -1)
+
+    def choices(self, params: Tensor) -> list[Tensor]:
+        return [choice for part, own in self._zip(params) for choice in part.choices(own)]
 
     def _pack(self, leaves: list[Nest[Tensor]]) -> Nest[Tensor]:
         packed: Nest[Tensor] = pack_as(self._space, leaves)
@@ -381,6 +436,11 @@ def _flat(action: Nest[Tensor], shape: tuple[int, ...]) -> Tensor:
     leaf = _leaf(action)
     leading = leaf.shape[: leaf.dim() - len(shape)]
     return leaf.reshape(*leading, math.prod(shape))
+
+
+def _written(count: int) -> str:
+    """Returns a number as text, those of many digits as a power of ten."""
+    return f"{count:,}" if count < 10**9 else f"10^{math.log10(count):.0f}"
 
 
 def _sum(parts: list[Tensor]) -> Tensor:
