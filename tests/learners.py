@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from torchbeast.core.algos.config import ImpalaConfig, RMSpropConfig, StepConfig
+from torchbeast.core.algos.config import RMSpropConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.distributions import distribution_for
@@ -14,7 +14,7 @@ from torchbeast.core.envs.spaces import Discrete
 
 
 def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> OptimiserStep[Any]:
-    """Returns the optimiser step of IMPALA with this actor.
+    """Returns the optimiser step of IMPALA, or a subclass, with this actor.
 
     settings: fields of its Configs, and arguments of OptimiserStep. An actor without a distribution
     gets one of three actions.
@@ -23,8 +23,8 @@ def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> Optimise
         actor.distribution = distribution_for(Discrete(3))
     settings = {"reward_clipping": "abs_one", "total_steps": 10_000} | settings
     optimiser, step = (_taken(settings, config) for config in (RMSpropConfig, StepConfig))
-    own = _taken(settings, ImpalaConfig)
-    config = ImpalaConfig(optimiser=RMSpropConfig(**optimiser), **own)
+    own = _taken(settings, kind.Config)
+    config = kind.Config(optimiser=RMSpropConfig(**optimiser), **own)
     return OptimiserStep(kind(actor, config), StepConfig(**step), **settings)
 
 

@@ -20,9 +20,11 @@ from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags, PolyBeastLearne
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.registry import ALGOS
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.checks import above
-from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
@@ -176,7 +178,10 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("nosuch", "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, or my_module"),
+        (
+            "nosuch",
+            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, or my_module",
+        ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
         (f"{__name__}:Clashing", "settings with the names of other flags, batch_size: give them"),
@@ -194,14 +199,29 @@ def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
     assert sentence in str(error.value) and "\n" not in str(error.value)
 
 
-def test_the_default_algorithms_flags_are_read_without_torch() -> None:
+@pytest.mark.parametrize("algo", ALGOS)
+def test_a_built_in_algorithms_flags_are_read_without_torch(algo: str) -> None:
     code = (
         "import sys; from torchbeast.cli.command_line import parse; "
         "from torchbeast.cli.flags import PolyBeastFlags; "
-        "parse(PolyBeastFlags, 'polybeast', ['--entropy_cost', '0.1']); "
+        f"parse(PolyBeastFlags, 'polybeast', ['--algo', {algo!r}, '--entropy_cost', '0.1']); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> None:
+    def agent_of_a_box(spec: ActorSpec) -> Agent:
+        return make_agent(spec, ArraySpec((4,), "float32"), Box(-1.0, 1.0, (2,)), 1)
+
+    def assembled(*words: str) -> Any:
+        flags = parse(MonoBeastFlags, "monobeast", ["--algo", "laser", *words])
+        return assemble_alone(run_settings(flags, "Catch", HERE).learner, agent_of_a_box)
+
+    message = "some actions are continuous: use --replay_kl_threshold inf .*, or another --algo"
+    with pytest.raises(UsageError, match=message):
+        assembled()
+    assert type(assembled("--replay_kl_threshold", "inf").algo) is Laser
 
 
 def test_bench_passes_the_algorithm_to_the_program_that_it_measures() -> None:

@@ -44,8 +44,8 @@ class DefaultsFlags:
     """Read first: what the defaults of the other flags are."""
 
     algo: str = registry.DEFAULT
-    """Algorithm: impala, or package.module:MyAlgo for your own. Its settings become flags, which
-    --help lists with those of the program. A run that is resumed keeps its algorithm."""
+    """Algorithm: impala, laser, or package.module:MyAlgo for your own. Its settings become flags,
+    which --help lists with those of the program. A run that is resumed keeps its algorithm."""
     preset: str | None = None
     """Settings that belong together take the place of the defaults below and above;
     help lists them."""

@@ -8,7 +8,8 @@ import dataclasses
 import pytest
 
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.algos.registry import ALGOS, find
+from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.registry import ALGOS, config_of, find
 
 
 class Mine(Impala):
@@ -20,10 +21,10 @@ def nothing() -> None:
 
 
 def test_every_registered_algorithm_is_found_and_has_a_config_of_defaults() -> None:
-    assert find("impala") is Impala
-    assert ALGOS
+    assert find("impala") is Impala and find("laser") is Laser
     for name in ALGOS:
         assert dataclasses.is_dataclass(find(name).Config())
+        assert config_of(name) is find(name).Config
 
 
 def test_a_users_algorithm_is_found_by_module_and_name() -> None:
@@ -33,7 +34,7 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("impalla", ValueError, "no algorithm 'impalla': use impala, or my_module:MyAlgo"),
+        ("impalla", ValueError, "no algorithm 'impalla': use impala, laser, or my_module:MyAlgo"),
         ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
         (f"{__name__}:Other", ValueError, "cannot import the algorithm .* has no 'Other'"),
         (f"{__name__}:nothing", TypeError, "must be a subclass of torchbeast.core.algos.base"),

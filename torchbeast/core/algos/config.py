@@ -91,3 +91,16 @@ class ImpalaConfig:
         above(0, reward_scale=self.reward_scale)
         one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
         at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaserConfig(ImpalaConfig):
+    """LASER's loss and optimiser: IMPALA's, with a trust region for replayed states."""
+
+    replay_kl_threshold: float = 0.1
+    """Replayed states are learnt from where the KL divergence between the policy and the implied
+    policy, which V-trace evaluates there instead, is at most this, in nats. inf: everywhere."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above(0, replay_kl_threshold=self.replay_kl_threshold)

@@ -5,18 +5,21 @@
     pi log pi
 
 Policy and value of rows 0..T-1 belong to the actions, rewards and dones of rows 1..T; V of row T is
-the bootstrap. The optimiser is RMSprop as in PyTorch: epsilon is added to the root and the running
-square starts at 0. TensorFlow's has epsilon inside the root and starts at 1, so settings of
-TensorFlow programs do not carry over as they are.
+the bootstrap. Entropy is that of online steps, not of replayed ones. The optimiser is RMSprop as in
+PyTorch: epsilon is added to the root and the running square starts at 0. TensorFlow's has epsilon
+inside the root and starts at 1, so settings of TensorFlow programs do not carry over as they are.
 """
 
 from __future__ import annotations
+
+from torch import Tensor
 
 from torchbeast.core import losses, vtrace
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.algos.base import Algorithm, Losses
 from torchbeast.core.algos.config import ImpalaConfig
 from torchbeast.core.algos.unroll import rewards_and_discounts, unroll
+from torchbeast.core.losses import Mean
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
@@ -42,6 +45,7 @@ class Impala(Algorithm[Rollout]):
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         log_probs = distribution.log_prob(logits, actions)
         behavior_logits = minibatch.extras["policy_logits"][1:].float()
+        mask, metrics = self.learnt_from(minibatch, logits.detach(), behavior_logits)
         behavior_log_probs = distribution.log_prob(behavior_logits, actions)
         rewards, discounts = rewards_and_discounts(
             minibatch, final_values, config.discounting, config.reward_scale, config.reward_clipping
@@ -52,14 +56,24 @@ class Impala(Algorithm[Rollout]):
             rewards=rewards,
             values=values[:-1],
             bootstrap_value=values[-1],
-            mask=minibatch.mask,
+            mask=mask,
         )
-        how, mask = self.reduction, minibatch.mask
-        entropies = distribution.entropy(logits)
+        how, steps, online = self.reduction, minibatch.mask, minibatch.online_mask
+        log_probs, errors = losses.masked(log_probs, mask), losses.masked(vs - values[:-1], mask)
+        entropies = losses.masked(distribution.entropy(logits), online)
         terms = {
-            "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how, mask),
-            "baseline_loss": config.baseline_cost
-            * losses.baseline_loss(vs - values[:-1], how, mask),
-            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, mask),
+            "pg_loss": losses.policy_gradient_loss(log_probs, advantages, how, steps),
+            "baseline_loss": config.baseline_cost * losses.baseline_loss(errors, how, steps),
+            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, steps),
         }
-        return Losses(terms, {"entropy": losses.mean(entropies, mask)})
+        return Losses(terms, {"entropy": losses.mean(entropies, online), **metrics})
+
+    def learnt_from(
+        self, minibatch: Rollout, logits: Tensor, behavior_logits: Tensor
+    ) -> tuple[Tensor | None, dict[str, Mean]]:
+        """Returns the mask [T, B] of the states to learn policy and value from, None for all, and
+        metrics of the choice.
+
+        logits, behavior_logits: [T, B, num_params] of the policies that learn and that acted.
+        """
+        return minibatch.mask, {}

@@ -11,9 +11,15 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm
 
 DEFAULT = "impala"
-ALGOS = {DEFAULT: "torchbeast.core.algos.impala:Impala"}
+ALGOS = {
+    DEFAULT: "torchbeast.core.algos.impala:Impala",
+    "laser": "torchbeast.core.algos.laser:Laser",
+}
 # Of those that stand apart from their algorithm, which imports torch.
-_CONFIGS = {DEFAULT: "torchbeast.core.algos.config:ImpalaConfig"}
+_CONFIGS = {
+    DEFAULT: "torchbeast.core.algos.config:ImpalaConfig",
+    "laser": "torchbeast.core.algos.config:LaserConfig",
+}
 
 
 def find(name: str) -> type[Algorithm[Any]]:
@@ -30,8 +36,8 @@ def find(name: str) -> type[Algorithm[Any]]:
 
 
 def config_of(name: str) -> type:
-    """The Config of the algorithm of that name; errors as of `find`. The default's imports no
-    torch.
+    """The Config of the algorithm of that name; errors as of `find`. Those of
+    built-in algorithms import no torch.
     """
     if name in _CONFIGS:
         config: type = _import(name, _CONFIGS[name])
