@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, slot_size
 
@@ -58,6 +60,11 @@ class Activity:
     def present(self) -> tuple[str, float]:
         """Returns the current stage, and seconds since it began."""
         return STAGES[int(self._stage)], self._now() - float(self._since)
+
+
+def local_activity() -> Activity:
+    """Returns an activity in the memory of this process."""
+    return Activity({name: np.zeros(spec.shape, spec.dtype) for name, spec in _SPECS.items()})
 
 
 class SharedActivities:

@@ -21,62 +21,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
-import torch
-
-from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.actors.contract import Actor, Mode
-from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.precision import dtype_for
-from torchbeast.core.specs import ActorSpec
-from torchbeast.envs.opening import make_environment
-from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
-from torchbeast.processes.malloc import keep_freed_memory
-from torchbeast.seeds import seed_of
-from torchbeast.sources.processes.activity import Activity, SharedActivities
+from torchbeast.sources.processes.activity import SharedActivities
+from torchbeast.sources.processes.player import Player, acting
 from torchbeast.sources.processes.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.sources.processes.shared_weights import SharedWeights
 
 _GRACE_S = 3.0  # for the current step once stdin is closed; a stuck environment is abandoned
 
 Grant = dict[str, Any]  # {"slot": int, "rollout": int, "version": int | None}
-
-
-class Player:
-    """Plays its environments continuously, one rollout at a time."""
-
-    def __init__(
-        self, loop: EnvLoop, actor: Actor, weights: SharedWeights, activity: Activity, mode: Mode
-    ) -> None:
-        self._loop, self._actor, self._weights = loop, actor, weights
-        self._activity = activity
-        self._mode: Mode = mode
-        self._version: int | None = None
-        self._acted_with: int | None = None
-
-    def play(self, writer: SlotWriter, unroll_length: int, wanted: int | None) -> None:
-        """Writes one rollout; its row 0 repeats the last row of the previous one.
-
-        wanted: the version of the weights to act with; None: the newest at every step.
-        """
-        loop, activity = self._loop, self._activity
-        if self._acted_with is None:  # the very first row 0: no weights have acted yet
-            self._acted_with = self._weights.version if wanted is None else wanted
-        writer.write(0, loop.row, loop.acted, self._acted_with)
-        for t in range(1, unroll_length + 1):
-            activity.enter("inference")
-            self._version = self._weights.refresh(self._actor, self._version, wanted)
-            self._acted_with = self._version
-            loop.act(self._mode)
-            activity.enter("environment")
-            loop.step()
-            activity.count(len(loop.row.reward))
-            writer.write(t, loop.row, loop.acted, self._acted_with)
-        activity.enter("queueing")
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -92,27 +47,17 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
-    keep_freed_memory()
-    torch.set_num_threads(1)  # there is a process for every core
-    torch.manual_seed(seed_of(arguments["seed"], "actions"))
-    num_envs, unroll_length = arguments["num_envs"], arguments["unroll_length"]
-    with closing(make_environment(EnvSpec.from_parent(arguments["env"]), num_envs)) as env:
-        space = env.observation_space
-        spec = ActorSpec.from_parent(arguments["actor"])
-        actor = make_agent(spec, space, env.action_space, env.frame_stack).model
-        actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
+    with acting(arguments) as (actor, loop, observation_space):
         weights = SharedWeights(actor, size=arguments["ring_size"], descriptor=arguments["weights"])
         rollouts = SharedRollouts(
             actor,
-            stacked_space(space, env.frame_stack),
+            observation_space,
             arguments["extras"],
-            unroll_length,
-            num_envs,
+            arguments["unroll_length"],
+            arguments["num_envs"],
             arguments["num_slots"],
             arguments["rollouts"],
         )
-        seed = seed_of(arguments["seed"], "environments")
-        loop = EnvLoop(env, actor, seed)
         count, descriptor = arguments["num_activities"], arguments["activities"]
         activity = SharedActivities(count, descriptor).of(arguments["index"])
         activity.enter("queueing")
@@ -120,7 +65,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
         for grant in grants:
             slot, first_env = rollouts.slots[grant["slot"]], arguments["first_env"]
             writer = SlotWriter(slot, loop.acted.state, first_env, grant["rollout"])
-            player.play(writer, unroll_length, grant["version"])
+            player.play(writer, arguments["unroll_length"], grant["version"])
             report({"slot": grant["slot"]})
 
 

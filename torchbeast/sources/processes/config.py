@@ -13,17 +13,46 @@ MAX_FIXED_LAG = 509  # shared memory has room for two more versions of the weigh
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessesConfig(ActorsConfig):
+class BufferedActorsConfig(ActorsConfig):
+    """Environments whose rollouts wait in buffers."""
+
+    num_buffers: int | None = None
+    """Number of rollouts of one environment that are being written or wait for the learner, at
+    least --num_actors. More buffers mean older data, at most about --num_buffers / --batch_size
+    updates old. Default: two per environment.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(
+            self.num_buffers is None or self.num_buffers >= self.num_actors,
+            f"num_buffers {self.num_buffers} leaves environments without a buffer: "
+            f"give at least num_actors {self.num_actors}",
+        )
+
+    def buffers(self) -> int:
+        """Returns the number of rollouts of one environment that are written or wait."""
+        return self.num_buffers or 2 * self.num_actors
+
+    def slots_per_process(self) -> int:
+        """Returns the slots per process; a slot holds a rollout of each of its environments."""
+        return self.buffers() // self.num_actors
+
+    def batches_ahead(self, batch_size: int) -> int:
+        """Returns the number of batches that can be filled ahead in the buffers beyond the slots.
+
+        With them a process with a single slot gets it back early.
+        """
+        return (self.buffers() - self.slots_per_process() * self.num_actors) // batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessesConfig(BufferedActorsConfig):
     """Environments, and the actor processes that step them and choose actions."""
 
     num_processes: int | None = None
     """Number of actor processes, each with a copy of the network. Default: one per core, at most
     one per environment; with --fixed_lag on every machine 2, or 1 if --num_actors is odd.
-    """
-    num_buffers: int | None = None
-    """Number of rollouts of one environment that are being written or wait for the learner, at
-    least --num_actors. More buffers mean older data, at most about --num_buffers / --batch_size
-    updates old. Default: two per environment.
     """
     fixed_lag: int | None = None
     """Make the run reproducible: learn from rollouts collected with weights exactly this many
@@ -43,11 +72,6 @@ class ProcessesConfig(ActorsConfig):
             f"num_processes {self.num_processes} leaves processes without an environment: "
             f"give at most as many as num_actors {self.num_actors}",
         )
-        require(
-            self.num_buffers is None or self.num_buffers >= self.num_actors,
-            f"num_buffers {self.num_buffers} leaves environments without a buffer: "
-            f"give at least num_actors {self.num_actors}",
-        )
 
     def processes(self) -> int:
         """Returns the number of actor processes."""
@@ -56,21 +80,6 @@ class ProcessesConfig(ActorsConfig):
         if self.fixed_lag is not None:
             return 2 if self.num_actors % 2 == 0 else 1
         return min(self.num_actors, available_cores())
-
-    def buffers(self) -> int:
-        """Returns the number of rollouts of one environment that are written or wait."""
-        return self.num_buffers or 2 * self.num_actors
-
-    def slots_per_process(self) -> int:
-        """Returns the slots per process; a slot holds a rollout of each of its environments."""
-        return self.buffers() // self.num_actors
-
-    def batches_ahead(self, batch_size: int) -> int:
-        """Returns the number of batches that can be filled ahead in the buffers beyond the slots.
-
-        With them a process with a single slot gets it back early.
-        """
-        return (self.buffers() - self.slots_per_process() * self.num_actors) // batch_size
 
     def check_fixed_lag(self, batch_size: int) -> None:
         """Raises ValueError if the lag is fixed and whole rollouts of processes cannot fill a

@@ -44,12 +44,7 @@ class SharedRollouts:
         extras: names of the outputs of acting to keep beside the actions.
         """
         self.num_envs = num_envs
-        fields = rollout_fields(actor, observation_space, extras, unroll_length, num_envs)
-        finals = map_leaves(
-            lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
-            observation_space,
-        )
-        specs = {**fields, "final_observation": finals}
+        specs = slot_specs(actor, observation_space, extras, unroll_length, num_envs)
         stride = slot_size(specs)
         self._file = SharedFile(num_slots * stride, descriptor)
         self.slots: list[RolloutArrays] = [
@@ -60,6 +55,22 @@ class SharedRollouts:
     def descriptor(self) -> int:
         """The file descriptor by which another process opens the same rollouts."""
         return self._file.descriptor
+
+
+def slot_specs(
+    actor: Actor,
+    observation_space: ObservationSpace,
+    extras: Sequence[str],
+    unroll_length: int,
+    num_envs: int,
+) -> dict[str, Any]:
+    """Returns a nest of ArraySpec for every field of a slot."""
+    finals = map_leaves(
+        lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
+        observation_space,
+    )
+    fields = rollout_fields(actor, observation_space, extras, unroll_length, num_envs)
+    return {**fields, "final_observation": finals}
 
 
 def rollout_fields(
@@ -129,6 +140,11 @@ class SlotWriter:
         is_new = t > 0  # the final observations of row 0 are in the previous rollout
         if is_new and row.final_observation is not None:
             self._write_finals(row.final_observation, int(row.truncated.sum()))
+
+    def written(self) -> RolloutArrays:
+        """Returns the slot without the room for final observations that there were not."""
+        used = map_leaves(lambda array: array[: self._finals], self._slot["final_observation"])
+        return {**self._slot, "final_observation": used}
 
     def _write_finals(self, final_observation: Any, count: int) -> None:
         """Appends final observations, ordered by row, then column."""

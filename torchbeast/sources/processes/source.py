@@ -19,6 +19,7 @@ run is the same on every machine, however fast its processes are.
 from __future__ import annotations
 
 import collections
+import functools
 import itertools
 import logging
 import queue
@@ -42,6 +43,7 @@ from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.activity import Activity, SharedActivities
+from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts
 from torchbeast.sources.processes.shared_weights import SharedWeights
@@ -107,8 +109,6 @@ class MonoSource:
         self._batch_size = config.rollouts.batch_size
         self._fixed_lag = config.processes.fixed_lag
         self._weights = weights
-        self._ready: queue.Queue[Batch | None] = queue.Queue()
-        self._free: queue.Queue[Batch | None] = queue.Queue()
         self._done: queue.Queue[tuple[_Actor, int] | None] = queue.Queue()
         self._lock = threading.Lock()
         self._replaced = 0
@@ -117,8 +117,10 @@ class MonoSource:
         shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
         processes, num_processes = config.processes, config.processes.processes()
         pin = device.type == "cuda"
-        for _ in range(config.num_batches + processes.batches_ahead(self._batch_size)):
-            self._free.put(Batch(*shape, self._batch_size, pin))
+        num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
+        self._collector = Collector(
+            Batch(*shape, self._batch_size, pin) for _ in range(num_batches)
+        )
         counts = split_evenly(processes.num_actors, num_processes)
         self._activities = SharedActivities(num_processes)
         first_envs = [0, *itertools.accumulate(counts)]
@@ -155,20 +157,14 @@ class MonoSource:
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
-        while (batch := self._ready.get()) is not None:
-            try:
-                yield batch.rollout()
-            finally:  # also if the iterator is abandoned
-                batch.clear()
-                self._free.put(batch)
-        self._ready.put(None)  # for the next thread
+        return self._collector.batches()
 
     def close(self) -> None:
         """Wakes every waiting thread and asks the processes to end. May be called again."""
         with self._lock:
             self._closed.set()  # no actor is replaced any more
-        for waited_for in (self._ready, self._free, self._done):
-            waited_for.put(None)
+        self._collector.close()
+        self._done.put(None)
         for actor in self._actors:
             actor.ask_to_end()
 
@@ -184,7 +180,7 @@ class MonoSource:
         """
         stages = [actor.activity.present()[0] for actor in self._living()]
         return {
-            "learner_queue_size": self._ready.qsize() * self._batch_size,
+            "learner_queue_size": len(self._collector) * self._batch_size,
             "rollout_queue_size": self._done.qsize(),
             "live_actors": len(stages),
             "waiting_actors": stages.count("queueing"),
@@ -288,21 +284,11 @@ class MonoSource:
     # --- the collector thread, and the learner thread that publishes
 
     def _collect(self) -> None:
-        rollouts = self._rollouts()
-        actor, slot, first = None, 0, 0
-        while (batch := self._free.get()) is not None:
-            while batch.missing:
-                if actor is None:
-                    if (done := next(rollouts, None)) is None:
-                        return
-                    (actor, slot), first = done, 0
-                count = min(batch.missing, actor.num_envs - first)
-                batch.add(actor.rollouts.slots[slot], first, count)
-                first += count
-                if first == actor.num_envs:
-                    self._grant_again(actor, slot)
-                    actor = None
-            self._ready.put(batch)
+        self._collector.collect(itertools.starmap(self._written, self._rollouts()))
+
+    def _written(self, actor: _Actor, slot: int) -> Written:
+        release = functools.partial(self._grant_again, actor, slot)
+        return Written(actor.rollouts.slots[slot], actor.num_envs, release)
 
     def _rollouts(self) -> Iterator[tuple[_Actor, int]]:
         """Yields actor and slot of each rollout, in the order in which they are learnt."""

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays environments rollout by rollout; shared by MonoBeast's actor processes and Ray's actors.
+
+    with acting(arguments) as (actor, loop, observation_space):
+        player = Player(loop, actor, weights, activity, mode)
+        player.play(SlotWriter(...), unroll_length, wanted=None)       again and again
+
+The E environments of a process are stepped together, and one forward pass chooses all their
+actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.spaces import ObservationSpace
+from torchbeast.core.precision import dtype_for
+from torchbeast.core.specs import ActorSpec
+from torchbeast.envs.opening import make_environment
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.seeds import seed_of
+from torchbeast.sources.processes.activity import Activity
+from torchbeast.sources.processes.rollout_buffers import SlotWriter
+
+
+class ActingWeights(Protocol):
+    """The weights that a process acts with."""
+
+    @property
+    def version(self) -> int:
+        """Newest version."""
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the wanted version, or the newest, unless `replica` holds it; returns it."""
+
+
+class Acting(NamedTuple):
+    """What one process acts with."""
+
+    actor: Actor
+    loop: EnvLoop
+    observation_space: ObservationSpace  # of one environment, as the policy sees it
+
+
+@contextmanager
+def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
+    """Makes the environments and the network of a process, and closes the environments again.
+
+    Sets torch's number of threads and random numbers, and malloc, for the whole process.
+
+    arguments: env and actor, the JSON of their specs, from the parent; precision, of features;
+        num_envs; seed, of this process alone.
+    """
+    keep_freed_memory()
+    torch.set_num_threads(1)  # there is a process for every core
+    torch.manual_seed(seed_of(arguments["seed"], "actions"))
+    env_spec = EnvSpec.from_parent(arguments["env"])
+    with closing(make_environment(env_spec, arguments["num_envs"])) as env:
+        space = env.observation_space
+        spec = ActorSpec.from_parent(arguments["actor"])
+        actor = make_agent(spec, space, env.action_space, env.frame_stack).model
+        actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
+        loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
+        yield Acting(actor, loop, stacked_space(space, env.frame_stack))
+
+
+class Player:
+    """Plays its environments continuously, one rollout at a time."""
+
+    def __init__(
+        self, loop: EnvLoop, actor: Actor, weights: ActingWeights, activity: Activity, mode: Mode
+    ) -> None:
+        self._loop, self._actor, self._weights = loop, actor, weights
+        self._activity = activity
+        self._mode: Mode = mode
+        self._version: int | None = None
+        self._acted_with: int | None = None
+
+    def play(self, writer: SlotWriter, unroll_length: int, wanted: int | None) -> None:
+        """Writes one rollout; its row 0 repeats the last row of the previous one.
+
+        wanted: the version of the weights to act with; None: the newest at every step.
+        """
+        loop, activity = self._loop, self._activity
+        if self._acted_with is None:  # the very first row 0: no weights have acted yet
+            self._acted_with = self._weights.version if wanted is None else wanted
+        writer.write(0, loop.row, loop.acted, self._acted_with)
+        for t in range(1, unroll_length + 1):
+            activity.enter("inference")
+            self._version = self._weights.refresh(self._actor, self._version, wanted)
+            self._acted_with = self._version
+            loop.act(self._mode)
+            activity.enter("environment")
+            loop.step()
+            activity.count(len(loop.row.reward))
+            writer.write(t, loop.row, loop.acted, self._acted_with)
+        activity.enter("queueing")
