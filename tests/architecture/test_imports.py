@@ -138,6 +138,15 @@ def test_no_room_below_cli_imports_it() -> None:
     assert not [room for room in below if "cli" in ROWS[room].rooms]
 
 
+def test_only_one_module_imports_ray() -> None:
+    importing = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in MODULES
+        if any(found.name.partition(".")[0] == "ray" for found in imports(path.read_text()))
+    ]
+    assert importing == ["schemes/ray_fleet.py"]
+
+
 @pytest.mark.parametrize(
     ("source", "allowed"),
     [
@@ -168,6 +177,7 @@ CONFIGS = [path for path in MODULES if path.name == "config.py"]
         ([module_name(path) for path in CONFIGS], ["torch", "libtorchbeast", "tyro"]),
         (["torchbeast.sources.servers.server_main"], ["torch", "libtorchbeast"]),
         (["torchbeast.sources.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
+        (["torchbeast.raybeast", "torchbeast.schemes.ray_fleet"], ["ray", "libtorchbeast", "nest"]),
     ],
 )
 def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: list[str]) -> None:

@@ -21,11 +21,19 @@ from torchbeast.cli.flags import (
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
+    RayBeastFlags,
 )
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
 SENT = ("torchbeast.core.specs",)  # what processes send each other; JSON may lack fields
-PROGRAMS = [MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags, PolyBeastEnvFlags, BenchFlags]
+PROGRAMS = [
+    MonoBeastFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+    PolyBeastEnvFlags,
+    RayBeastFlags,
+    BenchFlags,
+]
 
 
 def groups(value: Any) -> Iterator[Any]:

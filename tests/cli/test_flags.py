@@ -15,6 +15,7 @@ from torchbeast.cli.flags import (
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
+    RayBeastFlags,
 )
 from torchbeast.cli.naming import renamed
 from torchbeast.errors import UsageError
@@ -70,6 +71,7 @@ PROGRAMS = {
     "polybeast": PolyBeastFlags,
     "polybeast_learner": PolyBeastLearnerFlags,
     "polybeast_env": PolyBeastEnvFlags,
+    "raybeast": RayBeastFlags,
 }
 WRONG = [
     (["--no_such_flag", "3"], "Unrecognized options: --no_such_flag, 3."),
@@ -223,6 +225,36 @@ def test_the_originals_command_of_monobeast_is_accepted_unchanged() -> None:
     assert {name: type(value)(said[name]) for name, value in settings.items() if name in said} == {
         name: settings[name] for name in said
     }
+
+
+THE_FIRST_RAYBEASTS_COMMAND = (
+    "--env PongNoFrameskip-v4 --num_learner_threads 4 --num_actors 45 --total_steps 200000000 "
+    "--learning_rate 0.0004 --epsilon 0.01 --entropy_cost 0.01 --batch_size 4 --unroll_length 79 "
+    "--episodes_for_avg 100 --suppress_logs --discounting 0.99 --use_lstm --use_resnet"
+)
+
+
+def test_the_command_of_the_first_raybeast_is_taken_as_it_is() -> None:
+    settings = flatten(parse(RayBeastFlags, "raybeast", THE_FIRST_RAYBEASTS_COMMAND.split()))
+    expected = {
+        "env": "PongNoFrameskip-v4",
+        "num_learner_threads": 4,
+        "num_actors": 45,
+        "total_steps": 200_000_000,
+        "learning_rate": 0.0004,
+        "epsilon": 0.01,
+        "entropy_cost": 0.01,
+        "batch_size": 4,
+        "unroll_length": 79,
+        "episodes_for_avg": 100,
+        "suppress_logs": True,
+        "discounting": 0.99,
+        "use_lstm": True,
+        "model": "deep",
+    }
+    assert {name: settings[name] for name in expected} == expected
+    words = [word.removeprefix("--") for word in THE_FIRST_RAYBEASTS_COMMAND.split()]
+    assert {"use_resnet", *expected} - {"model"} <= set(words), "each flag of it is looked at"
 
 
 def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:

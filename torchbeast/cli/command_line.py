@@ -31,7 +31,10 @@ Flags = TypeVar("Flags")
 _BOX = "╭╮╰╯│─ "
 # The prefix of tyro to the message of a check; if a flag cannot be parsed, it names that flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
-_ALIASES = {"--num_threads": "--num_learner_threads"}  # the original's names
+_ALIASES = {  # names in earlier programs
+    "--num_threads": "--num_learner_threads",
+    "--use_resnet": "--model=deep",
+}
 
 
 def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> Flags:

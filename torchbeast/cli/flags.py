@@ -18,7 +18,9 @@ from torchbeast.core.checks import require
 from torchbeast.envs.config import EnvConfig
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import (
@@ -62,6 +64,7 @@ class LearnerFlags:
     defaults: DefaultsFlags = field(default_factory=DefaultsFlags)
     run: RunConfig = field(default_factory=RunConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    display: DisplayConfig = field(default_factory=DisplayConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
@@ -107,6 +110,14 @@ class MonoBeastFlags(LearnerFlags):
     def is_reproducible(self) -> bool:
         """Whether the run is the same on every machine."""
         return self.processes.fixed_lag is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayBeastFlags(LearnerFlags):
+    """Trains an agent on Ray: on this machine, or on a cluster (--address)."""
+
+    environment: EnvConfig = field(default_factory=EnvConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
 
 
 @dataclass(frozen=True, kw_only=True)

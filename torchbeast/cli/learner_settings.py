@@ -27,6 +27,7 @@ def run_settings(
     return RunSettings(
         run=flags.run,
         checkpoints=flags.checkpoints,
+        display=flags.display,
         learner=learner,
         collection=collection,
         recorded={**flatten(flags), **flatten(learner.algorithm)},

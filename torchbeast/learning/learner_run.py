@@ -39,6 +39,7 @@ from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
+from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
 from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.progress import Progress
@@ -86,6 +87,7 @@ class RunSettings:
 
     run: RunConfig
     checkpoints: CheckpointConfig
+    display: DisplayConfig
     learner: LearnerConfig
     collection: Collection
     recorded: Mapping[str, Any]  # every setting by the name of its flag
@@ -117,6 +119,7 @@ class LearnerRun:
         config, say = self._settings.learner, self._say_start
         made = assemble(config, make_agent, make_weights, self._earlier, say)
         progress = self._earlier.progress()
+        progress.keep_last(self._settings.display.episodes_for_avg)
         self._say_resumed(progress)
         if progress.step >= self._total_steps:
             self._say_complete(progress)
@@ -188,6 +191,7 @@ class LearnerRun:
             total_steps=self._total_steps,
             rollouts_at_once=self._settings.learner.rollouts.batch_size,
             save_every_s=self._settings.checkpoints.checkpoint_interval,
+            only_warnings=self._settings.display.suppress_logs,
         )
 
     def _adviser(self, made: Assembled[Any]) -> Adviser:

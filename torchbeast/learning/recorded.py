@@ -12,7 +12,19 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 
 # Flags of one command, not of a run.
-OF_ONE_COMMAND = ("mode", "xpid", "savedir", "num_episodes", "sampled", "random_start", "preset")
+OF_ONE_COMMAND = (
+    "mode",
+    "xpid",
+    "savedir",
+    "num_episodes",
+    "sampled",
+    "random_start",
+    "preset",
+    "suppress_logs",
+    "address",
+    "working_dir",
+    "dashboard",
+)
 
 # Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.
 SERVED_KWARGS = "served_env_kwargs"

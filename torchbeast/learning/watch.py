@@ -40,12 +40,13 @@ class Watch:
     total_steps: int
     rollouts_at_once: int  # rollouts in a batch
     save_every_s: float
+    only_warnings: bool = False  # show no progress
 
     def until_the_end(self, supervisor: Supervisor) -> None:
         """Watches until the supervisor ends the run."""
         watchdog = Watchdog(time.monotonic(), self.rollouts_at_once)
         window, saved_at = Window(), time.monotonic()
-        with Display(self.title) as display:
+        with Display(self.title, only_warnings=self.only_warnings) as display:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.source.status(), time.monotonic()
                 self._show(display, status, window)

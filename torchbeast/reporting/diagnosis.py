@@ -30,6 +30,8 @@ _LARGE_MODEL = 500_000  # parameters; updates of smaller models are mostly overh
 _MUCH = 0.25  # share of waiting that is worth advice
 _BUSY = 0.5  # a learner with a smaller share of learning is not the limit
 
+_NUM_PROCESSES = {"polybeast": "--num_servers", "raybeast": "--num_workers"}
+
 Limit = Literal["learner", "room", "environment", "inference", "none"]
 
 
@@ -72,10 +74,11 @@ class Diagnosis(NamedTuple):
 class Collection:
     """How a program collects rollouts."""
 
-    program: str  # monobeast, polybeast, polybeast_learner
+    program: str  # monobeast, polybeast, polybeast_learner, raybeast
     num_actors: int  # number of environments
     processes: int | None  # processes of this run that step environments; None: others' servers
     fixed_lag: int | None
+    cores: int | None = None  # of all machines together; None: those of this machine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +92,18 @@ class Setup:
 
     @property
     def program(self) -> str:
-        """monobeast, polybeast or polybeast_learner."""
+        """monobeast, polybeast, polybeast_learner or raybeast."""
         return self.collection.program
 
     @property
     def processes(self) -> int | None:
         """Number of processes of this run that step environments; None: others' servers."""
         return self.collection.processes
+
+    @property
+    def acts_where_it_steps(self) -> bool:
+        """Whether actions are chosen in the processes that step environments."""
+        return self.program in ("monobeast", "raybeast")
 
     @property
     def has_free_cores(self) -> bool:
@@ -107,7 +115,7 @@ def setup_of(collection: Collection, cores: int, has_gpu: bool, model_size: int)
     """Returns the facts that advice depends on; model_size: number of parameters."""
     return Setup(
         collection=collection,
-        cores=cores,
+        cores=cores if collection.cores is None else collection.cores,
         has_gpu=has_gpu,
         has_large_model=model_size >= _LARGE_MODEL,
     )
@@ -207,7 +215,7 @@ def _faster_learner(setup: Setup) -> str:
 
 
 def _more_room(setup: Setup) -> str:
-    if setup.program != "monobeast":
+    if not setup.acts_where_it_steps:
         return "a larger --max_learner_queue_size lets them go on"
     if setup.collection.fixed_lag is not None:
         return f"they wait for the weights that --fixed_lag {setup.collection.fixed_lag} demands"
@@ -229,16 +237,16 @@ def _faster_environments(setup: Setup) -> str:
 
 def _more_processes(setup: Setup) -> str:
     """Advises more processes, by the flag that limits their number."""
-    by_itself = "--num_servers" if setup.program == "polybeast" else "--num_processes"
+    by_itself = _NUM_PROCESSES.get(setup.program, "--num_processes")
     flag = "--num_actors" if setup.processes == setup.collection.num_actors else by_itself
     return f"raise {flag}; {setup.processes} of {setup.cores} cores step environments"
 
 
 def _faster_inference(setup: Setup) -> str:
-    if setup.program == "monobeast" and setup.has_free_cores:
+    if setup.acts_where_it_steps and setup.has_free_cores:
         return _more_processes(setup)
     larger_batches = "more --num_actors, which makes larger batches"
-    if setup.program != "monobeast" and setup.has_gpu:
+    if not setup.acts_where_it_steps and setup.has_gpu:
         return f"raise --num_inference_threads, or add {larger_batches}"
     return f"add {larger_batches}{', or use a smaller --model' * setup.has_large_model}"
 

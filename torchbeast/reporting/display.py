@@ -32,9 +32,9 @@ class Shown:
     step: int
     total_steps: int
     episodes: int
-    mean_return: float  # of the last 100 episodes; NaN: none has ended yet
+    mean_return: float  # of the last episodes; NaN: none has ended yet
     loss: float
-    mean_length: float  # of the last 100 episodes, in env steps; NaN: none has ended yet
+    mean_length: float  # of the last episodes, in env steps; NaN: none has ended yet
     lag: tuple[float, float]  # policy lag of the last batch, in versions: mean and maximum
     learner_queue_size: int
     collectors: tuple[str, int]  # kind and number of those that are alive: ("streams", 4)
@@ -62,8 +62,11 @@ class Rate:
 class Display:
     """Displays a run's figures. Used by the main thread, as a context manager."""
 
-    def __init__(self, title: str, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, title: str, stream: TextIO | None = None, only_warnings: bool = False
+    ) -> None:
         self._stream = stream or sys.stdout
+        self._only_warnings = only_warnings
         self._console = Console(file=self._stream)
         self._title = title
         self._rate = Rate()
@@ -74,7 +77,7 @@ class Display:
 
     @property
     def _is_live(self) -> bool:
-        return self._console.is_terminal
+        return self._console.is_terminal and not self._only_warnings
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -92,6 +95,8 @@ class Display:
 
     def show(self, shown: Shown, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
+        if self._only_warnings:
+            return
         now = time.monotonic() if now is None else now
         cells = _cells(shown, self._rate.add(shown.step, now))
         if self._live is not None:

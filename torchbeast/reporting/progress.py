@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-_RECENT = 100  # episodes in the displayed mean return
+_RECENT = 100  # episodes in the means, unless `keep_last` changes it
 
 
 @dataclass
@@ -28,12 +28,17 @@ class Progress:
         default_factory=lambda: collections.deque(maxlen=_RECENT)
     )
 
+    def keep_last(self, episodes: int) -> None:
+        """Changes the number of episodes in the means."""
+        self.returns = collections.deque(self.returns, episodes)
+        self.lengths = collections.deque(self.lengths, episodes)
+
     def mean_return(self) -> float:
-        """Returns the mean return of the last 100 episodes; NaN if none has ended."""
+        """Returns the mean return of the last episodes; NaN if none has ended."""
         return mean(self.returns)
 
     def mean_length(self) -> float:
-        """Returns the mean length of the last 100 episodes in env steps; NaN if none has ended."""
+        """Returns the mean length of the last episodes in env steps; NaN if none has ended."""
         return mean(self.lengths)
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RayBeast as a whole: on a Ray of its own, and on a cluster of the user's."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from programs import Program, Workshop
+
+ray = pytest.importorskip("ray")
+
+LEARNING = r"steps ([1-9][\d,]*) of "
+WITHOUT_RAY = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "ray":
+            raise ModuleNotFoundError(f"{name} is not installed in this test", name=name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary_folder(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a Ray that is started here has its files."""
+    monkeypatch.setenv("TMPDIR", str(runtime_folder))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A cluster of this machine that no test starts or ends."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")
+        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 10**6}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield made
+        made.shutdown()
+
+
+def small(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch") -> Program:
+    words = [
+        "--num_actors",
+        "4",
+        "--batch_size",
+        "4",
+        "--unroll_length",
+        "10",
+        "--torch_threads",
+        "1",
+        "--xpid",
+        "a",
+    ]
+    steps = str(total_steps)
+    return workshop.start("raybeast", "--env", env, "--total_steps", steps, *words, *more)
+
+
+def processes(workshop: Workshop) -> list[psutil.Process]:
+    """All processes of this test's programs, those of Ray too, by the folder that they inherit."""
+    found = []
+    for process in psutil.process_iter(["environ"]):
+        where = (process.info["environ"] or {}).get("XDG_RUNTIME_DIR")
+        if where == str(workshop.runtime_folder):
+            found.append(process)
+    return found
+
+
+def actors(workshop: Workshop) -> list[psutil.Process]:
+    return [p for p in processes(workshop) if "TorchBeastActor" in " ".join(p.cmdline())]
+
+
+def assert_nothing_is_left(workshop: Workshop) -> None:
+    _, alive = psutil.wait_procs(processes(workshop), timeout=15)
+    assert alive == []
+    assert list(workshop.runtime_folder.glob("torchbeast-ray-*")) == []
+
+
+def saved_step(workshop: Workshop) -> int:
+    saved = torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)
+    return saved["stats"]["step"]
+
+
+def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(workshop: Workshop) -> None:
+    words = ["--preset", "catch", "--seed", "1", "--xpid", "a", "--torch_threads", "1"]
+    run = workshop.start("raybeast", *words, "--num_workers", "2")
+    run.wait_for(LEARNING)
+    actors(workshop)[-1].kill()
+    run.wait_for(r"actor \d: process \d+ on .* died.*; another takes its place")
+    assert run.end(timeout=200) == 0, run.said
+    assert "Traceback" not in run.said and "raylet" not in run.said, run.said
+    assert_nothing_is_left(workshop)
+    args = ["--mode", "test", "--xpid", "a", "--num_episodes", "100", "--seed", "2"]
+    code, said = workshop.run("raybeast", *args)
+    match = re.search(r"Mean (-?[\d.]+), median", said)
+    assert code == 0 and match and float(match[1]) >= 0.9, said
+
+
+def test_a_killed_learner_takes_its_ray_with_it(workshop: Workshop) -> None:
+    run = small(workshop, 10**8, "--checkpoint_interval", "1")
+    run.wait_for(LEARNING)
+    assert len(processes(workshop)) > 4
+    run.send(signal.SIGKILL)
+    assert run.end() == -signal.SIGKILL
+    _, alive = psutil.wait_procs(processes(workshop), timeout=15)
+    assert alive == []
+
+
+def test_ctrl_c_saves_and_leaves_the_users_cluster_as_it_was(
+    workshop: Workshop, cluster: Any
+) -> None:
+    """The environment is in a module of the user's, which Ray copies to the cluster."""
+    where = ["--address", cluster.address]
+    run = small(workshop, 10**8, *where, "--num_workers", "2", env="environments:Legacy")
+    run.wait_for(LEARNING)
+    run.send(signal.SIGINT)
+    assert run.end(timeout=30) == 0, run.said
+    assert "Stopped by SIGINT" in run.said and "Traceback" not in run.said, run.said
+    step = saved_step(workshop)
+    assert step > 0
+    more = ["--xpid", "a", "--total_steps", str(step + 400)]
+    code, said = workshop.run("raybeast", *more, *where)
+    assert code == 0 and f"at step {step:,}" in said, said
+    assert saved_step(workshop) == step + 400
+    code, said = workshop.run("monobeast", "--xpid", "a", "--total_steps", str(step + 800))
+    assert code == 0 and saved_step(workshop) == step + 800, said
+    assert processes(workshop) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "env", "code", "words"),
+    [
+        (["--num_workers", "3"], "Catch", 2, ["3 Ray actors", "1 node with 2 CPUs"]),
+        (["--learner_gpus", "1"], "Catch", 2, ["--learner_gpus 1 are more", "0 GPUs"]),
+        (["--unroll_length", "90000"], "Catch", 2, ["rollouts of", "Ray's object store", "holds"]),
+        ([], "environments:Raises", 1, ["actor ", "KeyError: 'the joystick is gone'"]),
+    ],
+    ids=["cpus", "gpus", "store", "raises"],
+)
+def test_what_cannot_be_ends_the_run_with_a_sentence(
+    workshop: Workshop, cluster: Any, more: list[str], env: str, code: int, words: list[str]
+) -> None:
+    run = small(workshop, 10**6, "--address", cluster.address, *more, env=env)
+    assert run.end() == code, run.said
+    for word in words:
+        assert word in run.said, run.said
+    assert "torchbeast/learning" not in run.said, "no traceback of ours"
+
+
+def test_an_address_without_a_cluster_is_told(workshop: Workshop) -> None:
+    run = small(workshop, 400, "--address", "127.0.0.1:9")
+    assert run.end() == 1
+    assert "no Ray cluster at --address 127.0.0.1:9 (Connection refused)" in run.said, run.said
+
+
+def test_without_ray_it_is_told_what_to_install(workshop: Workshop) -> None:
+    folder = workshop.folder / "without_ray"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(WITHOUT_RAY)
+    args = ["--env", "Catch", "--savedir", str(workshop.folder)]
+    run = Program("raybeast", args, workshop.folder, [folder])
+    assert run.end() == 1
+    assert "pip install 'torchbeast[ray]'" in run.said and "Traceback" not in run.said, run.said

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RayBeast's source on a cluster of this machine keeps the contract of sources, and more: workers
+may be killed, nodes may leave and join.
+
+All tests are in one class, so that one process starts one cluster for all of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import pytest
+from background import wait_for
+from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of
+from ray_running import Pool, running_on
+
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.schemes.config import RayConfig
+from torchbeast.schemes.fleet import WorkerLost
+from torchbeast.schemes.ray_fleet import RayFleet
+
+ray = pytest.importorskip("ray")
+
+NUMBERED = Setup(env_id="source_envs:Numbered", num_envs=2, num_groups=2, batch_size=1)
+# Ray waits half a minute for a node that does not answer, by default.
+IMPATIENT = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
+
+
+@pytest.fixture(scope="class")
+def cluster() -> Iterator[Any]:
+    """A head with two CPUs, on which this process is."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_worker_niceness", "0")
+        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": IMPATIENT}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture(scope="class")
+def fleet(cluster: Any) -> Iterator[RayFleet]:
+    with RayFleet(RayConfig(address=cluster.address), "tests") as made:
+        yield made
+
+
+class TestRaySource(SourceCompliance):
+    pool: Pool
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def pooled(cls, fleet: RayFleet) -> None:
+        cls.pool = Pool(fleet)
+
+    @contextmanager
+    def running(self, setup: Setup) -> Iterator[Running]:
+        with running_on(self.pool, setup) as running:
+            yield running
+        self.pool.take_back()
+
+    # --- workers that die, nodes that leave and join
+
+    def test_a_killed_worker_is_replaced_and_begins_new_episodes(self) -> None:
+        """Its environments keep their index; the numbers of their rollouts have a gap."""
+        with self.running(NUMBERED) as running:
+            batches = map(copy_of, running.source.batches())
+            before = collect(batches, lambda seen: len(settled(seen)) == 2)
+            self.pool.forget(1)
+            os.kill(running.source._actors[1].place.pid, signal.SIGKILL)
+            after = collect(batches, lambda seen: bool(settled(seen) - set(before)))
+            status = running.source.status()
+        assert running.supervisor.failure is None
+        assert status["replaced_actors"] == 1 and status["live_actors"] == 2
+        (gone,) = (number for number in before if before[number][0].env_index == 1)
+        (survivor,) = set(before) - {gone}
+        (born,) = set(after) - set(before)
+        last = [*before[gone], *after.get(gone, [])][-1]
+        assert after[born][0].env_index == 1 and after[born][0].start == 0
+        assert after[born][0].rollout_index > last.rollout_index + 1, "nothing goes on over the gap"
+        assert contiguous([*before[survivor], *after[survivor]])
+
+    def test_an_environment_that_kills_its_worker_fails_the_run_before_any_has_worked(self) -> None:
+        with self.running(Setup(env_id="source_envs:Crashes")) as running:
+            self.pool.forget(0)
+            assert list(running.source.batches()) == []
+            wait_for(lambda: running.supervisor.ended, LATE)
+        failure = running.supervisor.failure
+        assert failure is not None and isinstance(failure.error, WorkerLost)
+        assert failure.origin == "actor 0" and running.source.status()["replaced_actors"] == 0
+        assert "died; it last said:" in str(failure)
+        assert "out of memory in the emulator" in str(failure), failure
+
+    def test_a_run_goes_on_without_a_node_that_leaves_and_uses_one_that_joins(
+        self, cluster: Any, fleet: RayFleet
+    ) -> None:
+        self.pool.clear()  # room for workers whose node is decided by Ray
+        second = cluster.add_node(num_cpus=1)
+        setup = dataclasses.replace(NUMBERED, num_envs=3, num_groups=3)
+        with running_on(fleet, setup) as running:
+            batches = map(copy_of, running.source.batches())
+            before = collect(batches, lambda seen: len(settled(seen)) == 3)
+            hosts = [actor.place.node for actor in running.source._actors]
+            (moved,) = (i for i, host in enumerate(hosts) if host == second.node_id)
+            cluster.remove_node(second, allow_graceful=False)
+            wait_for(lambda: running.source.status()["replaced_actors"] == 1, LATE)
+            without = collect(batches, lambda seen: len(settled(seen)) == 2)
+            assert running.source.status()["pending_actors"] == 1
+            third = cluster.add_node(num_cpus=1)
+            after = collect(batches, lambda seen: bool(set(seen) - set(before)))
+            assert running.source._actors[moved].place.node == third.node_id
+        assert running.supervisor.failure is None
+        (born,) = set(after) - set(before)
+        assert after[born][0].env_index == moved and born not in without
+
+
+class Column(NamedTuple):
+    """One rollout of one environment."""
+
+    env_index: int
+    rollout_index: int
+    start: int  # steps of the environment before it
+
+
+Seen = dict[int, list[Column]]  # by an environment's own number
+
+
+def collect(batches: Iterator[Rollout], until: Callable[[Seen], bool]) -> Seen:
+    """Takes batches of one rollout until the condition holds."""
+    seen: Seen = {}
+    deadline = time.monotonic() + LATE
+    while not until(seen):
+        assert time.monotonic() < deadline, seen
+        rollout = next(batches)
+        number, start = rollout.observation[0, 0, :2].tolist()
+        where = int(rollout.env_index[0, 0]), int(rollout.rollout_index[0, 0])
+        seen.setdefault(number, []).append(Column(*where, start))
+    return seen
+
+
+def settled(seen: Seen) -> set[int]:
+    """The environments of which there are three rollouts."""
+    return {number for number, columns in seen.items() if len(columns) >= 3}
+
+
+def contiguous(columns: list[Column]) -> bool:
+    indices = [column.rollout_index for column in columns]
+    return indices == list(range(indices[0], indices[0] + len(indices)))

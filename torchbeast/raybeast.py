@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RayBeast: IMPALA on Ray, on one machine or on a cluster; nothing needs to be compiled.
+
+python -m torchbeast.raybeast --preset pong                   starts Ray on this machine
+python -m torchbeast.raybeast --preset pong --address auto    on the cluster of this machine
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+
+from torch import nn
+
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import RayBeastFlags
+from torchbeast.cli.learner_settings import run_settings, test_run
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.selection import names
+from torchbeast.core.specs import ActorSpec
+from torchbeast.envs.opening import make_environment
+from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.learning.hardware import precision
+from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.session import Session, session
+from torchbeast.reporting.diagnosis import Collection
+from torchbeast.schemes.ray_fleet import RayFleet
+from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig, rollout_bytes
+from torchbeast.schemes.room import Room, check_object_store, num_workers
+
+PROGRAM = "raybeast"
+MODEL_FOR_IMAGES = "shallow"  # as without --use_resnet in the first RayBeast
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(RayBeastFlags, PROGRAM, argv)))
+
+
+def run(flags: RayBeastFlags) -> int:
+    """Trains or evaluates, as the flags say."""
+    if flags.command.mode != "train":
+        return test_run(flags, flags.environment.asked)
+    with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:
+        train(flags, opened, ending)
+    return EXIT_DONE
+
+
+def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
+    """Learns until the run ends; `ending` then ends the workers, and Ray if it was started."""
+    spec = flags.environment.spec
+    with closing(make_environment(spec, 1)) as env:
+        spaces = env.observation_space, env.action_space, env.frame_stack
+    seen = stacked_space(spaces[0], spaces[2])
+    fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, _is_own_code(flags)))
+    room = fleet.room()
+    workers = num_workers(flags.ray, room)
+    fleet.reserve_for_learner()
+    print(f"{fleet}; {workers} actors of {flags.ray.num_actors} environments.", flush=True)
+
+    def agent(spec: ActorSpec) -> Agent:
+        return make_agent(spec, *spaces, MODEL_FOR_IMAGES)
+
+    def weights(model: nn.Module, version: int) -> FleetWeights:
+        return FleetWeights(model, version)
+
+    def source(learner: Learner[FleetWeights]) -> RaySource:
+        config = _source_config(flags, workers, learner)
+        size = rollout_bytes(learner.agent, seen, config)
+        check_object_store(room, size, flags.ray.buffers(), learner.weights.num_bytes)
+        device = learner.compute.device
+        made = RaySource(learner.agent, seen, learner.weights, device, fleet, config)
+        ending.callback(made.end)
+        return made
+
+    settings = run_settings(flags, spec.name, _collection(flags, workers, room))
+    played = Played(env=spec, seen_keys=names(spaces[0]))
+    LearnerRun(settings, played, opened).train(agent, weights, source)
+
+
+def _is_own_code(flags: RayBeastFlags) -> bool:
+    """Whether workers must import a module of the user's."""
+    return ":" in flags.environment.spec.name or ":" in flags.model.spec.name
+
+
+def _collection(flags: RayBeastFlags, workers: int, room: Room) -> Collection:
+    return Collection(
+        program=PROGRAM,
+        num_actors=flags.ray.num_actors,
+        processes=workers,
+        fixed_lag=None,
+        cores=int(sum(node.cpus for node in room.nodes)),
+    )
+
+
+def _source_config(
+    flags: RayBeastFlags, workers: int, learner: Learner[FleetWeights]
+) -> RaySourceConfig:
+    return RaySourceConfig(
+        env=flags.environment.spec,
+        actor=learner.agent.spec,
+        precision=precision(flags.hardware, reproducible=False),
+        fleet=flags.ray,
+        num_workers=workers,
+        rollouts=flags.rollouts,
+        extras=learner.extras,
+        mode=learner.mode,
+        num_batches=1 + learner.compute.learner_threads,
+        seed=learner.seed,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface between a source and the fleet of workers that it collects from.
+
+`ray_fleet.py` implements it with Ray actors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
+
+from torchbeast.processes.child_process import ProcessDied
+
+Lane = Literal["play", "weights", "control"]
+"""A thread of a worker: calls of one lane are executed in turn, those of several side by side."""
+
+
+class WorkerLost(ProcessDied):
+    """A worker is gone. has_left: with its whole node, so that nothing is wrong with the worker."""
+
+    def __init__(self, message: str, has_left: bool = False) -> None:
+        super().__init__(message)
+        self.has_left = has_left
+
+
+class Place(NamedTuple):
+    """Where a worker runs."""
+
+    host: str
+    pid: int
+    node: str  # id
+
+
+class Worker(Protocol):
+    """A handle of a RolloutWorker elsewhere. Beside its methods, `place` returns its Place."""
+
+    def call(self, then: Callable[[Any], None], lane: Lane, method: str, *arguments: Any) -> None:
+        """Calls a method, without waiting for it; weights are given as [reference].
+
+        then: called once, from any thread, with the result; with WorkerLost if the worker is
+            gone, or RunError if the fleet failed. It must not block.
+        """
+
+    def kill(self) -> None:
+        """Ends the worker by force. Calls that are not answered yet end with WorkerLost."""
+
+
+class Fleet(Protocol):
+    """A place for workers. Every method may be called from any thread."""
+
+    def worker(self, name: str) -> Worker:
+        """Asks for a worker, which begins once there is room for it."""
+
+    def put(self, value: Any) -> Any:
+        """Stores a value for all workers, until its reference is gone; returns the reference."""
+
+    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+        """Returns the loss of a worker with everything that is known of it.
+
+        place: where it ran; None: nowhere yet.
+        """

@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers as Ray actors: the only file that imports ray.
+
+    with nothing given       Ray is started on this machine, and ended with the run
+    with an address          the cluster there is joined, and left as it was
+
+Rollouts are results of calls, so they are put into the object store of the worker's node, fetched
+into that of the learner's node as soon as they are there, and read there without another copy.
+Weights are put once, and each node fetches them once, by their reference.
+
+Ray's own restarts are off: a source replaces a worker that is lost, so that its successor gets
+seeds of its own.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.cores import available_cores
+from torchbeast.schemes.config import CLIENT, RayConfig
+from torchbeast.schemes.fleet import Lane, Place, WorkerLost
+from torchbeast.schemes.room import Node, Room
+from torchbeast.schemes.worker import ActivityReport, Failed, Packed, RolloutWorker
+
+_log = logging.getLogger("torchbeast.ray")
+
+_PROBE_S = 5.0  # to reach the address of a cluster
+_RESERVE_S = 20.0  # for what is kept free for the learner
+_LAST_LINES = 20  # of a dead worker's output
+_LONGEST_FOLDER = 40  # of Ray's files, since the names of sockets below it are limited to 107
+_SUBMITTED_AS_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# Read when Ray starts. Ray would run workers at niceness 15, below everything else on the machine.
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+_MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
+_DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
+_FULL = (
+    "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
+    "or --num_actors, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
+)
+_LANES: Mapping[Lane, int] = {"weights": 1, "control": 1}  # beside the default, which plays
+
+
+class TorchBeastActor(RolloutWorker):
+    """A worker as a Ray actor; Ray's dashboard shows the name of this class."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        # Weights are in the object store, which is read-only, and nobody writes to them.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+    def place(self) -> Place:
+        """Returns where the worker runs."""
+        import ray
+
+        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+        return Place(host, os.getpid(), node)
+
+    def start(
+        self, arguments: Mapping[str, Any], version: int, weights: Any
+    ) -> ActivityReport | Failed:
+        """Starts with the weights behind a reference."""
+        return super().start(arguments, version, _fetched(weights))
+
+    def load(self, version: int, weights: Any) -> None:
+        """Hands over the weights behind a reference."""
+        super().load(version, _fetched(weights))
+
+
+def _fetched(references: list[Any]) -> Packed:
+    """Returns what a reference stands for.
+
+    It is in a list, because Ray fetches a bare one before the call, and holds up later calls.
+    """
+    import ray
+
+    weights: Packed = ray.get(references[0])
+    return weights
+
+
+class RayWorker:
+    """A handle of one Ray actor."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def call(self, then: Callable[[Any], None], lane: Lane, method: str, *arguments: Any) -> None:
+        """Calls a method, without waiting for it; see Worker."""
+        bound = getattr(self._handle, method)
+        if lane in _LANES:
+            bound = bound.options(concurrency_group=lane)
+        future = bound.remote(*arguments).future()
+        future.add_done_callback(lambda done: then(_result(done)))
+
+    def kill(self) -> None:
+        """Ends the actor by force, also one that has found no room yet."""
+        import ray
+
+        with contextlib.suppress(ValueError):  # of another connection, which has ended
+            ray.kill(self._handle)
+
+
+class RayFleet:
+    """The connection of a run to Ray. One per process, used as a context manager.
+
+    Threads: made and ended by the main thread; other methods by any.
+    """
+
+    def __init__(self, config: RayConfig, run: str, own_code: bool = False) -> None:
+        """Joins a cluster, or starts Ray here.
+
+        run: name of the run, which begins the names of its actors.
+        own_code: whether environment or network are in a module of the user's.
+
+        Raises RunError without Ray or cluster, and UsageError when what the learner needs is not
+        there.
+        """
+        self._config, self._run = config, run
+        self._workers: list[RayWorker] = []
+        self._lock = threading.Lock()
+        self._closing = contextlib.ExitStack()
+        self._address = config.address or os.environ.get("RAY_ADDRESS")
+        self._ray = _import_ray()
+        with self._closing_on_error(), _signal_handlers_kept():
+            self._connect(own_code)
+        self._actor_class = self._ray.remote(concurrency_groups=dict(_LANES), max_restarts=0)(
+            TorchBeastActor
+        )
+
+    def __enter__(self) -> RayFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def __str__(self) -> str:
+        where = f"the cluster {self._address}" if self._address else "this machine"
+        return f"Ray {self._ray.__version__} on {where}: {self.room()}"
+
+    def room(self) -> Room:
+        """Returns the resources of the cluster at present."""
+        here = "" if self._is_client else self._ray.get_runtime_context().get_node_id()
+        nodes = [_node(node, here) for node in self._ray.nodes() if node["Alive"]]
+        return Room(nodes, self._ray.available_resources().get("CPU", 0.0))
+
+    def reserve_for_learner(self) -> None:
+        """Keeps CPUs and GPUs of this machine free for the learner, and lets it see these GPUs.
+
+        Call it before anything uses a GPU. Raises UsageError if others use too many of them.
+        """
+        if not self._config.reserves_for_learner:
+            return
+        from ray.util.placement_group import placement_group, remove_placement_group
+
+        bundle = {"CPU": self._config.learner_cpus, "GPU": self._config.learner_gpus}
+        here = f"node:{self._ray.util.get_node_ip_address()}"
+        bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
+        group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
+        self._closing.callback(remove_placement_group, group)
+        if not group.wait(_RESERVE_S):
+            raise UsageError(
+                f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
+                f"{self._config.learner_gpus:g} are not free on this machine: others use them"
+            )
+        if self._config.learner_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))
+
+    def worker(self, name: str) -> RayWorker:
+        """Asks for an actor, which begins once there is room for it."""
+        options = self._actor_class.options(
+            name=f"{self._run}: {name}",
+            num_cpus=self._config.actor_cpus,
+            scheduling_strategy="SPREAD",
+        )
+        worker = RayWorker(options.remote(name))
+        with self._lock:
+            self._workers.append(worker)
+        return worker
+
+    def put(self, value: Any) -> Any:
+        """Puts a value into the object store; returns its reference."""
+        from ray.exceptions import ObjectStoreFullError, OutOfDiskError
+
+        try:
+            return self._ray.put(value)
+        except (ObjectStoreFullError, OutOfDiskError) as error:
+            raise RunError(_FULL) from error
+
+    def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
+        """Returns the loss with the worker's place, its last words, and the end of its node."""
+        if place is None:
+            return error
+        alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
+        if place.node not in alive:
+            return WorkerLost(f"its node {place.host} has left the cluster", has_left=True)
+        why = "" if str(error) == _DIED else f" ({error})"
+        said = "".join(f"\n  {line}" for line in self._last_lines(place))
+        last = f"; it last said:{said}" if said else ""
+        return WorkerLost(f"process {place.pid} on {place.host} died{why}{last}")
+
+    def end(self) -> None:
+        """Ends all actors, and Ray if it was started here. May be called again."""
+        with self._lock:
+            workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.kill()
+        self._closing.close()
+
+    @property
+    def _is_client(self) -> bool:
+        return (self._address or "").startswith(CLIENT)
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:
+            self._closing.close()
+            raise
+
+    def _connect(self, own_code: bool) -> None:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self._address is None:
+            self._start(options)
+            return
+        _check_reachable(self._address)
+        self._init(address=self._address, runtime_env=self._runtime_env(own_code), **options)
+
+    def _start(self, options: Mapping[str, Any]) -> None:
+        folder = _new_folder()
+        self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
+        self._init(
+            address="local",
+            num_cpus=available_cores(),
+            include_dashboard=self._config.dashboard,
+            _temp_dir=str(folder),
+            **options,
+        )
+
+    def _init(self, **options: Any) -> None:
+        try:
+            self._ray.init(**options)
+        except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
+            where = f"at {self._address}" if self._address else "on this machine"
+            raise RunError(f"Ray {where} cannot be used: {_first_sentence(error)}") from error
+        self._closing.callback(self._ray.shutdown)
+        # Ray prints a page about every worker that is lost; the source says it in a line.
+        self._ray._private.worker.print_to_stdstream = _log_what_ray_prints
+
+    def _runtime_env(self, own_code: bool) -> dict[str, Any]:
+        """Returns the code to copy; a job submitted to the cluster has brought its own."""
+        if _SUBMITTED_AS_JOB in os.environ:
+            return {}
+        package = str(Path(__file__).parents[1])
+        folder = self._config.working_dir or (os.getcwd() if own_code else None)
+        return {"py_modules": [package]} | ({"working_dir": folder} if folder else {})
+
+    def _gpus_of(self, group: Any) -> list[str]:
+        """Returns the ids of the GPUs in a placement group."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        strategy = PlacementGroupSchedulingStrategy(group)
+        task = self._ray.remote(_visible_gpus).options(
+            num_cpus=0, num_gpus=self._config.learner_gpus, scheduling_strategy=strategy
+        )
+        found: list[str] = self._ray.get(task.remote())
+        return found
+
+    def _last_lines(self, place: Place) -> list[str]:
+        """Returns what a dead worker of this machine printed at last; [] elsewhere."""
+        if self._is_client or place.host != self._ray.util.get_node_ip_address():
+            return []
+        logs = Path(self._ray._private.worker._global_node.get_logs_dir_path())
+        lines = []
+        for path in sorted(logs.glob(f"worker-*-{place.pid}.*"), reverse=True):  # .out, .err
+            lines += path.read_text(errors="replace").splitlines()
+        return [line for line in lines if not line.startswith(_MARK)][-_LAST_LINES:]
+
+
+def _result(done: concurrent.futures.Future[Any]) -> Any:
+    """Returns the result of a call, or the error that stands for its exception."""
+    from ray import exceptions
+
+    error = done.exception()
+    if error is None:
+        return done.result()
+    if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
+        return RunError(_FULL)
+    if isinstance(error, (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError)):
+        return RunError(str(error))
+    if isinstance(error, exceptions.RayError):
+        return WorkerLost(_first_sentence(error))
+    return RunError(f"Ray: {error!r}")
+
+
+def _import_ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise RunError(
+            f"Ray is not installed ({error}): pip install 'torchbeast[ray]'. MonoBeast and "
+            "PolyBeast work without it"
+        ) from error
+    return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Raises RunError if nobody listens at HOST:PORT, for which Ray would wait minutes."""
+    host, _, port = address.removeprefix(CLIENT).rpartition(":")
+    if not host or not port.isdecimal():  # auto, or a form that Ray knows
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
+    except OSError as error:
+        raise RunError(
+            f"there is no Ray cluster at --address {address} ({error.strerror or error}): start "
+            "one with `ray start --head`, or leave out --address to start Ray on this machine"
+        ) from error
+
+
+def _new_folder() -> Path:
+    """Makes a folder for Ray's files, which are logs, sockets, and objects that do not fit."""
+    parent = tempfile.gettempdir()
+    parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"
+    return Path(tempfile.mkdtemp(prefix="torchbeast-ray-", dir=parent))
+
+
+@contextmanager
+def _signal_handlers_kept() -> Iterator[None]:
+    """Puts the program's signal handlers back, which Ray replaces."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _node(node: Mapping[str, Any], here: str) -> Node:
+    has = node["Resources"]
+    return Node(
+        host=node["NodeManagerAddress"],
+        cpus=has.get("CPU", 0.0),
+        gpus=has.get("GPU", 0.0),
+        is_learners=node["NodeID"] == here,
+        object_store_bytes=has.get("object_store_memory", 0.0),
+    )
+
+
+def _visible_gpus() -> list[str]:
+    import ray
+
+    return [str(number) for number in ray.get_gpu_ids()]
+
+
+def _log_what_ray_prints(data: Mapping[str, Any], **_: Any) -> None:
+    for line in data["lines"]:
+        _log.info("Ray: %s", line)
+
+
+def _first_sentence(error: BaseException) -> str:
+    """Returns the first line of an error's message without the addresses that Ray puts below."""
+    text = str(error).strip() or type(error).__name__
+    return re.sub(r"\s+", " ", text.split("\n")[0]).rstrip(".")

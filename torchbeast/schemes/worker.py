@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One worker of a fleet: a group of environments, and a policy that acts in all of them at once.
+
+    start()      makes environments and network, with the weights that it is given
+    play()       one rollout, as numpy arrays                              one at a time
+    load()       newer weights, which act from the next step on            beside them
+    activity()   current stage, and seconds in each stage                  beside them
+    end()        closes the environments                                   beside them
+
+Threads: `start` and `play` are called by one thread, `load` by a second, the others by a third.
+Nothing here knows of Ray.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.processes.child_main import failure
+from torchbeast.sources.processes.activity import local_activity
+from torchbeast.sources.processes.player import Acting, Player, acting
+from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SlotWriter, slot_specs
+
+END_S = 3.0
+"""Seconds that `end` waits for the current step; a stuck environment is abandoned."""
+
+Packed = Mapping[str, np.ndarray]
+"""The entries of a state_dict as bytes, which every dtype has in numpy."""
+
+
+class ActivityReport(NamedTuple):
+    """What a worker does, and has done since it was started."""
+
+    stage: str
+    seconds_in_stage: float
+    seconds: dict[str, float]  # by stage
+    steps: int  # of all its environments
+
+
+class Played(NamedTuple):
+    """One rollout."""
+
+    arrays: RolloutArrays
+    activity: ActivityReport
+
+
+class Failed(NamedTuple):
+    """An exception in a worker; `usage`: one that the user can avoid by other flags."""
+
+    error: str
+    usage: bool
+
+
+class Ended(Exception):
+    """The worker was asked to end."""
+
+
+class RolloutWorker:
+    """Plays rollouts of its environments on request."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()  # held while environments are used
+        self._closing = ExitStack()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        self._weights = ReceivedWeights()
+        self._activity = local_activity()
+        self._activity.start()
+
+    def __repr__(self) -> str:
+        return self._name  # Ray puts it before every line that the worker prints
+
+    def start(
+        self, arguments: Mapping[str, Any], version: int, weights: Packed
+    ) -> ActivityReport | Failed:
+        """Makes environments and network.
+
+        arguments: those of `acting`, and unroll_length, extras, mode, first_env (number of the
+            first environment).
+        """
+        with self._lock:
+            self._begin_again()
+            try:
+                self._weights.receive(version, weights)
+                self._prepare(arguments, self._closing.enter_context(acting(arguments)))
+            except Exception as error:
+                return _failed(error)
+            self._activity.enter("queueing")
+        return self.activity()
+
+    def _prepare(self, arguments: Mapping[str, Any], made: Acting) -> None:
+        self._arguments, self._loop = arguments, made.loop
+        shape = arguments["extras"], arguments["unroll_length"], arguments["num_envs"]
+        specs = slot_specs(made.actor, made.observation_space, *shape)
+        self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
+        mode, weights = arguments["mode"], self._weights
+        self._player = Player(made.loop, made.actor, weights, self._activity, mode)
+
+    def play(self, rollout_index: int) -> Played | Failed | None:
+        """Plays one rollout; None: the worker was asked to end.
+
+        The arrays are overwritten by the next call.
+        """
+        arguments = self._arguments
+        with self._lock:
+            try:
+                state, first_env = self._loop.acted.state, arguments["first_env"]
+                writer = SlotWriter(self._slot, state, first_env, rollout_index)
+                self._player.play(writer, arguments["unroll_length"], wanted=None)
+            except Ended:
+                return None
+            except Exception as error:
+                return _failed(error)
+        return Played(writer.written(), self.activity())
+
+    def load(self, version: int, weights: Packed) -> None:
+        """Hands over newer weights, which are used from the next step on."""
+        self._weights.receive(version, weights)
+
+    def activity(self) -> ActivityReport:
+        """Returns the current stage, and totals since the start."""
+        stage, seconds = self._activity.present()
+        return ActivityReport(stage, seconds, self._activity.seconds(), self._activity.steps())
+
+    def end(self) -> None:
+        """Ends `play` after its current step and closes the environments, if that step ends."""
+        self._weights.close()
+        if self._lock.acquire(timeout=END_S):
+            try:
+                self._closing.close()
+            finally:
+                self._lock.release()
+
+
+class ReceivedWeights:
+    """The newest weights that a worker was given. Any thread receives, one acts."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[int, Packed] = (0, {})
+        self._closed = False
+
+    @property
+    def version(self) -> int:
+        """Newest version."""
+        return self._newest[0]
+
+    def receive(self, version: int, weights: Packed) -> None:
+        """Replaces the newest weights."""
+        self._newest = (version, weights)  # in one assignment
+
+    def close(self) -> None:
+        """Lets every further `refresh` raise Ended."""
+        self._closed = True
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the newest weights unless `replica` holds them; returns their version."""
+        if self._closed:
+            raise Ended
+        version, weights = self._newest
+        if version != held:
+            replica.load_state_dict(unpacked(weights, replica))
+        return version
+
+
+def packed(model: nn.Module) -> Packed:
+    """Returns a copy of the model's weights, on the CPU."""
+    return {name: _as_bytes(tensor) for name, tensor in model.state_dict().items()}
+
+
+def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
+    """Returns the entries of a state_dict with the dtypes and shapes of the model's.
+
+    They share memory with `weights`, which may be read-only: do not write to them.
+    """
+    return {name: _from_bytes(weights[name], like) for name, like in model.state_dict().items()}
+
+
+def _as_bytes(tensor: Tensor) -> np.ndarray:
+    copy = tensor.detach().to("cpu", copy=True).contiguous()
+    array: np.ndarray = copy.reshape(-1).view(torch.uint8).numpy()
+    return array
+
+
+def _from_bytes(array: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(array).view(like.dtype).reshape(like.shape)
+
+
+def _failed(error: Exception) -> Failed:
+    report = failure(error)
+    return Failed(report["error"], report["usage"])
