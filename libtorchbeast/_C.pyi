@@ -44,6 +44,8 @@ class BatchingQueue:
         timeout_ms: int | None = None,
         check_inputs: bool = True,
         maximum_queue_size: int | None = None,
+        *,
+        spare_columns: int = 0,
     ) -> None:
         """Makes an open queue.
 
@@ -54,6 +56,8 @@ class BatchingQueue:
             timeout_ms: time after which one item is enough; None: always wait for the minimum.
             check_inputs: refuse items without a leaf or a batch dimension.
             maximum_queue_size: number of items at which enqueue() blocks; None: unbounded.
+            spare_columns: number of entries along batch_dim that every leaf of a batch has after
+                those of its items, `info` included; uninitialised, for the consumer to fill.
 
         Raises ValueError for contradictory sizes.
         """

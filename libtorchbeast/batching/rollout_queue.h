@@ -3,7 +3,11 @@
 
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,22 +23,27 @@ struct QueueItem {
 };
 
 struct RolloutQueueOptions {
-  std::size_t batch_dim = 1;  // the dimension along which items are joined
-  bool check_inputs = true;   // refuse items without a leaf or a batch dimension
+  std::size_t batch_dim = 1;       // the dimension along which items are joined
+  std::int64_t spare_columns = 0;  // entries of batch_dim that follow the items' own
+  bool check_inputs = true;        // refuse items without a leaf or a batch dimension
   BatchingQueueOptions queue = {};
 };
 
 // A BatchingQueue of nests of arrays that joins each batch along batch_dim.
 //
-//   enqueue(item) -> check -> [ item item ... ] -> join -> dequeue()
+//   enqueue(item) -> check -> [ item item ... ] -> join -> dequeue() -> [ item item ... | spare ]
+//
+// Spare columns let a consumer add data of its own to a batch without copying it: every leaf has
+// them, of `info` too. They are uninitialised, and nobody else reads or writes them.
 //
 // Thread safety: every method may be called from any number of threads. Joining runs in the
 // consumer's thread, without a lock.
 // Closing: as for BatchingQueue.
 class RolloutQueue {
  public:
+  // Throws std::invalid_argument for contradictory sizes.
   explicit RolloutQueue(RolloutQueueOptions options)
-      : options_(options),
+      : options_(checked(options)),
         queue_(options.queue),
         data_check_(options.batch_dim),
         info_check_(options.batch_dim) {}
@@ -66,11 +75,22 @@ class RolloutQueue {
   const RolloutQueueOptions& options() const { return options_; }
 
  private:
+  // Sizes in bytes stay within 64 bits: what memory cannot hold is std::bad_alloc.
+  static constexpr std::int64_t kMaxSpareColumns = std::numeric_limits<std::int32_t>::max();
+
+  static const RolloutQueueOptions& checked(const RolloutQueueOptions& options) {
+    if (options.spare_columns >= 0 && options.spare_columns <= kMaxSpareColumns) return options;
+    throw std::invalid_argument("spare_columns must be between 0 and " +
+                                std::to_string(kMaxSpareColumns) + ", got " +
+                                std::to_string(options.spare_columns));
+  }
+
   ArrayNest joined(const std::vector<QueueItem>& items, ArrayNest QueueItem::* part) const {
     std::vector<const ArrayNest*> nests;
     nests.reserve(items.size());
     for (const QueueItem& item : items) nests.push_back(&(item.*part));
-    return join(std::span<const ArrayNest* const>(nests), options_.batch_dim);
+    return join(std::span<const ArrayNest* const>(nests), options_.batch_dim,
+                options_.spare_columns);
   }
 
   const RolloutQueueOptions options_;

@@ -17,6 +17,7 @@ using testing::Background;
 using testing::message_of;
 using testing::same_bytes;
 using testing::tuple;
+using testing::values_of;
 
 QueueItem item(ArrayNest data, ArrayNest beside = {}) {
   return {.data = std::move(data), .info = std::move(beside)};
@@ -62,6 +63,187 @@ TEST(RolloutQueueTest, TheBatchDimensionCanBeAnother) {
   queue.enqueue(item(zeros({2, 3})));
   queue.enqueue(item(zeros({1, 3})));
   EXPECT_EQ(queue.dequeue()->data.as_leaf().shape(), (Shape{3, 3}));
+}
+
+// ---- Spare columns ---------------------------------------------------------------------------
+
+// Overwrites every byte of a batch, its spare columns included.
+void overwrite(QueueItem& batch, int byte) {
+  for (ArrayNest* part : {&batch.data, &batch.info}) {
+    nest::for_each(
+        [byte](const Array& leaf) {
+          Array writable = leaf;
+          std::memset(writable.data(), byte, writable.num_bytes());
+        },
+        *part);
+  }
+}
+
+// Returns the first `columns` columns of every leaf.
+ArrayNest first(std::int64_t columns, const ArrayNest& nest) { return narrow(nest, 1, 0, columns); }
+
+// Makes a rollout of two columns, large enough that its memory is recycled: (frames, last), all of
+// which are `value`, and info with a number for each column.
+QueueItem rollout(std::int32_t value) {
+  return item(tuple({Array::filled<std::int32_t>({5, 2, 600}, value),
+                     Array::filled<std::int32_t>({1, 2}, value)}),
+              ArrayNest(ArrayNest::Map{
+                  {"column", array_of<std::int32_t>({1, 2}, {2 * value, 2 * value + 1})}}));
+}
+
+// A queue whose batches are two such rollouts.
+RolloutQueueOptions pairs_with_spare(std::int64_t spare_columns) {
+  return {.spare_columns = spare_columns,
+          .queue = {.minimum_batch_size = 2, .maximum_batch_size = 2}};
+}
+
+// Returns the batch of rollouts a and b.
+QueueItem pair(RolloutQueue& queue, std::int32_t a, std::int32_t b) {
+  queue.enqueue(rollout(a));
+  queue.enqueue(rollout(b));
+  return *queue.dequeue();
+}
+
+TEST(RolloutQueueTest, EveryLeafHasSpareColumnsAfterThoseOfTheItems) {
+  RolloutQueue queue(pairs_with_spare(3));
+  const QueueItem batch = pair(queue, 1, 2);
+  EXPECT_EQ(batch.data.as_vector()[0].as_leaf().shape(), (Shape{5, 7, 600}));
+  EXPECT_EQ(batch.data.as_vector()[1].as_leaf().shape(), (Shape{1, 7}));
+  EXPECT_EQ(batch.info.as_map().at("column").as_leaf().shape(), (Shape{1, 7}));
+}
+
+TEST(RolloutQueueTest, TheColumnsOfTheItemsAreThoseOfABatchWithoutSpareColumns) {
+  for (const std::int64_t spare : {1, 2, 28}) {
+    for (const std::int64_t items : {1, 2, 5}) {
+      RolloutQueue with({.spare_columns = spare}), without({});
+      for (std::int32_t i = 0; i < items; ++i) {
+        with.enqueue(rollout(i));
+        without.enqueue(rollout(i));
+      }
+      const QueueItem found = *with.dequeue(), expected = *without.dequeue();
+      EXPECT_TRUE(same_bytes(first(2 * items, found.data), expected.data)) << items << spare;
+      EXPECT_TRUE(same_bytes(first(2 * items, found.info), expected.info)) << items << spare;
+    }
+  }
+}
+
+TEST(RolloutQueueTest, WritingToABatchWithSpareColumnsChangesNoItem) {
+  RolloutQueue queue({.spare_columns = 1});
+  const QueueItem kept = rollout(3);  // shares its bytes with the enqueued one
+  queue.enqueue(kept);
+  QueueItem batch = *queue.dequeue();
+  overwrite(batch, 0xff);
+  EXPECT_TRUE(same_bytes(kept.data, rollout(3).data));
+}
+
+TEST(RolloutQueueTest, WhatIsWrittenToABatchStaysThereAndReachesNoOther) {
+  RolloutQueue queue(pairs_with_spare(3));
+  QueueItem early = pair(queue, 1, 2);
+  overwrite(early, 0x55);
+  QueueItem late = pair(queue, 3, 4);
+  RolloutQueue plain(pairs_with_spare(0));
+  EXPECT_TRUE(same_bytes(first(4, late.data), pair(plain, 3, 4).data));
+  overwrite(late, 0x66);
+  int compared = 0;
+  nest::for_each(
+      [&](const Array& leaf) {
+        for (std::size_t i = 0; i < leaf.num_bytes(); ++i, ++compared) {
+          ASSERT_EQ(std::to_integer<int>(leaf.data()[i]), 0x55);
+        }
+      },
+      early.data);
+  EXPECT_EQ(compared, (5 * 600 + 1) * 7 * 4);
+}
+
+TEST(RolloutQueueTest, TheNextBatchIsWholeInMemoryThatAnotherHasUsed) {
+  RolloutQueue queue(pairs_with_spare(3)), plain(pairs_with_spare(0));
+  const ArrayNest expected = pair(plain, 1, 2).data;
+  const std::byte* before = nullptr;
+  for (int i = 0; i < 3; ++i) {
+    QueueItem batch = pair(queue, 1, 2);
+    EXPECT_TRUE(same_bytes(first(4, batch.data), expected)) << i;
+    const std::byte* const now = batch.data.as_vector()[0].as_leaf().data();
+    if (i > 0) {
+      EXPECT_EQ(now, before) << "its memory is recycled";
+    }
+    before = now;
+    overwrite(batch, 0x77);
+  }
+}
+
+TEST(RolloutQueueTest, BatchesWithSpareColumnsUseTheSameMemoryAgainAndAgain) {
+  RolloutQueue queue(pairs_with_spare(28));
+  pair(queue, 1, 2);
+  const std::size_t idle = BufferPool::instance().idle_bytes();
+  for (std::int32_t i = 0; i < 100; ++i) pair(queue, i, i);
+  EXPECT_EQ(BufferPool::instance().idle_bytes(), idle);
+}
+
+TEST(RolloutQueueTest, QueuesWithOtherSpareColumnsDoNotMix) {
+  RolloutQueue few(pairs_with_spare(1)), many(pairs_with_spare(28)), none(pairs_with_spare(0));
+  const ArrayNest expected = pair(none, 1, 2).data;
+  for (int i = 0; i < 3; ++i) {
+    QueueItem a = pair(few, 1, 2), b = pair(many, 1, 2), c = pair(none, 1, 2);
+    EXPECT_EQ(a.data.as_vector()[1].as_leaf().size(1), 5);
+    EXPECT_EQ(b.data.as_vector()[1].as_leaf().size(1), 32);
+    EXPECT_TRUE(same_bytes(c.data, expected));
+    overwrite(b, 0x11);
+    EXPECT_TRUE(same_bytes(first(4, a.data), expected));
+    EXPECT_TRUE(same_bytes(c.data, expected));
+    overwrite(a, 0x22);
+    overwrite(c, 0x33);
+  }
+}
+
+TEST(RolloutQueueTest, ConsumersWriteTheirSpareColumnsWithoutMeetingEachOther) {
+  RolloutQueue queue(
+      {.spare_columns = 3,
+       .queue = {.minimum_batch_size = 2, .maximum_batch_size = 2, .maximum_queue_size = 4}});
+  constexpr std::int32_t kBatches = 40;
+  const auto consume = [&](int byte) {
+    int mistakes = 0;
+    std::optional<QueueItem> held;  // while the next one is joined
+    for (std::int32_t i = 0; i < kBatches; ++i) {
+      QueueItem batch = *queue.dequeue();
+      const std::vector<std::int32_t> last =
+          values_of<std::int32_t>(batch.data.as_vector()[1].as_leaf());
+      const Array& frames = batch.data.as_vector()[0].as_leaf();
+      for (std::int64_t row = 0; row < 5; ++row) {
+        for (std::int64_t column = 0; column < 4; ++column) {
+          mistakes += frames.as<std::int32_t>()[(row * 7 + column) * 600 + 599] !=
+                      last.at(static_cast<std::size_t>(column));
+        }
+      }
+      overwrite(batch, byte);
+      if (held) mistakes += std::to_integer<int>(*nest::front(held->data).data()) != byte;
+      held = std::move(batch);
+    }
+    return mistakes;
+  };
+  const auto produce = [&] {
+    for (std::int32_t i = 0; i < 2 * kBatches; ++i) queue.enqueue(rollout(i));
+    return true;
+  };
+  Background<int> consumer([&] { return consume(0x11); });
+  Background<int> other_consumer([&] { return consume(0x22); });
+  Background<bool> producer(produce), other_producer(produce);
+  EXPECT_EQ(consumer.get() + other_consumer.get(), 0);
+  EXPECT_TRUE(producer.get() && other_producer.get());
+}
+
+TEST(RolloutQueueTest, ABatchOfFewerItemsHasAsManySpareColumns) {
+  RolloutQueue queue({.spare_columns = 3,
+                      .queue = {.minimum_batch_size = 2, .timeout = std::chrono::milliseconds(0)}});
+  queue.enqueue(rollout(1));
+  EXPECT_EQ(queue.dequeue()->data.as_vector()[1].as_leaf().shape(), (Shape{1, 5}));
+}
+
+TEST(RolloutQueueTest, AnImpossibleNumberOfSpareColumnsIsRefused) {
+  for (const std::int64_t spare : {std::int64_t{-1}, std::int64_t{1} << 31}) {
+    EXPECT_EQ(
+        message_of<std::invalid_argument>([&] { RolloutQueue queue({.spare_columns = spare}); }),
+        "spare_columns must be between 0 and 2147483647, got " + std::to_string(spare));
+  }
 }
 
 // ---- What is refused -------------------------------------------------------------------------

@@ -29,8 +29,10 @@ struct WithInfo {
 std::shared_ptr<RolloutQueue> make_queue(std::int64_t batch_dim, std::int64_t minimum,
                                          std::int64_t maximum, std::optional<std::int64_t> timeout,
                                          bool check_inputs,
-                                         std::optional<std::int64_t> maximum_queue_size) {
+                                         std::optional<std::int64_t> maximum_queue_size,
+                                         std::int64_t spare_columns) {
   RolloutQueueOptions options{.batch_dim = checked_batch_dim(batch_dim),
+                              .spare_columns = spare_columns,
                               .check_inputs = check_inputs,
                               .queue = queue_options(minimum, maximum, timeout)};
   options.queue.maximum_queue_size = maximum_queue_size;
@@ -59,7 +61,8 @@ void bind_batching_queue(py::module_& module) {
   py::class_<RolloutQueue, std::shared_ptr<RolloutQueue>>(module, "BatchingQueue")
       .def(py::init(&make_queue), py::arg("batch_dim") = 1, py::arg("minimum_batch_size") = 1,
            py::arg("maximum_batch_size") = 1024, py::arg("timeout_ms") = py::none(),
-           py::arg("check_inputs") = true, py::arg("maximum_queue_size") = py::none())
+           py::arg("check_inputs") = true, py::arg("maximum_queue_size") = py::none(),
+           py::kw_only(), py::arg("spare_columns") = 0)
       .def(
           "enqueue",
           [](RolloutQueue& queue, const py::object& nest, const py::object& info) {

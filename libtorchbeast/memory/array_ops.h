@@ -37,11 +37,12 @@ inline bool joinable(const Array& a, const Array& b, std::size_t dim) {
   return true;
 }
 
-// Concatenates arrays along dim. A single array is returned as it is, without a copy.
-inline Array join(std::span<const Array* const> parts, std::size_t dim) {
-  if (parts.size() == 1) return *parts[0];
+// Concatenates arrays along dim; `spare` more entries of dim follow, uninitialised. A single array
+// without spare entries is returned as it is, without a copy.
+inline Array join(std::span<const Array* const> parts, std::size_t dim, std::int64_t spare = 0) {
+  if (parts.size() == 1 && spare == 0) return *parts[0];
   Shape shape = parts[0]->shape();
-  shape.at(dim) = 0;
+  shape.at(dim) = spare;
   for (const Array* part : parts) shape[dim] += part->size(dim);
   Array joined(parts[0]->dtype(), shape);
   const DimSplit whole = split_at(joined, dim);
@@ -121,8 +122,9 @@ inline ArrayNest without_leading(const ArrayNest& nest, std::size_t dims) {
       nest);
 }
 
-// Concatenates nests of equal structure, leaf by leaf, along dim.
-inline ArrayNest join(std::span<const ArrayNest* const> nests, std::size_t dim) {
+// Concatenates nests of equal structure, leaf by leaf, as above.
+inline ArrayNest join(std::span<const ArrayNest* const> nests, std::size_t dim,
+                      std::int64_t spare = 0) {
   std::vector<std::vector<Array>> leaves;  // [nest][leaf]
   leaves.reserve(nests.size());
   for (const ArrayNest* nest : nests) leaves.push_back(nest::flatten(*nest));
@@ -130,7 +132,7 @@ inline ArrayNest join(std::span<const ArrayNest* const> nests, std::size_t dim) 
   std::vector<const Array*> parts(nests.size());
   for (std::size_t leaf = 0; leaf < leaves[0].size(); ++leaf) {
     for (std::size_t i = 0; i < nests.size(); ++i) parts[i] = &leaves[i].at(leaf);
-    joined.push_back(join(std::span<const Array* const>(parts), dim));
+    joined.push_back(join(std::span<const Array* const>(parts), dim, spare));
   }
   return nest::pack_as(*nests[0], joined);
 }

@@ -28,9 +28,9 @@ Array counted(Shape shape, std::int32_t offset = 0) {
   return array;
 }
 
-Array joined(std::initializer_list<const Array*> parts, std::size_t dim) {
+Array joined(std::initializer_list<const Array*> parts, std::size_t dim, std::int64_t spare = 0) {
   const std::vector<const Array*> list(parts);
-  return join(std::span<const Array* const>(list), dim);
+  return join(std::span<const Array* const>(list), dim, spare);
 }
 
 // Element [a, b, c] of an array of three dimensions.
@@ -130,6 +130,45 @@ TEST(JoinTest, OneArrayIsNotCopied) {
 TEST(JoinTest, EmptyPartsAddNothing) {
   const Array a = counted({2, 0, 3}), b = counted({2, 2, 3});
   EXPECT_TRUE(same_bytes(joined({&a, &b, &a}, 1), b));
+}
+
+TEST(JoinTest, SpareEntriesFollowTheJoinedOnesInEachDimension) {
+  for (std::size_t dim = 0; dim < 3; ++dim) {
+    for (const std::int64_t spare : {1, 7}) {
+      Shape other{2, 3, 4};
+      other[dim] = 5;
+      const Array a = counted({2, 3, 4}), b = counted(other, 1000);
+      const Array c = joined({&a, &b}, dim, spare);
+      ASSERT_EQ(c.size(dim), a.size(dim) + 5 + spare);
+      int compared = 0;
+      for (std::int64_t i = 0; i < c.size(0); ++i) {
+        for (std::int64_t j = 0; j < c.size(1); ++j) {
+          for (std::int64_t k = 0; k < c.size(2); ++k) {
+            std::int64_t index[3] = {i, j, k};
+            if (index[dim] >= a.size(dim) + 5) continue;
+            const bool in_b = index[dim] >= a.size(dim);
+            if (in_b) index[dim] -= a.size(dim);
+            EXPECT_EQ(at(c, i, j, k), at(in_b ? b : a, index[0], index[1], index[2]));
+            ++compared;
+          }
+        }
+      }
+      EXPECT_EQ(compared, a.num_elements() + b.num_elements());
+    }
+  }
+}
+
+TEST(JoinTest, OneArrayWithSpareEntriesIsCopied) {
+  const Array array = counted({2, 3});
+  Array c = joined({&array}, 1, 1);
+  EXPECT_TRUE(same_bytes(narrow(c, 1, 0, 3), array));
+  std::memset(c.data(), 0xff, c.num_bytes());
+  EXPECT_TRUE(same_bytes(array, counted({2, 3})));
+}
+
+TEST(JoinTest, SpareEntriesAreThereEvenIfNothingIsJoined) {
+  const Array empty = counted({2, 0, 3});
+  EXPECT_EQ(joined({&empty}, 1, 4).shape(), (Shape{2, 4, 3}));
 }
 
 TEST(JoinTest, JoinableMeansSameDtypeAndSameShapeElsewhere) {

@@ -309,6 +309,125 @@ class TestIteration:
         assert got == list(range(200))
 
 
+def pairs(spare_columns: int) -> BatchingQueue:
+    """Returns a queue whose batches are two items."""
+    return BatchingQueue(minimum_batch_size=2, maximum_batch_size=2, spare_columns=spare_columns)
+
+
+def large(value: int) -> dict[str, Any]:
+    """Returns an item of two columns, large enough for recycled memory, without equal numbers."""
+    frames = 1000 * value + np.arange(6 * 2 * 300).reshape(6, 2, 300)
+    return {"frames": frames, "reward": np.full((6, 2), value, np.float32)}
+
+
+def beside(value: int) -> dict[str, Any]:
+    """Returns info of two columns, and of as many truncated episodes as the value."""
+    return {"stream": np.array([[value, -value]]), "finals": np.full((1, value, 3), value)}
+
+
+def batch_of(queue: BatchingQueue, first: int, second: int) -> tuple[Any, Any]:
+    for value in (first, second):
+        queue.enqueue(large(value), beside(value))
+    return next(queue.with_info())
+
+
+def views(batch: tuple[Any, Any]) -> list[np.ndarray]:
+    """Returns numpy views of all leaves."""
+    data, info = batch
+    return [leaf.numpy() for part in (data, info) for _, leaf in sorted(part.items())]
+
+
+class TestSpareColumns:
+    def test_every_leaf_has_spare_columns_after_those_of_its_items(self) -> None:
+        data, info = batch_of(pairs(5), 1, 2)
+        assert data["frames"].shape == (6, 9, 300) and data["reward"].shape == (6, 9)
+        assert info["stream"].shape == (1, 9) and info["finals"].shape == (1, 1 + 2 + 5, 3)
+
+    @pytest.mark.parametrize("spare_columns", [1, 2, 28])
+    def test_the_joined_columns_are_those_of_a_batch_without_spare_columns(
+        self, spare_columns: int
+    ) -> None:
+        found = views(batch_of(pairs(spare_columns), 3, 4))
+        expected = views(batch_of(pairs(0), 3, 4))
+        assert len(found) == len(expected) == 4
+        for has, wanted in zip(found, expected, strict=True):
+            assert has.dtype == wanted.dtype
+            np.testing.assert_array_equal(has[:, :-spare_columns], wanted)
+
+    def test_each_leaf_is_one_dense_array(self) -> None:
+        for view in views(batch_of(pairs(3), 1, 2)):
+            assert view.flags.c_contiguous and view.flags.writeable
+
+    def test_spare_columns_keep_what_is_written_while_other_batches_come_and_go(self) -> None:
+        queue = pairs(3)
+        early = batch_of(queue, 1, 2)
+        for view in views(early):
+            view[:, -3:] = 77
+        for value in range(5):
+            for view in views(batch_of(queue, value, value)):
+                view[...] = 55
+        assert all((view[:, -3:] == 77).all() for view in views(early))
+        for has, wanted in zip(views(early), views(batch_of(pairs(0), 1, 2)), strict=True):
+            np.testing.assert_array_equal(has[:, :-3], wanted)
+
+    def test_what_is_written_never_reaches_the_columns_of_a_later_batch(self) -> None:
+        queue, expected = pairs(3), views(batch_of(pairs(0), 1, 2))
+        addresses = set()
+        for _ in range(20):
+            batch = batch_of(queue, 1, 2)
+            addresses.add(batch[0]["frames"].data_ptr())
+            for has, wanted in zip(views(batch), expected, strict=True):
+                np.testing.assert_array_equal(has[:, :-3], wanted)
+                has[...] = 99
+        assert len(addresses) < 5, "it is the same memory again and again"
+
+    def test_writing_to_a_batch_of_one_item_leaves_the_item_alone(self) -> None:
+        frames = np.zeros((6, 2, 300))
+        queue = BatchingQueue(spare_columns=1)
+        queue.enqueue(frames)
+        next(queue).fill_(1)
+        assert (frames == 0).all()
+
+    def test_queues_with_other_spare_columns_do_not_mix(self) -> None:
+        queues = {spare: pairs(spare) for spare in (0, 1, 28)}
+        expected = views(batch_of(pairs(0), 1, 2))
+        for _ in range(5):
+            batches = {spare: views(batch_of(queue, 1, 2)) for spare, queue in queues.items()}
+            for spare, batch in batches.items():
+                for has, wanted in zip(batch, expected, strict=True):
+                    columns = wanted.shape[1]
+                    assert has.shape[1] == columns + spare
+                    np.testing.assert_array_equal(has[:, :columns], wanted)
+                    has[...] = spare + 7
+
+    def test_spare_columns_do_not_change_how_a_queue_ends(self) -> None:
+        queue = pairs(3)
+        consumer = Background(list, queue)
+        consumer.wait_until_blocked()
+        queue.enqueue(large(1))
+        queue.close()
+        [batch] = consumer.result()
+        assert batch["frames"].shape == (6, 2 + 3, 300)
+        with pytest.raises(StopIteration):
+            next(queue)
+
+    @pytest.mark.parametrize("spare_columns", [-1, 2**31])
+    def test_an_impossible_number_of_spare_columns_is_refused_with_both_sides(
+        self, spare_columns: int
+    ) -> None:
+        with pytest.raises(ValueError) as failure:
+            BatchingQueue(spare_columns=spare_columns)
+        assert str(failure.value) == (
+            f"spare_columns must be between 0 and 2147483647, got {spare_columns}"
+        )
+
+    def test_a_batch_larger_than_memory_raises_memory_error_in_the_consumer(self) -> None:
+        queue = BatchingQueue(spare_columns=2**31 - 1)
+        queue.enqueue(np.zeros((100, 1, 2**16), np.uint8))
+        with pytest.raises(MemoryError):
+            next(queue)
+
+
 class TestClose:
     def test_is_closed_is_false_until_close(self) -> None:
         queue = BatchingQueue()

@@ -56,6 +56,14 @@ def queue_and_batch() -> None:
     next(queue.with_info())
 
 
+def batch_with_spare_columns() -> None:
+    queue = BatchingQueue(minimum_batch_size=2, spare_columns=6)
+    for _ in range(2):
+        queue.enqueue(np.zeros((64, 1, 64)), {"c": np.ones((1, 1))})
+    batch, _ = next(queue.with_info())
+    batch[:, 2:] = 1
+
+
 def refuse() -> None:
     queue = BatchingQueue()
     for bad in ((), np.zeros(3), {"a": object()}, {1: np.zeros((1, 1))}):
@@ -87,7 +95,14 @@ def compute_and_drop() -> None:
         caller.result()
 
 
-ACTIONS = [queue_and_batch, refuse, unread_queue, compute_and_answer, compute_and_drop]
+ACTIONS = [
+    queue_and_batch,
+    batch_with_spare_columns,
+    refuse,
+    unread_queue,
+    compute_and_answer,
+    compute_and_drop,
+]
 
 
 @pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.__name__)

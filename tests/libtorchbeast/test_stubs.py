@@ -107,7 +107,7 @@ def test_arguments_and_defaults_of_describe_agree() -> None:
 
 
 def test_keyword_only_arguments_agree() -> None:
-    for name in ("ActorPool", "Server"):
+    for name in ("BatchingQueue", "ActorPool", "Server"):
         init = definitions(STUBS[name].body)["__init__"]
         assert isinstance(init, ast.FunctionDef)
         compiled = getattr(_C, name).__init__.__doc__.splitlines()[0]

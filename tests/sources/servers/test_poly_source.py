@@ -3,20 +3,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
-from compliance.source import Running, Setup, SourceCompliance
+from background import Background, wait_for
+from compliance.source import CASES, NUM_ROLLOUTS, Running, Setup, SourceCompliance, copy_of
 from serving import serving
+from source_envs import Numbered
 
 from torchbeast import envs
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.spaces import action_space_to_json
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
@@ -52,6 +61,163 @@ class TestPolySource(SourceCompliance):
             yield running
 
 
+SPARE = 3  # columns
+
+
+class TestPolySourceWithSpareColumns(SourceCompliance):
+    """Keeps the contract in its first columns, whatever is written to the others."""
+
+    @contextmanager
+    def running(self, setup: Setup) -> Iterator[Running]:
+        num_envs = setup.num_envs // setup.num_groups
+        with (
+            served(
+                lambda: envs.make(setup.env_id, num_envs), described(setup, num_envs)
+            ) as address,
+            playing(address, setup, spare_columns=SPARE) as running,
+        ):
+            yield dataclasses.replace(running, source=_Overwriting(running.source))
+
+
+class _Overwriting:
+    """Yields the first columns of a source's batches, after it has written all spare ones."""
+
+    def __init__(self, source: PolySource) -> None:
+        self._source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def batches(self) -> Iterator[Rollout]:
+        for rollout in self._source.batches():
+            for leaf in with_columns(rollout):
+                leaf[:, -SPARE:] = 1
+            yield without_spare(rollout)
+
+
+FIELDS = [field.name for field in dataclasses.fields(Rollout)]
+WITHOUT_COLUMNS = ("final_observation", "collected")
+
+
+def fields_with_columns(rollout: Rollout) -> dict[str, Any]:
+    """Returns the fields of a rollout whose tensors are `[..., columns, ...]`, by name."""
+    given = {name: getattr(rollout, name) for name in FIELDS if name not in WITHOUT_COLUMNS}
+    return {name: nest for name, nest in given.items() if nest is not None}
+
+
+def with_columns(rollout: Rollout) -> list[torch.Tensor]:
+    """Returns all tensors `[..., columns, ...]` of a rollout."""
+    return flatten(list(fields_with_columns(rollout).values()))
+
+
+def without_spare(rollout: Rollout) -> Rollout:
+    """Returns a copy of the columns that are not spare."""
+    columns = map_leaves(lambda leaf: leaf[:, :-SPARE].contiguous(), fields_with_columns(rollout))
+    return dataclasses.replace(rollout, **columns)
+
+
+class TestSpareColumns:
+    @pytest.mark.parametrize("case", ["counting", "stacked-lstm", "nested-lstm"])
+    def test_every_field_with_columns_is_one_array_that_numpy_can_write(self, case: str) -> None:
+        setup = CASES[case]
+        with playing_locally(setup, spare_columns=SPARE) as running:
+            rollout = next(running.source.batches())
+            before = copy_of(without_spare(rollout))
+            leaves, written = with_columns(rollout), []
+            for offset, leaf in enumerate(leaves):
+                assert leaf.shape[1] == setup.batch_size + SPARE
+                assert leaf.is_contiguous(), "one allocation, in which every element is alone"
+                spare = leaf.numpy()[:, -SPARE:]
+                numbers = offset + np.arange(spare.size).reshape(spare.shape)
+                written.append(numbers.astype(spare.dtype))
+                spare[...] = written[-1]
+            assert len(leaves) >= 12
+            for leaf, values in zip(leaves, written, strict=True):
+                np.testing.assert_array_equal(leaf[:, -SPARE:].numpy(), values)
+            assert_same(without_spare(rollout), before)
+        assert running.supervisor.failure is None
+
+    def test_a_batch_with_all_columns_written_is_a_rollout(self) -> None:
+        """Spare columns repeat the first one; final observations are then those of all columns."""
+        with playing_locally(CASES["counting"], spare_columns=SPARE) as running:
+            for rollout in itertools.islice(running.source.batches(), NUM_ROLLOUTS):
+                for leaf in with_columns(rollout):
+                    leaf[:, -SPARE:] = leaf[:, :1]
+                rollout.check()  # environment 0 is never truncated
+                assert rollout.batch_size == CASES["counting"].batch_size + SPARE
+        assert running.supervisor.failure is None
+
+    def test_spare_columns_keep_what_is_written_while_other_batches_come(self) -> None:
+        with playing_locally(CASES["stacked-lstm"], spare_columns=SPARE) as running:
+            batches = running.source.batches()
+            early = next(batches)
+            before = copy_of(without_spare(early))
+            for leaf in with_columns(early):
+                leaf[:, -SPARE:] = 1
+            for later in itertools.islice(batches, 4):
+                for leaf in with_columns(later):
+                    leaf[...] = 0
+            assert all((leaf[:, -SPARE:] == 1).all() for leaf in with_columns(early))
+            assert_same(without_spare(early), before)
+        assert running.supervisor.failure is None
+
+    def test_batches_use_the_same_memory_again_and_again(self) -> None:
+        with playing_locally(CASES["stacked-lstm"], spare_columns=SPARE) as running:
+            batches = itertools.islice(running.source.batches(), 12)
+            addresses = {rollout.observation.data_ptr() for rollout in batches}
+        assert running.supervisor.failure is None
+        assert len(addresses) < 6
+
+
+def assert_same(a: Rollout, b: Rollout) -> None:
+    map_leaves2(assert_equal, fields_with_columns(a), fields_with_columns(b))
+    map_leaves2(assert_equal, a.final_observation, b.final_observation)
+
+
+def assert_equal(a: torch.Tensor, b: torch.Tensor) -> None:
+    torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True)
+
+
+class StopsAfterOneRollout(Numbered):
+    """Waits for `goes_on` in its eighth step."""
+
+    goes_on = threading.Event()
+
+    def step(self, action: Any) -> VecStep:
+        if self._time == 7:
+            self.goes_on.wait(SOON)
+        return super().step(action)
+
+
+@pytest.mark.parametrize("spare_columns", [0, SPARE])
+def test_a_batch_that_is_not_whole_at_the_close_is_not_yielded(spare_columns: int) -> None:
+    setup = Setup(env_id="source_envs:Numbered", num_envs=1, batch_size=2, unroll_length=5)
+    StopsAfterOneRollout.goes_on.clear()
+    with (
+        served(lambda: StopsAfterOneRollout(1), described(setup, 1)) as address,
+        playing(address, setup, spare_columns) as running,
+    ):
+        waiting = Background(list, running.source.batches())
+        wait_for(lambda: running.source.status()["learner_queue_size"] == 1)
+        waiting.wait_until_blocked()
+        running.source.close()
+        assert waiting.result() == []
+        StopsAfterOneRollout.goes_on.set()
+    assert running.supervisor.failure is None
+
+
+@contextmanager
+def playing_locally(setup: Setup, spare_columns: int) -> Iterator[Running]:
+    """Starts a source of the setup's environments, in one group."""
+    with (
+        served(
+            lambda: envs.make(setup.env_id, setup.num_envs), described(setup, setup.num_envs)
+        ) as address,
+        playing(address, setup, spare_columns) as running,
+    ):
+        yield running
+
+
 @contextmanager
 def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
     """Starts a source of a single environment, whose server describes it by itself."""
@@ -61,7 +227,7 @@ def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
 
 
 @contextmanager
-def playing(address: str, setup: Setup) -> Iterator[Running]:
+def playing(address: str, setup: Setup, spare_columns: int = 0) -> Iterator[Running]:
     """Starts a source of the servers at an address."""
     fleet = ask_all([address], SOON)
     assert fleet.action_space is not None
@@ -79,6 +245,7 @@ def playing(address: str, setup: Setup) -> Iterator[Running]:
         extras=setup.extras,
         mode=setup.mode,
         seed=setup.seed,
+        spare_columns=spare_columns,
     )
     supervisor = Supervisor()
     source.start(supervisor)

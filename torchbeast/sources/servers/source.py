@@ -6,6 +6,9 @@
                                       |   +------ actions ---- inference threads
                                       +--- rollouts --> BatchingQueue --> batches() --> the learner
 
+Spare columns make room in a batch for other data, such as replay: the core joins the rollouts into
+its first columns, and the consumer writes the rest.
+
 The pool runs its own threads in C++. The last action is not among the environment's outputs, so it
 is passed along with the agent state: `agent_state = (state, last_action)`.
 """
@@ -17,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import libtorchbeast
 from torchbeast.core.actors.contract import Actor, Mode, specs_of_extras
@@ -56,11 +60,13 @@ class PolySource:
         extras: tuple[str, ...],
         mode: Mode = "sample",
         seed: int,
+        spare_columns: int = 0,
     ) -> None:
         """Prepares queue, batcher and pool.
 
         actor: on `device`; it is only copied, and the copies act with the published weights.
         extras: names of the outputs of acting to put into rollouts.
+        spare_columns: number of columns for other data after the first batch_size of every batch.
         """
         specs_of_extras(actor, extras)
         self._actor = actor
@@ -70,7 +76,8 @@ class PolySource:
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
         columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         self._columns = columns
-        self._queue = learner_queue(rollouts, pipeline, columns)
+        self._batch_size, self._spare_columns = rollouts.batch_size, spare_columns
+        self._queue = learner_queue(rollouts, pipeline, columns, spare_columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
@@ -90,9 +97,19 @@ class PolySource:
         supervisor.start_thread("environments", self._pool.run)
 
     def batches(self) -> Iterator[Rollout]:
-        """Yields rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
+        """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
+        closed.
+
+        Spare columns are uninitialised, and the caller's to write, through the tensors or numpy
+        views of them; until then only the first batch_size columns may be read. final_observation
+        has no columns and holds the final observations of the first batch_size.
+        """
+        columns = self._batch_size + self._spare_columns
         for nest, info in self._queue.with_info():
-            yield _to_rollout(nest, info)
+            rollout = _to_rollout(nest, info, self._spare_columns)
+            if rollout.batch_size < columns:
+                return  # closed while a batch was being collected
+            yield rollout
 
     def close(self) -> None:
         """Closes queue and batcher, which wakes every waiting thread. May be called again."""
@@ -150,9 +167,11 @@ class PolySource:
 
 
 def learner_queue(
-    rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int
+    rollouts: RolloutConfig, pipeline: PipelineConfig, columns: int, spare_columns: int = 0
 ) -> libtorchbeast.BatchingQueue:
-    """Returns a queue of items of this many columns, which gives out whole batches."""
+    """Returns a queue of items of this many columns, which gives out whole batches, each with
+    spare columns at its end.
+    """
     items = rollouts.batch_size // columns
     capacity = pipeline.queue_size(rollouts.batch_size)
     return libtorchbeast.BatchingQueue(
@@ -160,10 +179,11 @@ def learner_queue(
         minimum_batch_size=items,
         maximum_batch_size=items,
         maximum_queue_size=max(items, capacity // columns),
+        spare_columns=spare_columns,
     )
 
 
-def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
+def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
     (env, (action, extras)), (state, last_action) = nest
     observation, reward, done, episode_step, episode_return = env
     _write_first(action, last_action)
@@ -179,9 +199,9 @@ def _to_rollout(nest: Any, info: dict[str, Any]) -> Rollout:
         truncated=info["truncated"],
         episode_end=info["episode_end"],
         policy_version=info["policy_version"],
-        final_observation=_final_observations(info["final_observation"]),
-        env_index=info["stream"].expand(reward.shape),
-        rollout_index=info["rollout"].expand(reward.shape),
+        final_observation=_final_observations(info["final_observation"], spare_columns),
+        env_index=_in_all_rows(info["stream"], reward, spare_columns),
+        rollout_index=_in_all_rows(info["rollout"], reward, spare_columns),
     )
 
 
@@ -194,6 +214,16 @@ def _write_first(action: Any, last_action: Any) -> None:
     map_leaves2(lambda rows, first: rows[0].copy_(first[0]), action, last_action)
 
 
-def _final_observations(final: Any) -> Any:
-    """Converts the final observations of truncated episodes from [1, K, ...] to [K, ...]."""
-    return map_leaves(lambda leaf: leaf.squeeze(0), final)
+def _final_observations(final: Any, spare_columns: int) -> Any:
+    """Converts the final observations of truncated episodes from [1, K + spare_columns, ...] to
+    [K, ...].
+    """
+    return map_leaves(lambda leaf: leaf[0, : leaf.shape[1] - spare_columns], final)
+
+
+def _in_all_rows(numbers: Tensor, reward: Tensor, spare_columns: int) -> Tensor:
+    """Expands [1, B] to the shape of `reward`: a view, or a copy when there are spare columns,
+    whose rows are written one by one.
+    """
+    rows = numbers.expand(reward.shape)
+    return rows.contiguous() if spare_columns else rows
