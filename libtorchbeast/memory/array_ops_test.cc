@@ -309,6 +309,32 @@ TEST(BufferPoolTest, EveryBufferHoldsWhatWasAskedForAndAnEighthMoreAtTheMost) {
   }
 }
 
+TEST(BufferPoolTest, OfBuffersUsedInTurnOneIsIdleHoweverLargeTheyAre) {
+  BufferPool pool(kLarge);
+  auto used = pool.allocate(8 * kLarge), next = pool.allocate(8 * kLarge);
+  const std::byte* const addresses[] = {used.get(), next.get()};
+  for (int turn = 0; turn < 6; ++turn) {
+    used = std::move(next);
+    EXPECT_EQ(pool.idle_bytes(), 8 * kLarge) << turn;
+    next = pool.allocate(8 * kLarge);
+    EXPECT_EQ(next.get(), addresses[turn % 2]) << turn;
+  }
+}
+
+TEST(BufferPoolTest, IdleMemoryIsLimitedByTheMemoryInUse) {
+  BufferPool pool(kLarge);
+  auto used = pool.allocate(4 * kLarge);
+  {
+    const auto first = pool.allocate(4 * kLarge), second = pool.allocate(4 * kLarge);
+  }
+  EXPECT_EQ(pool.idle_bytes(), 4 * kLarge) << "the second would be 3 kLarge above the limit";
+  const auto small = pool.allocate(kLarge);
+  pool.allocate(2 * kLarge).reset();
+  EXPECT_EQ(pool.idle_bytes(), 6 * kLarge) << "5 in use, and 1";
+  pool.allocate(kLarge / 2).reset();
+  EXPECT_EQ(pool.idle_bytes(), 6 * kLarge) << "the limit is reached";
+}
+
 TEST(BufferPoolTest, SizesThatNobodyAsksForAnyMoreMakeRoom) {
   BufferPool pool(2 * kLarge, Clock::duration::zero());
   {

@@ -24,10 +24,11 @@ namespace torchbeast {
 // batches of nearly equal size share one.
 //
 // Thread safety: every method may be called from any thread.
-// Ownership: a buffer belongs to the holders of its shared_ptr; the pool holds idle buffers only,
-// at most max_idle_bytes of them. At that limit, buffers of sizes not requested within
-// `stale_after` are freed to make room; if there are none, the returning buffer is freed.
-// instance() is never destroyed, because Python may release arrays at exit.
+// Ownership: a buffer belongs to the holders of its shared_ptr; the pool holds idle buffers only.
+// It keeps a returning buffer while idle ones have at most max_idle_bytes more than those in use:
+// of two batches used in turn, one is idle, however large they are. Beyond that, buffers of sizes
+// not requested within `stale_after` are freed to make room; if there are none, the returning
+// buffer is freed. instance() is never destroyed, because Python may release arrays at exit.
 class BufferPool {
  public:
   static constexpr std::size_t kAlignment = 64;
@@ -59,6 +60,7 @@ class BufferPool {
     const std::size_t size = rounded(num_bytes);
     std::byte* data = take_idle(size);
     if (data == nullptr) data = fresh(size);
+    in_use_bytes_ += size;
     return {data, [this, size](std::byte* released) { give_back(released, size); }};
   }
 
@@ -111,6 +113,7 @@ class BufferPool {
   }
 
   void give_back(std::byte* data, std::size_t size) EXCLUDES(mutex_) {
+    in_use_bytes_ -= size;
     std::vector<std::byte*> unwanted;  // freed after unlocking
     retired_ ? unwanted.push_back(data) : keep_idle(data, size, &unwanted);
     for (std::byte* buffer : unwanted) std::free(buffer);
@@ -119,8 +122,9 @@ class BufferPool {
   void keep_idle(std::byte* data, std::size_t size, std::vector<std::byte*>* unwanted)
       EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
-    while (idle_bytes_ + size > max_idle_bytes_ && drop_stale(unwanted)) continue;
-    if (idle_bytes_ + size > max_idle_bytes_) {
+    const std::size_t limit = max_idle_bytes_ + in_use_bytes_;
+    while (idle_bytes_ + size > limit && drop_stale(unwanted)) continue;
+    if (idle_bytes_ + size > limit) {
       unwanted->push_back(data);
       return;
     }
@@ -156,6 +160,7 @@ class BufferPool {
   const std::size_t max_idle_bytes_;
   const Clock::duration stale_after_;
   std::atomic<bool> retired_ = false;
+  std::atomic<std::size_t> in_use_bytes_ = 0;
   Mutex mutex_;
   std::unordered_map<std::size_t, SizeClass> idle_ GUARDED_BY(mutex_);  // by rounded size
   std::size_t idle_bytes_ GUARDED_BY(mutex_) = 0;
