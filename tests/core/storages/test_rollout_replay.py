@@ -6,10 +6,12 @@ from __future__ import annotations
 import io
 import json
 import math
+import mmap
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -690,3 +692,22 @@ def test_other_files_and_newer_formats_are_told() -> None:
     data = small().replace(b'"format": 1', b'"format": 2')
     with pytest.raises(ValueError, match="its format is 2, this TorchBeast reads format 1"):
         replay.load(io.BytesIO(data))
+
+
+def test_a_bool_that_is_neither_0_nor_1_is_told() -> None:
+    data = bytearray(small())
+    first_chunk = 26 + int.from_bytes(data[18:26], "little") + 8
+    data[first_chunk + 3 * 8] = 2  # three actions, then `done`
+    with pytest.raises(ValueError, match="a bool is neither 0 nor 1"):
+        RolloutReplay(fields(3, 1, 2), 60, 2).load(io.BytesIO(with_checksum(bytes(data))))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_memory_is_committed_as_it_is_written() -> None:
+    def committed() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+    before = committed()
+    replay = RolloutReplay(fields(100, 1, 1), 4_000_000)
+    assert 4_000_000 * replay.bytes_per_transition > 250e6
+    assert committed() - before < 25e6
