@@ -217,6 +217,23 @@ def test_an_irrelevant_state_has_exactly_no_gradient(make_mixed: Make, ends: Any
     assert entropy[: T * B].any(-1).view(T, B).equal(~rollout.replayed[1:])
 
 
+def test_an_irrelevant_action_that_the_policy_rules_out_reaches_no_loss_or_gradient(
+    make_mixed: Make,
+) -> None:
+    """Its log-probability is -inf, and 0 times that is NaN."""
+    model, rollout = Table(), make_mixed()
+    row, column = 3, REPLAYED[0]
+    rollout.action[row, column] = 0
+    rollout.extras["policy_logits"][row, column] = torch.tensor([9.0, -9.0, -9.0])
+    with torch.no_grad():
+        model.policy[(row - 1) * B + column] = torch.tensor([-math.inf, 0.0, 5.0])
+    terms = laser(model).algo.losses(rollout).terms
+    for loss in terms.values():
+        assert all(tensor.isfinite().all() for tensor in (loss, *gradients_of(loss, model)))
+    policy = gradients_of(terms["pg_loss"], model)[0]
+    assert policy.any() and not policy[(row - 1) * B + column].any()
+
+
 @pytest.mark.parametrize("row", range(1, T + 1))
 @pytest.mark.parametrize("end", ["none", "terminated", "truncated", "the row before"])
 def test_the_behaviour_of_a_row_decides_about_the_state_before_it(
