@@ -334,7 +334,7 @@ def test_an_episode_that_begins_with_different_frames_is_refused() -> None:
     for leaf in flatten(batch["observation"]):  # as if row 2 began no episode
         size = leaf.shape[2] // 4
         leaf[2, 0, :-size] = leaf[1, 0, size:]
-    with pytest.raises(ValueError, match=r"row \[2\] is no stack"):
+    with pytest.raises(ValueError, match=r"row 2 is no stack"):
         RolloutReplay(fields(4, 1, 4), 1000, 4).insert(batch, slice(None), 0, 0)
 
 

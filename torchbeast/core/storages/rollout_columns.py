@@ -47,11 +47,11 @@ class RolloutColumn(NamedTuple):
             self._require_stacks(sound, rows_before + 1, "final observation")
 
     def _require_stacks(self, sound: np.ndarray, rows: np.ndarray, name: str) -> None:
-        require(
-            bool(sound.all()),
-            f"{self}: the {name} of row {rows[~sound][:1]} is no stack that continues the row "
-            "before it; give frame_stack 1 to store observations whole",
-        )
+        if not sound.all():
+            raise ValueError(
+                f"{self}: the {name} of row {rows[~sound][0]} is no stack that continues the row "
+                "before it; give frame_stack 1 to store observations whole"
+            )
 
 
 def columns_of(

@@ -158,7 +158,7 @@ class RolloutReplay:
             raise ValueError(
                 f"the replay stores rollouts of {self.unroll_length} steps, not {steps}"
             )
-        self._versions[agent] = version
+        self._versions[agent] = int(version)
         for column in columns_of(arrays, self._fields, columns):
             column.check_stacks(self.frame_stack)
             self._insert(column, agent)
@@ -223,10 +223,10 @@ class RolloutReplay:
         return track.ring_rows(positions[0], self._ring)
 
     def _require_same(self, column: RolloutColumn, name: str, first: Any, last: Any) -> None:
-        require(
-            first.tobytes().endswith(last.tobytes()),
-            f"{column} does not begin with the last row of the rollout before: {name} differs",
-        )
+        if not first.tobytes().endswith(last.tobytes()):
+            raise ValueError(
+                f"{column} does not begin with the last row of the rollout before: {name} differs"
+            )
 
     # --- sampling
 

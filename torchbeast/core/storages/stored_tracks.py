@@ -51,9 +51,8 @@ class StoredTracks:
         self.episodes.clear()
         self._first = first_chunk
         self._tracks: list[Track | None] = [None] * self._ring.num_chunks  # by index
-        self._nth = np.zeros(
-            self._ring.num_chunks, np.int64
-        )  # by index: the chunk's number in its track
+        # By index: the chunk's number within its track.
+        self._nth = np.zeros(self._ring.num_chunks, np.int64)
         self._finals: dict[int, list[np.ndarray]] = {}  # by chunk: leaves [K, C, ...], by row
         self._row_0s = 0  # number of chunks with the row 0 of a track only
 
