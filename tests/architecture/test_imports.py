@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rooms import each other only as the table in docs/architecture.md allows."""
+"""Components import each other only as the table in docs/architecture.md allows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
 class Row(NamedTuple):
-    """The imports that a room is allowed."""
+    """The imports that a component is allowed."""
 
-    rooms: list[str]
+    components: list[str]
     packages: list[str]
     lazily: list[str]
 
@@ -35,27 +35,33 @@ class Import(NamedTuple):
 
 
 def rows(text: str) -> dict[str, Row]:
-    """Returns the rows of the table of rooms, low to high."""
+    """Returns the rows of the table of components, low to high."""
     lines = iter(text.splitlines())
-    assert any(line.startswith("| room |") for line in lines), "there is no table of rooms"
+    assert any(line.startswith("| component |") for line in lines), (
+        "there is no table of components"
+    )
     next(lines)
     found = {}
     for line in lines:
         if not line.startswith("|"):
             break
-        room, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        found[room] = Row(*([name.strip() for name in cell.split(",") if name] for cell in cells))
+        component, _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        found[component] = Row(
+            *([name.strip() for name in cell.split(",") if name] for cell in cells)
+        )
     return found
 
 
 ROWS = rows(TABLE.read_text())
 
 
-def room_of(module: str) -> str:
-    """Returns the innermost room of the module."""
+def component_of(module: str) -> str:
+    """Returns the innermost component of the module."""
     path = module.removeprefix("torchbeast.").replace(".", "/")
-    fitting = [room for room in ROWS if path == room or path.startswith(f"{room}/")]
-    assert fitting, f"{module} is in no room of {TABLE.name}"
+    fitting = [
+        component for component in ROWS if path == component or path.startswith(f"{component}/")
+    ]
+    assert fitting, f"{module} is in no component of {TABLE.name}"
     return max(fitting, key=len)
 
 
@@ -68,7 +74,7 @@ def imports(source: str) -> Iterator[Import]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, "relative imports hide their room"
+            assert node.level == 0 and node.module, "relative imports hide their component"
             bare = node.module == "torchbeast"
             names = [f"torchbeast.{a.name}" for a in node.names] if bare else [node.module]
         else:
@@ -77,23 +83,23 @@ def imports(source: str) -> Iterator[Import]:
             yield Import(name, node.lineno, id(node) in inside)
 
 
-def not_allowed(room: str, row: Row, source: str) -> list[str]:
+def not_allowed(component: str, row: Row, source: str) -> list[str]:
     """Returns the imports that the row does not allow, with their lines."""
     return [
         f"line {found.line} imports {found.name}"
         for found in imports(source)
-        if not is_allowed(room, row, found)
+        if not is_allowed(component, row, found)
     ]
 
 
-def is_allowed(room: str, row: Row, found: Import) -> bool:
+def is_allowed(component: str, row: Row, found: Import) -> bool:
     package = found.name.partition(".")[0]
     if package in sys.stdlib_module_names:
         return True
     if package != "torchbeast":
         return package in row.packages or (found.is_lazy and package in row.lazily)
     single = found.name.removeprefix("torchbeast.")
-    return room_of(found.name) in (room, *row.rooms) or single in row.rooms
+    return component_of(found.name) in (component, *row.components) or single in row.components
 
 
 def module_name(path: Path) -> str:
@@ -105,37 +111,37 @@ CHECKED = [path for path in MODULES if path != PACKAGE / "__init__.py"]
 
 
 @pytest.mark.parametrize("path", CHECKED, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_module_imports_what_the_row_of_its_room_allows(path: Path) -> None:
-    room = room_of(module_name(path))
-    assert not_allowed(room, ROWS[room], path.read_text()) == []
+def test_a_module_imports_what_the_row_of_its_component_allows(path: Path) -> None:
+    component = component_of(module_name(path))
+    assert not_allowed(component, ROWS[component], path.read_text()) == []
 
 
-def test_a_row_names_only_rooms_above_it_so_there_is_no_circle() -> None:
+def test_a_row_names_only_components_above_it_so_there_is_no_cycle() -> None:
     seen: list[str] = []
-    for room, row in ROWS.items():
-        higher = [name for name in row.rooms if name not in seen and "." not in name]
-        assert not higher, f"{room} imports {higher}, which stand below it in the table"
-        seen.append(room)
+    for component, row in ROWS.items():
+        higher = [name for name in row.components if name not in seen and "." not in name]
+        assert not higher, f"{component} imports {higher}, which stand below it in the table"
+        seen.append(component)
     assert len(seen) > 15
 
 
 def test_a_single_module_that_a_row_names_imports_nothing_of_ours() -> None:
-    singles = [name for row in ROWS.values() for name in row.rooms if "." in name]
+    singles = [name for row in ROWS.values() for name in row.components if "." in name]
     assert singles
     for name in singles:
         source = (PACKAGE / f"{name.replace('.', '/')}.py").read_text()
         assert not_allowed(name, Row([], [], []), source) == []
 
 
-def test_every_room_of_the_table_exists() -> None:
-    rooms = {room_of(module_name(path)) for path in CHECKED}
-    assert rooms == set(ROWS)
+def test_every_component_of_the_table_exists() -> None:
+    components = {component_of(module_name(path)) for path in CHECKED}
+    assert components == set(ROWS)
 
 
-def test_no_room_below_cli_imports_it() -> None:
+def test_no_component_below_cli_imports_it() -> None:
     below = list(ROWS)[: list(ROWS).index("cli")]
     assert "learning" in below and "core" in below
-    assert not [room for room in below if "cli" in ROWS[room].rooms]
+    assert not [component for component in below if "cli" in ROWS[component].components]
 
 
 def test_only_one_module_imports_ray() -> None:
