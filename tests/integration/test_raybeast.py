@@ -43,6 +43,7 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token the user has
         head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 10**6}
         made = Cluster(initialize_head=True, head_node_args=head)
         yield made
@@ -91,7 +92,10 @@ def saved_step(workshop: Workshop) -> int:
     return saved["stats"]["step"]
 
 
-def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(workshop: Workshop) -> None:
+def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(workshop.folder))
     words = ["--preset", "catch", "--seed", "1", "--xpid", "a", "--torch_threads", "1"]
     run = workshop.start("raybeast", *words, "--num_workers", "2")
     run.wait_for(LEARNING)
@@ -100,6 +104,7 @@ def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(workshop: Works
     assert run.end(timeout=200) == 0, run.said
     assert "Traceback" not in run.said and "raylet" not in run.said, run.said
     assert_nothing_is_left(workshop)
+    assert not (workshop.folder / ".ray").exists(), "where Ray would leave a token"
     args = ["--mode", "test", "--xpid", "a", "--num_episodes", "100", "--seed", "2"]
     code, said = workshop.run("raybeast", *args)
     match = re.search(r"Mean (-?[\d.]+), median", said)
@@ -157,10 +162,11 @@ def test_what_cannot_be_ends_the_run_with_a_sentence(
     assert "torchbeast/learning" not in run.said, "no traceback of ours"
 
 
-def test_an_address_without_a_cluster_is_told(workshop: Workshop) -> None:
-    run = small(workshop, 400, "--address", "127.0.0.1:9")
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
+def test_an_address_without_a_cluster_is_told(workshop: Workshop, address: str) -> None:
+    run = small(workshop, 400, "--address", address)
     assert run.end() == 1
-    assert "no Ray cluster at --address 127.0.0.1:9 (Connection refused)" in run.said, run.said
+    assert f"no Ray cluster at --address {address} (Connection refused)" in run.said, run.said
 
 
 def test_without_ray_it_is_told_what_to_install(workshop: Workshop) -> None:

@@ -16,7 +16,7 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.fleet import Fleet, Lane, Place, WorkerLost
+from torchbeast.schemes.fleet import Fleet, Place, WorkerLost
 from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
 from torchbeast.sources.config import RolloutConfig
 
@@ -97,8 +97,8 @@ class Lent:
     worker: Any
     is_killed: bool = False
 
-    def call(self, then: Callable[[Any], None], lane: Lane, method: str, *arguments: Any) -> None:
-        self.worker.call(then, lane, method, *arguments)
+    def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
+        self.worker.call(then, method, *arguments)
 
     def kill(self) -> None:
         self.is_killed = True

@@ -20,7 +20,7 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_source
-from torchbeast.schemes.fleet import Lane, Place, WorkerLost
+from torchbeast.schemes.fleet import Place, WorkerLost
 from torchbeast.schemes.ray_source import FleetWeights, RaySource
 from torchbeast.schemes.worker import ActivityReport, Failed, Played
 
@@ -33,7 +33,6 @@ class Call:
     """A call that the test has not answered yet."""
 
     then: Callable[[Any], None]
-    lane: Lane
     method: str
     arguments: tuple[Any, ...]
 
@@ -44,8 +43,8 @@ class FakeWorker:
     calls: list[Call] = field(default_factory=list)
     is_killed: bool = False
 
-    def call(self, then: Callable[[Any], None], lane: Lane, method: str, *arguments: Any) -> None:
-        self.calls.append(Call(then, lane, method, arguments))
+    def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
+        self.calls.append(Call(then, method, arguments))
 
     def kill(self) -> None:
         self.is_killed = True

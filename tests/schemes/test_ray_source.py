@@ -40,6 +40,7 @@ def cluster() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token the user has
         head = {"num_cpus": 2, "include_dashboard": False, "_system_config": IMPATIENT}
         made = Cluster(initialize_head=True, head_node_args=head)
         yield made

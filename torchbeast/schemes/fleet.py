@@ -7,12 +7,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torchbeast.processes.child_process import ProcessDied
 
-Lane = Literal["play", "weights", "control"]
-"""A thread of a worker: calls of one lane are executed in turn, those of several side by side."""
+LANES = {"load": "weights", "place": "control", "activity": "control", "end": "control"}
+"""The thread of a worker that executes a method, by the method's name; without one: that of `play`.
+
+Calls of one lane are executed in turn, those of several side by side.
+"""
 
 
 class WorkerLost(ProcessDied):
@@ -34,7 +37,7 @@ class Place(NamedTuple):
 class Worker(Protocol):
     """A handle of a RolloutWorker elsewhere. Beside its methods, `place` returns its Place."""
 
-    def call(self, then: Callable[[Any], None], lane: Lane, method: str, *arguments: Any) -> None:
+    def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method, without waiting for it; weights are given as [reference].
 
         then: called once, from any thread, with the result; with WorkerLost if the worker is

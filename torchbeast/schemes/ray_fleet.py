@@ -19,6 +19,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import shutil
 import signal
 import socket
@@ -33,7 +34,7 @@ from typing import Any
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.schemes.config import CLIENT, RayConfig
-from torchbeast.schemes.fleet import Lane, Place, WorkerLost
+from torchbeast.schemes.fleet import LANES, Place, WorkerLost
 from torchbeast.schemes.room import Node, Room
 from torchbeast.schemes.worker import ActivityReport, Failed, Packed, RolloutWorker
 
@@ -50,13 +51,14 @@ _ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
+_OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
+_START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
 _FULL = (
     "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
     "or --num_actors, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
 )
-_LANES: Mapping[Lane, int] = {"weights": 1, "control": 1}  # beside the default, which plays
 
 
 class TorchBeastActor(RolloutWorker):
@@ -102,12 +104,9 @@ class RayWorker:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
 
-    def call(self, then: Callable[[Any], None], lane: Lane, method: str, *arguments: Any) -> None:
+    def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method, without waiting for it; see Worker."""
-        bound = getattr(self._handle, method)
-        if lane in _LANES:
-            bound = bound.options(concurrency_group=lane)
-        future = bound.remote(*arguments).future()
+        future = getattr(self._handle, method).remote(*arguments).future()
         future.add_done_callback(lambda done: then(_result(done)))
 
     def kill(self) -> None:
@@ -138,12 +137,16 @@ class RayFleet:
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
-        self._ray = _import_ray()
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
         with self._closing_on_error(), _signal_handlers_kept():
-            self._connect(own_code)
-        self._actor_class = self._ray.remote(concurrency_groups=dict(_LANES), max_restarts=0)(
-            TorchBeastActor
-        )
+            folder = self._closing.enter_context(_own_files()) if self._address is None else None
+            self._ray = _import_ray()
+            if folder is not None:
+                self._start(folder)
+            else:
+                self._join(own_code)
+        self._actor_class = _actor_class(self._ray)
 
     def __enter__(self) -> RayFleet:
         return self
@@ -236,31 +239,24 @@ class RayFleet:
             self._closing.close()
             raise
 
-    def _connect(self, own_code: bool) -> None:
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        if self._address is None:
-            self._start(options)
-            return
-        _check_reachable(self._address)
-        self._init(address=self._address, runtime_env=self._runtime_env(own_code), **options)
-
-    def _start(self, options: Mapping[str, Any]) -> None:
-        folder = _new_folder()
-        self._closing.callback(shutil.rmtree, folder, ignore_errors=True)
+    def _start(self, folder: Path) -> None:
         self._init(
             address="local",
             num_cpus=available_cores(),
             include_dashboard=self._config.dashboard,
             _temp_dir=str(folder),
-            **options,
         )
+
+    def _join(self, own_code: bool) -> None:
+        _check_reachable(str(self._address))
+        self._init(address=self._address, runtime_env=self._runtime_env(own_code))
 
     def _init(self, **options: Any) -> None:
         try:
-            self._ray.init(**options)
+            self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
         except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
+            if isinstance(error, ConnectionError) and self._address == "auto":
+                raise RunError(f"there is no Ray cluster on this machine: {_START}") from error
             where = f"at {self._address}" if self._address else "on this machine"
             raise RunError(f"Ray {where} cannot be used: {_first_sentence(error)}") from error
         self._closing.callback(self._ray.shutdown)
@@ -324,6 +320,14 @@ def _import_ray() -> Any:
     return ray
 
 
+def _actor_class(ray: Any) -> Any:
+    """Returns the class of actors, with a thread for each lane beside the one that plays."""
+    for name, lane in LANES.items():
+        ray.method(concurrency_group=lane)(getattr(TorchBeastActor, name))
+    groups = {lane: 1 for lane in LANES.values()}
+    return ray.remote(concurrency_groups=groups, max_restarts=0)(TorchBeastActor)
+
+
 def _check_reachable(address: str) -> None:
     """Raises RunError if nobody listens at HOST:PORT, for which Ray would wait minutes."""
     host, _, port = address.removeprefix(CLIENT).rpartition(":")
@@ -333,16 +337,34 @@ def _check_reachable(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
     except OSError as error:
         raise RunError(
-            f"there is no Ray cluster at --address {address} ({error.strerror or error}): start "
-            "one with `ray start --head`, or leave out --address to start Ray on this machine"
+            f"there is no Ray cluster at --address {address} ({error.strerror or error}): {_START}"
         ) from error
 
 
-def _new_folder() -> Path:
-    """Makes a folder for Ray's files, which are logs, sockets, and objects that do not fit."""
+@contextmanager
+def _own_files() -> Iterator[Path]:
+    """Makes a folder for a Ray that is started here: logs, sockets, objects that do not fit.
+
+    In it is a token, without which nobody can use that Ray. By default Ray leaves one in the home
+    folder, which every later cluster of the user then demands too. Ray reads where it is when it is
+    imported.
+    """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"
-    return Path(tempfile.mkdtemp(prefix="torchbeast-ray-", dir=parent))
+    folder = Path(tempfile.mkdtemp(prefix="torchbeast-ray-", dir=parent))
+    ours: dict[str, str] = {}
+    if not any(name in os.environ for name in _OF_TOKENS):
+        token = folder / "token"
+        token.touch(mode=0o600)
+        token.write_text(secrets.token_hex(32))
+        ours = dict(zip(_OF_TOKENS, ("token", str(token)), strict=True))
+    os.environ.update(ours)
+    try:
+        yield folder
+    finally:
+        for name in ours:
+            os.environ.pop(name, None)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

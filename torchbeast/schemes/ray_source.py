@@ -182,7 +182,7 @@ class RaySource:
         workers = [actor.worker for actor in self._actors if actor.place and actor.worker]
         answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for worker in workers:
-            worker.call(answers.put, "control", "end")
+            worker.call(answers.put, "end")
         deadline = time.monotonic() + END_S
         for _ in workers:
             try:
@@ -260,15 +260,14 @@ class RaySource:
     def _begin(self, actor: _Actor) -> None:
         """Asks for a worker in an actor's place."""
         actor.begin(self._fleet.worker(actor.full_name))
-        self._call(actor, self._placed, "control", "place")
+        self._call(actor, self._placed, "place")
         arguments = self._arguments_of(actor)
-        self._call(actor, self._started, "play", "start", arguments, *self._newest(actor))
+        self._call(actor, self._started, "start", arguments, *self._newest(actor))
 
     def _call(
         self,
         actor: _Actor,
         then: Callable[[_Actor, Any], None],
-        lane: Any,
         method: str,
         *arguments: Any,
     ) -> None:
@@ -292,7 +291,6 @@ class RaySource:
         assert actor.worker is not None
         actor.worker.call(
             lambda result: self._events.put(functools.partial(answered, result)),
-            lane,
             method,
             *arguments,
         )
@@ -312,7 +310,7 @@ class RaySource:
         """Lets an actor play as many rollouts as there is room for."""
         while actor.is_alive and actor.in_flight < self._config.fleet.slots_per_process():
             index = actor.next_rollout()
-            self._call(actor, functools.partial(self._has_played, index), "play", "play", index)
+            self._call(actor, functools.partial(self._has_played, index), "play", index)
 
     def _has_played(self, index: int, actor: _Actor, played: Played | None) -> None:
         if played is None:  # it was asked to end
@@ -339,7 +337,7 @@ class RaySource:
         """Sends the newest weights to an actor, unless it still fetches earlier ones."""
         if actor.is_alive and not actor.fetches and actor.version != self._weights.version:
             actor.fetches = True
-            self._call(actor, self._has_loaded, "weights", "load", *self._newest(actor))
+            self._call(actor, self._has_loaded, "load", *self._newest(actor))
 
     def _has_loaded(self, actor: _Actor, _: None) -> None:
         actor.fetches = False
@@ -362,7 +360,7 @@ class RaySource:
                 self._give_up(actor, f"was given up after {seconds:.0f} s {_DOING[stage]}")
             elif actor.is_alive and not actor.is_asked:
                 actor.is_asked = True
-                self._call(actor, _Actor.answer, "control", "activity")
+                self._call(actor, _Actor.answer, "activity")
 
     def _give_up(self, actor: _Actor, why: str) -> None:
         assert actor.worker is not None
