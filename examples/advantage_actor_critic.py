@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Advantage actor-critic: IMPALA without V-trace (Mnih et al. 2016, arXiv 1602.01783).
 
-Rollouts are taken as if the policy that learns had acted, so they should be recent. Compare this
-file with torchbeast/core/algos/impala.py: what differs is the idea.
+It treats rollouts as if the present policy had chosen their actions, so they should be recent. A
+diff of this file against torchbeast/core/algos/impala.py shows what V-trace and masks for replay
+add.
 """
 
 from __future__ import annotations

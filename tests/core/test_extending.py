@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code in docs/extending.md is that of the example file, or runs as it stands there."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from learners import impala
+from torch import Tensor
+
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs
+from torchbeast.core.actors.registry import make_model
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout import Rollout
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "docs/extending.md").read_text("utf-8"), re.S)
+NETWORKS = ["MyNet", "MyRecurrentNet"]
+T, B = 6, 3
+
+
+def block(first_words: str) -> str:
+    """Returns the only block that contains these words."""
+    (found,) = (code for code in BLOCKS if first_words in code)
+    return found
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ActorCritic]:
+    """Returns a function that makes a network of the page, from a module of its text."""
+    text = "\n".join(block(f"class {name}(") for name in NETWORKS)
+    (tmp_path / "my_module.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+
+    def made(name: str) -> ActorCritic:
+        spec = ActorSpec(f"my_module:{name}")
+        model = make_model(spec, ArraySpec((4,), "float32"), Discrete(3))
+        assert isinstance(model, ActorCritic)
+        return model
+
+    return made
+
+
+def inputs_with_done(*places: tuple[int, int]) -> ModelInputs:
+    """Returns random inputs [T, B, ...] that are done at these rows and columns."""
+    done = torch.zeros(T, B, dtype=torch.bool)
+    for place in places:
+        done[place] = True
+    return ModelInputs(torch.randn(T, B, 4), torch.randn(T, B), done, torch.zeros(T, B).long())
+
+
+def rows_of(inputs: ModelInputs, start: int, end: int) -> ModelInputs:
+    return ModelInputs(*(leaf[start:end] for leaf in inputs if isinstance(leaf, Tensor)))
+
+
+def test_the_algorithm_on_the_page_is_the_example_file() -> None:
+    shown = block("class AdvantageActorCritic(")
+    file = (ROOT / "examples/advantage_actor_critic.py").read_text("utf-8")
+    assert file.endswith(shown) and shown.startswith("from __future__")
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_on_the_page_is_trained(
+    name: str,
+    make: Callable[[str], ActorCritic],
+    make_rollout: Callable[..., Rollout],
+) -> None:
+    model = make(name)
+    ends = {"terminated": [(2, 0)], "truncated": [(3, 1)]}
+    rollout = make_rollout(T, B, state=model.initial_state(B), **ends)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    impala(model).update(rollout)
+    after = list(model.parameters())
+    assert all(not torch.equal(old, new) for old, new in zip(before, after, strict=True))
+
+
+def test_the_recurrent_network_forgets_before_a_done_row_and_only_there(
+    make: Callable[[str], ActorCritic],
+) -> None:
+    model, inputs, row, column = make("MyRecurrentNet"), inputs_with_done((4, 1)), 4, 1
+    others = [c for c in range(B) if c != column]
+    with torch.no_grad():
+        values = model(inputs, model.initial_state(B)).baseline[row:]
+        fresh = model(rows_of(inputs, row, T), model.initial_state(B)).baseline
+        never_done = inputs._replace(done=torch.zeros(T, B, dtype=torch.bool))
+        remembering = model(never_done, model.initial_state(B)).baseline[row:]
+    assert (fresh - remembering).abs().amax(0).min() > 1e-3, "the state changes all values"
+    torch.testing.assert_close(values[:, column], fresh[:, column])
+    torch.testing.assert_close(values[:, others], remembering[:, others])
