@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import subprocess
 import sys
 
@@ -126,6 +127,22 @@ def test_every_flag_has_a_help_text(program: str, capsys: pytest.CaptureFixture[
     for name in names:
         text = shown.split(f"--{name}", 1)[1]
         assert text.split("(default", 1)[0].strip(" │\n─╮╰╯╭"), f"--{name} has no help"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_group_of_flags_begins_with_the_docstring_of_its_config(
+    program: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(PROGRAMS[program], program, ["--help"])
+    shown = capsys.readouterr().out
+    groups = vars(PROGRAMS[program]())
+    assert groups
+    for name, config in groups.items():
+        text = shown.split(f"{name} options", 1)[1]
+        words = " ".join(text.replace("─", "-").strip("-│╭╮╰╯ \n").split())
+        docstring = " ".join(str(inspect.getdoc(config)).split())
+        assert words.startswith(docstring[:60]), name
 
 
 @pytest.mark.parametrize(("args", "sentence"), WRONG, ids=lambda value: str(value)[:30])

@@ -55,7 +55,10 @@ class DefaultsFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerFlags:
-    """The groups of flags that every learner has."""
+    """The groups of flags that every learner has.
+
+    `algorithm` is replaced by the Config of the algorithm that --algo names, see cli/algorithm.py.
+    """
 
     decided_by_servers: ClassVar[tuple[str, ...]] = ()
     """Names of flags that a resumed run takes from its environment servers."""
@@ -69,7 +72,6 @@ class LearnerFlags:
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    # Replaced by the Config of the algorithm that --algo names, see cli/algorithm.py.
     algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
     step: StepConfig = field(default_factory=StepConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
