@@ -188,7 +188,7 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
         (f"{__name__}:Deep", "has more than one setting named step_size: give them other"),
         (f"{__name__}:OfPath", "has settings that JSON cannot hold, data: make them numbers"),
         (f"{__name__}:Absent", "Absent': the module test_algorithm has no 'Absent'"),
-        (f"{__name__}:Needy", "missing 1 required keyword-only argument: 'boldness'"),
+        (f"{__name__}:Needy", "cannot be used: NeedyConfig.boldness has no default"),
     ],
 )
 def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
@@ -342,6 +342,18 @@ def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
     with pytest.raises(kind, match="a bug") as error:
         assemble_alone(config, agent)
     assert not isinstance(error.value, UsageError)
+
+
+def test_an_algorithm_that_forgot_super_is_refused_in_a_sentence() -> None:
+    class Forgetful(Mine):
+        def __init__(self, *_: Any) -> None:
+            pass
+
+    flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
+    config = run_settings(flags, "Catch", HERE).learner
+    object.__setattr__(config, "algo", Forgetful)
+    with pytest.raises(UsageError, match="Forgetful has no `actor`: its __init__ must call super"):
+        assemble_alone(config, agent)
 
 
 def test_a_network_without_the_extras_that_the_algorithm_needs_is_refused() -> None:

@@ -17,6 +17,7 @@ from torch import nn
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.checks import checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.specs import ActorSpec
@@ -127,4 +128,6 @@ def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
         specs_of_extras(agent.model, config.algo.needs)
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UsageError(str(error)) from error
-    return config.algo(agent.model, config.algorithm)  # its errors keep their traceback
+    made = config.algo(agent.model, config.algorithm)  # its errors keep their traceback
+    with as_usage_error():
+        return checked(made)

@@ -34,7 +34,11 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("impalla", ValueError, "no algorithm 'impalla': use impala, laser, or my_module:MyAlgo"),
+        (
+            "impalla",
+            ValueError,
+            "no algorithm 'impalla': use impala, laser, or my_module:MyAlgo; did",
+        ),
         ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
         (f"{__name__}:Other", ValueError, "cannot import the algorithm .* has no 'Other'"),
         (f"{__name__}:nothing", TypeError, "must be a subclass of torchbeast.core.algos.base"),

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.algos import saving
 from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
+from torchbeast.core.algos.checks import checked_losses
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.counters import Counters
 from torchbeast.core.algos.gradients import (
@@ -97,8 +98,9 @@ class OptimiserStep(Generic[BatchT]):
         learning_rate have the optimiser's name in front: "critic_grad_norm". A metric of no steps
         is left out.
 
-        Raises NonFiniteError when a loss or gradient is NaN or infinite. The weights are then as
-        the previous minibatch left them.
+        Raises NonFiniteError when a loss or gradient is NaN or infinite, and ValueError when
+        `losses` returns terms that cannot be minimised. The weights are then as the previous
+        minibatch left them.
         """
         with self._observing(batch):
             with torch.no_grad():
@@ -146,7 +148,7 @@ class OptimiserStep(Generic[BatchT]):
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
         def learn(columns: BatchT) -> dict[str, Tensor]:
-            terms, metrics = self.algo.losses(columns)
+            terms, metrics = checked_losses(self.algo, self.algo.losses(columns))
             share = columns.num_steps / num_steps
             if self.algo.reduction == "mean":
                 terms = _scaled(terms, share)
@@ -162,6 +164,7 @@ class OptimiserStep(Generic[BatchT]):
             total.backward(  # type: ignore[no-untyped-call]
                 inputs=minimiser.parameters, retain_graph=number < len(totals)
             )
+            _check_connected(self.algo, minimiser)
         return torch.stack([total for _, total in totals]).sum()
 
     def _totals(self, terms: Mapping[str, Tensor]) -> list[tuple[_Minimiser, Tensor]]:
@@ -288,6 +291,16 @@ def _check_minimiser(algo: Algorithm[Any], term: str, name: str) -> None:
         raise ValueError(
             f"{type(algo).__name__}.minimised_by gives the term {term} to {name}: give it to one "
             f"of its optimisers, {', '.join(algo.optimisers)}"
+        )
+
+
+def _check_connected(algo: Algorithm[Any], minimiser: _Minimiser) -> None:
+    """Raises ValueError unless the terms of an optimiser gave one of its parameters a gradient."""
+    if all(parameter.grad is None for parameter in minimiser.parameters):
+        raise ValueError(
+            f"{type(algo).__name__}'s optimiser {minimiser.name} minimises terms that depend on "
+            "none of its parameters: give it the parameters of the network that they depend on, "
+            "or give them to another optimiser by minimised_by"
         )
 
 

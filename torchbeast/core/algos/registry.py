@@ -23,15 +23,17 @@ _CONFIGS = {
 
 
 def find(name: str) -> type[Algorithm[Any]]:
-    """The algorithm of that name; ValueError when there is none, TypeError when it is something
-    else.
+    """The algorithm of that name; ValueError when there is none or it declares what no algorithm
+    can be, TypeError when it is something else.
     """
     from torchbeast.core.algos.base import Algorithm
+    from torchbeast.core.algos.checks import check_class
 
     found = _import(name, ALGOS.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         base = f"{Algorithm.__module__}.{Algorithm.__qualname__}"
         raise TypeError(f"{name} is no algorithm: it must be a subclass of {base}")
+    check_class(found)
     return found
 
 
@@ -47,7 +49,9 @@ def config_of(name: str) -> type:
 
 def _import(name: str, path: str) -> Any:
     if ":" not in path:
-        raise ValueError(f"no algorithm {name!r}: use {', '.join(ALGOS)}, or my_module:MyAlgo")
+        hint = specs.did_you_mean(name, ALGOS)
+        known = ", ".join(ALGOS)
+        raise ValueError(f"no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}")
     try:
         return specs.find(path)
     except (ImportError, specs.SpecError) as error:
