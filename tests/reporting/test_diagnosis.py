@@ -152,8 +152,8 @@ def test_recommendations_name_the_flag_of_the_program() -> None:
 
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
     assert said(SLOW_LEARNER, setup()) == (
-        "actors wait for room 70 % of their time: the learner is the limit; "
-        "a smaller --model or a GPU helps, more actors do not"
+        "workers wait for room 70 % of their time: the learner is the limit; "
+        "a smaller --model or a GPU helps, more workers do not"
     )
     assert "GPU" not in said(SLOW_LEARNER, setup(has_gpu=True))
     assert "--batch_size" in said(SLOW_LEARNER, setup(has_large_model=False))

@@ -141,7 +141,7 @@ def test_a_terminal_shows_time_shares_below_the_table() -> None:
     known = shown(10, shares=BUSY, diagnosis=Diagnosis("environment", "learner idle 62 %: ..."))
     console.print(_panel("Catch", {"steps": "10"}, known))
     assert (
-        "actors: environment 80 %, inference 15 %, queueing 5 %; "
+        "workers: environment 80 %, inference 15 %, queueing 5 %; "
         "learner: learning 38 %, waiting 62 %\nlearner idle 62 %: ..."
     ) in stream.getvalue()
 

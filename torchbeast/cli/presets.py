@@ -110,7 +110,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "pong": Preset(
-        "Pong with the shallow-norm network, in few steps: an hour on two cores.",
+        "Pong with the shallow-norm network: an hour on two cores, most games won after half.",
         {
             **_ATARI,
             "model": "shallow-norm",

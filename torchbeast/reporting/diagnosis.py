@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Diagnoses a run: where its time goes, which stage limits it, and what helps.
 
-    actors    environment   stepping
+    workers   environment   stepping
               inference     choosing actions (MonoBeast), waiting for them (PolyBeast)
               queueing      waiting for room to put a rollout
     learner   learning      in an update
               waiting       for a batch
 
-If actors wait for room, the learner is slow. If the learner waits, the actors are slow, and their
+If workers wait for room, the learner is slow. If the learner waits, the workers are slow, and their
 largest share of time names the stage.
 """
 
@@ -43,7 +43,7 @@ class Reading(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Shares of the actors' time (the first three add up to 1) and of the learner's (the last two).
+    """Shares of the workers' time (the first three, of sum 1) and of the learner's (the last two).
 
     NaN where unknown.
     """
@@ -55,9 +55,9 @@ class Shares(NamedTuple):
     waiting: float
 
     def __str__(self) -> str:
-        actors = ", ".join(f"{name} {percent(getattr(self, name))}" for name in ACTOR_STAGES)
+        workers = ", ".join(f"{name} {percent(getattr(self, name))}" for name in ACTOR_STAGES)
         learner = ", ".join(f"{name} {percent(getattr(self, name))}" for name in LEARNER_STAGES)
-        return f"actors: {actors}; learner: {learner}"
+        return f"workers: {workers}; learner: {learner}"
 
 
 UNKNOWN = Shares(*[math.nan] * 5)
@@ -183,15 +183,15 @@ def _finding(limit: Limit, shares: Shares) -> str:
     idle, room = f"learner idle {percent(shares.waiting)}", percent(shares.queueing)
     match limit:
         case "learner":
-            return f"actors wait for room {room} of their time"
+            return f"workers wait for room {room} of their time"
         case "room":
-            return f"{idle}, yet actors wait for room {room} of their time"
+            return f"{idle}, yet workers wait for room {room} of their time"
         case "environment":
             return f"{idle}, environments busy {percent(shares.environment)}"
         case "inference":
-            return f"{idle}, choosing actions takes {percent(shares.inference)} of the actors' time"
+            return f"{idle}, workers choose actions for {percent(shares.inference)} of their time"
         case "none":
-            return f"{idle}, actors wait for room {room}"
+            return f"{idle}, workers wait for room {room}"
 
 
 def _advice(limit: Limit, setup: Setup) -> str:
@@ -211,7 +211,7 @@ def _advice(limit: Limit, setup: Setup) -> str:
 def _faster_learner(setup: Setup) -> str:
     if not setup.has_large_model:
         return "larger updates (--batch_size, --unroll_length) cost less a step"
-    return f"a smaller --model{'' if setup.has_gpu else ' or a GPU'} helps, more actors do not"
+    return f"a smaller --model{'' if setup.has_gpu else ' or a GPU'} helps, more workers do not"
 
 
 def _more_room(setup: Setup) -> str:
@@ -257,9 +257,10 @@ def percent(share: float) -> str:
 
 
 def alive(status: Mapping[str, int]) -> tuple[str, int]:
-    """Returns the kind of collectors, and how many are alive.
+    """Returns what collects, as the log calls it, and how many are alive.
 
-    They are streams of environment servers in PolyBeast, and actor processes in MonoBeast.
+    Streams of environment servers in PolyBeast, actor processes in MonoBeast, Ray actors in
+    RayBeast.
     """
     for name in ("streams", "actors"):
         if (count := status.get(f"live_{name}")) is not None:
