@@ -16,6 +16,7 @@ from torchbeast.cli.flags import (
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
+    RayBeastFlags,
 )
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import (
@@ -39,6 +40,7 @@ FLAGS = {
     "monobeast": MonoBeastFlags(),
     "polybeast": PolyBeastFlags(),
     "polybeast_learner": PolyBeastLearnerFlags(),
+    "raybeast": RayBeastFlags(),
 }
 
 STARVED = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
@@ -148,6 +150,8 @@ def test_recommendations_name_the_flag_of_the_program() -> None:
     assert "--num_inference_threads" in said(SLOW_POLICY, setup("polybeast", has_gpu=True))
     assert "--num_buffers" in said(NO_ROOM, setup("monobeast"))
     assert "--max_learner_queue_size" in said(NO_ROOM, setup("polybeast"))
+    assert "--num_workers" in said(STARVED, setup("raybeast", cores=4))
+    assert "--num_buffers" in said(NO_ROOM, setup("raybeast"))
 
 
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:

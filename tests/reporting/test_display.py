@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
@@ -53,6 +54,26 @@ def test_without_a_terminal_plain_lines_are_written() -> None:
     assert lines[1].startswith("steps 1,000 of 100,000  steps/s 1,000  left 0:01:39  episodes 3")
     assert lines[2].startswith("steps 6,000 ")
     assert "\x1b" not in stream.getvalue()
+
+
+def test_suppressed_progress_leaves_warnings(capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    with Display("Catch", stream, only_warnings=True) as display:
+        display.show(shown(1000, away=[Away("here", 12.0)]), now=0.0)
+        display.warn("nothing moves")
+    assert stream.getvalue() == ""
+    assert capsys.readouterr().err == "Warning: nothing moves\n"
+
+
+def test_means_are_over_as_many_episodes_as_were_asked_for() -> None:
+    progress = Progress()
+    progress.returns.extend(range(100))
+    progress.keep_last(10)
+    progress.lengths.extend(range(100))
+    assert progress.mean_return() == 94.5 and progress.mean_length() == 94.5
+    progress.keep_last(200)
+    progress.returns.extend(range(190))
+    assert len(progress.returns) == 200
 
 
 def test_collected_steps_are_shown_until_the_first_update() -> None:

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker by itself: its weights, and its end in the middle of a rollout."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from background import Background
+from compliance.source import Setup
+from source_envs import Numbered
+from torch import nn
+
+from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.envs.vec_env import VecStep
+from torchbeast.envs import EnvSpec
+from torchbeast.schemes.worker import Ended, Failed, Played, ReceivedWeights, RolloutWorker, packed
+
+SETUP = Setup(env_id="source_envs:Numbered")
+
+
+class Mixed(nn.Module):
+    """Entries of every kind that a state_dict may have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 2))
+        self.short = nn.Parameter(torch.randn(5).to(torch.bfloat16))
+        self.register_buffer("count", torch.tensor(7))
+        self.register_buffer("mask", torch.tensor([True, False, True]))
+        self.register_buffer("none", torch.zeros(0, 4))
+
+
+def test_every_dtype_and_shape_arrives() -> None:
+    sent, replica, weights = Mixed(), Mixed(), ReceivedWeights()
+    weights.receive(3, packed(sent))
+    assert weights.refresh(replica, None) == 3
+    for name, tensor in sent.state_dict().items():
+        assert torch.equal(replica.state_dict()[name], tensor), name
+
+
+def test_published_weights_are_a_copy() -> None:
+    model, replica, weights = Mixed(), Mixed(), ReceivedWeights()
+    before = model.weight.detach().clone()
+    weights.receive(3, packed(model))
+    with torch.no_grad():
+        model.weight.zero_()
+    weights.refresh(replica, None)
+    assert torch.equal(replica.weight, before)
+
+
+def test_weights_that_are_held_are_not_loaded_again() -> None:
+    replica, weights = Mixed(), ReceivedWeights()
+    weights.receive(3, {})
+    assert weights.refresh(replica, held=3) == 3
+    weights.close()
+    with pytest.raises(Ended):
+        weights.refresh(replica, held=3)
+
+
+class Held(Numbered):
+    """Says that a step has begun, and waits until it may end."""
+
+    began, may_end, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def step(self, action: Any) -> VecStep:
+        self.began.set()
+        self.may_end.wait(30)
+        return super().step(action)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def arguments(env: str) -> dict[str, Any]:
+    return {
+        "env": EnvSpec(env).as_json(),
+        "actor": SETUP.actor().as_json(),
+        "precision": "float32",
+        "unroll_length": 10**6,
+        "extras": (),
+        "mode": "sample",
+        "num_envs": 2,
+        "first_env": 0,
+        "seed": 1,
+    }
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Workers set the number of torch's threads of their process."""
+    number = torch.get_num_threads()
+    yield
+    torch.set_num_threads(number)
+
+
+def start(worker: RolloutWorker, env: str) -> Any:
+    agent = make_agent(SETUP.actor(), *SETUP.spaces())
+    return worker.start(arguments(env), 7, packed(agent.model))
+
+
+def test_an_end_in_the_middle_of_a_rollout_closes_the_environments(threads: None) -> None:
+    worker = RolloutWorker("actor 0")
+    start(worker, f"{__name__}:Held")
+    playing = Background(worker.play, 0)
+    assert Held.began.wait(30)
+    ending = Background(worker.end)
+    assert worker.activity().stage == "environment" and not Held.closed.is_set()
+    Held.may_end.set()
+    assert playing.result() is None
+    ending.result()
+    assert Held.closed.is_set()
+
+
+def test_what_an_environment_raises_is_a_result(threads: None) -> None:
+    worker = RolloutWorker("actor 0")
+    assert not isinstance(start(worker, "source_envs:Raises"), Failed)
+    failed = worker.play(0)
+    assert isinstance(failed, Failed) and "the joystick is gone" in failed.error
+    assert not failed.usage and worker.activity().steps == 2 * 20
+
+
+def test_one_that_cannot_be_made_is_a_mistake_of_the_user(threads: None) -> None:
+    failed = start(RolloutWorker("actor 0"), "source_envs:NoSuchClass")
+    assert isinstance(failed, Failed) and failed.usage and "NoSuchClass" in failed.error
+
+
+def test_a_worker_may_be_started_again(threads: None) -> None:
+    worker = RolloutWorker("actor 0")
+    start(worker, "source_envs:Raises")
+    worker.end()
+    start(worker, "source_envs:Numbered")
+    worker._arguments = {**worker._arguments, "unroll_length": 3}
+    played = worker.play(0)
+    assert isinstance(played, Played) and played.activity.steps == 2 * 3
+    assert played.arrays["policy_version"][1:4].tolist() == [[7, 7]] * 3
