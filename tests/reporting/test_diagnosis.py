@@ -187,7 +187,7 @@ def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> No
                     assert len(sentence) <= 160 and "\n" not in sentence
                     assert set(re.findall(r"--\w+", sentence)) <= own
                     checked += 1
-    assert checked == 180
+    assert checked == 240
 
 
 @pytest.mark.parametrize(("parameters", "is_large"), [(499_999, False), (500_000, True)])

@@ -191,6 +191,8 @@ def _as_bytes(tensor: Tensor) -> np.ndarray:
 
 
 def _from_bytes(array: np.ndarray, like: Tensor) -> Tensor:
+    if not like.numel():  # numpy's strides of nothing are none that torch can view
+        return torch.empty_like(like, device="cpu")
     return torch.from_numpy(array).view(like.dtype).reshape(like.shape)
 
 
