@@ -171,6 +171,12 @@ def test_weights_are_stored_once_for_all_and_only_when_one_can_fetch_them(run: B
     run.run()
     assert first.waiting("load") == [] and second.waiting("load") == [(11, ["reference 2"])]
     assert len(run.fleet.stored) == 3
+    second.answer("load", None)
+    run.run()
+    assert first.waiting("load") == second.waiting("load") == [], "nothing is newer"
+    run.weights.publish(run.agent.model, 12)
+    run.run()
+    assert first.waiting("load") == second.waiting("load") == [(12, ["reference 3"])]
 
 
 def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
