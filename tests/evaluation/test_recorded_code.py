@@ -21,11 +21,13 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.toy import Catch
+from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.learner_run import Played
+from torchbeast.learning.recorded import check_named, naming_flags, recorded_env
 
 PROGRAMS = ("monobeast", "polybeast", "polybeast_learner")
-SENTENCE = "a checkpoint's code is run only when you name it"
+SENTENCE = "the run's record, which could be anyone's, calls os:system with the arguments"
 OWN = f"{__name__}:own_catch"
 
 
@@ -69,7 +71,7 @@ def test_a_checkpoint_calls_no_factory_with_arguments_that_nobody_typed(
     save(tmp_path, **touching(made))
     assert main(program, tmp_path, *args) == 2
     said = capsys.readouterr().err
-    assert SENTENCE in said and '--env os:system --env_kwargs \'{"command": ' in said
+    assert SENTENCE in said and said.endswith("if you trust it, add --env os:system\n")
     assert not made.exists()
 
 
@@ -132,7 +134,9 @@ def test_a_servers_description_calls_no_factory(
     save(tmp_path, **recorded_from(description, tmp_path))
     capsys.readouterr()
     assert main(program, tmp_path, *args, *named) == 2
-    assert SENTENCE in capsys.readouterr().err and not (tmp_path / "made").exists()
+    said = capsys.readouterr().err
+    assert SENTENCE in said and 'add --env os:system --env_kwargs \'{"command": ' in said
+    assert not (tmp_path / "made").exists()
 
 
 def test_arguments_of_a_built_in_environment_are_recorded_as_described(
@@ -152,6 +156,24 @@ def test_a_factory_that_the_user_names_is_called(
 ) -> None:
     save(tmp_path, env=OWN, env_kwargs={"rows": 10})
     assert main(program, tmp_path, *TEST, *named) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("others_serve", [False, True])
+@pytest.mark.parametrize("name", [OWN, "Catch"])
+def test_the_flags_that_name_a_recorded_environment_are_accepted_and_needed(
+    name: str, others_serve: bool
+) -> None:
+    env = envs.EnvSpec(name, {"rows": 10})
+    recorded = recorded_env(env, others_serve)
+    flags = naming_flags(recorded)
+    words = dict(zip(flags[::2], flags[1::2], strict=True))
+    kwargs = json.loads(words.get("--env_kwargs", "{}"))
+    check_named(recorded, envs.EnvSpec(words.get("--env", ""), kwargs))
+    assert (kwargs or recorded["env_kwargs"]) == env.kwargs
+    assert bool(flags) == (name == OWN)
+    if flags:
+        with pytest.raises(UsageError, match="if you trust it, add --env"):
+            check_named(recorded, envs.EnvSpec(""))
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -134,3 +134,14 @@ class Mixed(Truncated):
     def observation(self):
         image = np.full((2, 40, 40), self.episode_step, np.uint8)
         return {"image": image, "number": np.float32(self.episode_step)}
+
+
+class Sized(Plain):
+    """Observations of a size that the user chooses."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def observation(self):
+        return np.zeros(self.size, np.float32)

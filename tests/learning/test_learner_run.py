@@ -34,7 +34,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played, check_batches
-from torchbeast.learning.recorded import changes
+from torchbeast.learning.recorded import changes, recorded_env
 from torchbeast.learning.session import session
 from torchbeast.learning.watch import Watch
 from torchbeast.learning.weights import PublishedWeights
@@ -286,6 +286,18 @@ def test_other_keyword_arguments_of_the_environment_are_told_whatever_their_orde
 
 
 PAIRS = [("rows", 4), ("a", {})]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("now", [True, False])
+def test_keyword_arguments_are_compared_whoever_serves_the_environment(
+    before: bool, now: bool
+) -> None:
+    one, other = EnvSpec("mine:make", {"size": 6}), EnvSpec("mine:make", {"size": 7})
+    assert changes(recorded_env(one, before), recorded_env(one, now)) == []
+    assert changes(recorded_env(one, before), recorded_env(other, now)) == [
+        'env_kwargs {"size": 7} (recorded {"size": 6})'
+    ]
 
 
 def test_the_first_tensor_that_is_not_finite_is_named() -> None:

@@ -193,12 +193,19 @@ def test_the_summary_has_steps_episodes_and_return() -> None:
 
 
 def test_the_suggested_command_resumes_the_run_by_its_name_alone() -> None:
-    text = next_commands("polybeast", Path("/runs/my run"), True, False)
+    text = next_commands("polybeast", Path("/runs/my run"), True)
     assert "-m torchbeast.polybeast --savedir /runs --xpid 'my run'\n" in text + "\n"
-    assert "-m torchbeast.polybeast --mode test --savedir /runs --xpid 'my run'" in text
+    assert "-m torchbeast.polybeast --mode test --savedir /runs --xpid 'my run'\n" in text
     assert "-m torchbeast.plot '/runs/my run'" in text
 
 
+def test_the_suggested_commands_have_the_flags_that_they_need() -> None:
+    kwargs = '{"size": 6}'
+    text = next_commands("polybeast", Path("/a"), True, ["--env_kwargs", kwargs], ["--env", "b c"])
+    assert f"--mode test --savedir / --xpid a --env_kwargs '{kwargs}'\n" in text
+    assert text.endswith("--savedir / --xpid a --env 'b c'")
+
+
 def test_without_a_checkpoint_no_command_is_suggested_that_needs_one() -> None:
-    text = next_commands("polybeast", Path("/runs/a"), False, False)
+    text = next_commands("polybeast", Path("/runs/a"), False)
     assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text

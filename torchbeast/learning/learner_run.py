@@ -31,7 +31,7 @@ from torchbeast.learning.assemble import Assembled, LearnerConfig, MakeAgent, as
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute
-from torchbeast.learning.recorded import changes, recorded_env
+from torchbeast.learning.recorded import changes, naming_flags, recorded_env
 from torchbeast.learning.reward_clipping import sentence
 from torchbeast.learning.saving import Saving
 from torchbeast.learning.session import Session
@@ -251,8 +251,18 @@ class LearnerRun:
         folder, program = self._session.folder, self._settings.collection.program
         print(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
-        complete = progress.step >= self._total_steps
-        print(next_commands(program, folder.path, exists, complete), flush=True)
+        commands = next_commands(
+            program, folder.path, exists, naming_flags(self._recorded), self._to_resume(progress)
+        )
+        print(commands, flush=True)
+
+    def _to_resume(self, progress: Progress) -> list[str]:
+        """Returns the flags with which the run goes on; a complete one needs more steps."""
+        more = ["--total_steps", str(2 * self._total_steps)]
+        return [
+            *([] if self._played.others_serve else naming_flags(self._recorded)),
+            *(more if progress.step >= self._total_steps else []),
+        ]
 
 
 def check_batches(

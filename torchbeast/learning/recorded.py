@@ -42,36 +42,52 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
     return {"env": env.name, "env_kwargs": kwargs}
 
 
+def naming_flags(recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the flags that a command needs for `check_named` to accept these settings."""
+    name = recorded.get("env") or ""
+    served, kwargs = recorded.get(SERVED_KWARGS), recorded.get("env_kwargs")
+    if not (served or kwargs) or not EnvSpec(name).is_factory:
+        return []
+    return ["--env", name, *(["--env_kwargs", json.dumps(served)] if served else [])]
+
+
 def check_named(recorded: Mapping[str, Any], asked: EnvSpec) -> None:
     """Raises UsageError where a "module:attribute" would get keyword arguments that nobody typed.
 
     recorded: the settings of a checkpoint or of meta.json, which can come from anyone: with
-    arguments of their choice, os:system runs any command.
+    arguments of their choice, os:system runs any command. Without arguments it is called in any
+    case; so an unknown checkpoint runs code of this machine's modules, but gives it no arguments.
     asked: what the command line names; an empty name or no arguments stand for the recorded ones.
     """
-    name = recorded.get("env") or ""
-    served, kwargs = recorded.get(SERVED_KWARGS), recorded.get("env_kwargs")
-    if asked.kwargs or asked.name not in ("", name) or not EnvSpec(name).is_factory:
+    name, needed = recorded.get("env") or "", naming_flags(recorded)
+    if not needed or asked.kwargs or asked.name not in ("", name):
         return
-    if served or (kwargs and not asked.name):
-        typed = shlex.join(["--env", name, "--env_kwargs", json.dumps(served or kwargs)])
+    if not asked.name or "--env_kwargs" in needed:
+        kwargs = json.dumps(_env_kwargs(recorded))
         raise UsageError(
-            f"the run plays {name} with recorded keyword arguments: give {typed} to run it: "
-            "a checkpoint's code is run only when you name it"
+            f"the run's record, which could be anyone's, calls {name} with the arguments {kwargs}: "
+            f"if you trust it, add {shlex.join(needed)}"
         )
+
+
+def _env_kwargs(settings: Mapping[str, Any]) -> Any:
+    """Returns the environment's keyword arguments, whoever made it; before --env_kwargs, none."""
+    return settings.get(SERVED_KWARGS) or settings.get("env_kwargs", {})
 
 
 def changes(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Returns a line for each setting of a resumed run that differs from the recorded one.
 
     Settings that were not recorded, as in a run of another program, are left out, and so is the
-    model, which cannot change. Before --env_kwargs was recorded there was no such flag.
+    model, which cannot change.
     """
-    recorded = {"env_kwargs": {}, **recorded}
+    recorded = {**recorded, "env_kwargs": _env_kwargs(recorded)}
+    if "env_kwargs" in now:
+        now = {**now, "env_kwargs": _env_kwargs(now)}
     return [
         f"{name} {_plain(value)} (recorded {_plain(recorded[name])})"
         for name, value in now.items()
-        if name in recorded and name not in (*OF_ONE_COMMAND, "model")
+        if name in recorded and name not in (*OF_ONE_COMMAND, SERVED_KWARGS, "model")
         if _plain(recorded[name]) != _plain(value)
     ]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from torchbeast.reporting.display import clock
@@ -42,14 +43,23 @@ def _lag(progress: Progress) -> str:
     return f"; the last policy lag was {progress.mean_lag:.1f}, at most {progress.max_lag:.0f}"
 
 
-def next_commands(program: str, folder: Path, has_checkpoint: bool, complete: bool) -> str:
-    """Returns where the files are, and the commands that plot, test and resume the run."""
+def next_commands(
+    program: str,
+    folder: Path,
+    has_checkpoint: bool,
+    to_test: Sequence[str] = (),
+    to_resume: Sequence[str] = (),
+) -> str:
+    """Returns where the files are, and the commands that plot, test and resume the run.
+
+    to_test, to_resume: further words of these commands.
+    """
     python = Path(sys.executable).name
-    where = f"--savedir {shlex.quote(str(folder.parent))} --xpid {shlex.quote(folder.name)}"
+    run = f"{python} -m torchbeast.{program}"
+    where = ["--savedir", str(folder.parent), "--xpid", folder.name]
     commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
     if has_checkpoint:
-        commands["Test it:"] = f"{python} -m torchbeast.{program} --mode test {where}"
-        more = " (with more --total_steps)" if complete else ""
-        commands[f"Resume it{more}:"] = f"{python} -m torchbeast.{program} {where}"
+        commands["Test it:"] = f"{run} --mode test {shlex.join([*where, *to_test])}"
+        commands["Resume it:"] = f"{run} {shlex.join([*where, *to_resume])}"
     lines = [f"{what}\n  {command}" for what, command in commands.items()]
     return "\n".join([f"Its files are in {folder}", *lines])
