@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory that is free for a program: the machine's, or less where a control group limits it.
+
+Containers and job schedulers limit memory by control groups, which form a tree: the limit of every
+group above the process's own holds too. A process that exceeds one is killed without a word.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+# Of the two versions of control groups: folder, limit, use, and entries of memory.stat that are
+# files in the page cache, which the kernel drops when memory is needed.
+_VERSIONS = {
+    "": (("", "unified"), "memory.max", "memory.current", ("inactive_file", "active_file")),
+    "memory": (
+        ("memory",),
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
+}
+
+
+def free_memory(root: Path = Path("/")) -> int | None:
+    """Returns the bytes that this process may still use; None where the system does not tell.
+
+    root: where the files of the system are.
+    """
+    return min([*_of_the_machine(root), *_of_control_groups(root)], default=None)
+
+
+def _of_the_machine(root: Path) -> Iterator[int]:
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemAvailable:"):
+            yield 1024 * int(line.split()[1])
+            return
+    if "SC_PHYS_PAGES" in os.sysconf_names:  # macOS: all there is, free or not
+        yield os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _of_control_groups(root: Path) -> Iterator[int]:
+    """What is left in each group that limits this process."""
+    for line in _lines(root / "proc/self/cgroup"):
+        _, controllers, path = line.split(":", 2)
+        for name in {*controllers.split(",")} & set(_VERSIONS):
+            folders, limit, use, cached = _VERSIONS[name]
+            for folder in folders:
+                for group in _upwards(root / "sys/fs/cgroup" / folder, path):
+                    yield from _left_in(group, limit, use, cached)
+
+
+def _upwards(base: Path, path: str) -> Iterator[Path]:
+    """The group and all above it. In a container the base may be the group itself."""
+    group = base / path.strip("/")
+    yield from (folder for folder in (group, *group.parents) if folder.is_relative_to(base))
+
+
+def _left_in(group: Path, limit: str, use: str, cached: tuple[str, ...]) -> Iterator[int]:
+    most, used = _number(group / limit), _number(group / use)
+    if most is not None and used is not None:
+        stat = dict(line.split() for line in _lines(group / "memory.stat"))
+        yield max(0, most - used + sum(int(stat.get(name, 0)) for name in cached))
+
+
+def _number(path: Path) -> int | None:
+    """None where there is no such file, or no limit ("max")."""
+    text = "".join(_lines(path))
+    return int(text) if text.isdigit() else None
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
