@@ -37,6 +37,7 @@ from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import Deaths
@@ -48,7 +49,7 @@ from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.collector import Collector, Written
-from torchbeast.sources.processes.rollout_buffers import Batch, rollout_fields
+from torchbeast.sources.processes.rollout_buffers import Batch
 from torchbeast.sources.processes.shared_memory import slot_size
 from torchbeast.sources.spread import split_evenly
 
@@ -79,6 +80,7 @@ class RaySourceConfig:
     extras: tuple[str, ...]  # names of the outputs of acting to put into rollouts
     mode: Mode  # in which actions are chosen
     num_batches: int = 2  # one in preparation, the others used by learner threads
+    spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
     seed: int
 
 
@@ -87,7 +89,7 @@ def rollout_bytes(
 ) -> int:
     """Returns the size of a rollout of one environment, without final observations."""
     length = config.rollouts.unroll_length
-    return slot_size(rollout_fields(agent.model, observation_space, config.extras, length, 1))
+    return slot_size(rollout_specs(agent.model, observation_space, config.extras, length, 1))
 
 
 class FleetWeights:
@@ -144,7 +146,9 @@ class RaySource:
         shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
         num_batches = config.num_batches + config.fleet.batches_ahead(self._batch_size)
         pin = device.type == "cuda"
-        batches = (Batch(*shape, self._batch_size, pin) for _ in range(num_batches))
+        batches = (
+            Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
+        )
         self._collector = Collector(batches)
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._played: queue.Queue[Written | None] = queue.Queue()

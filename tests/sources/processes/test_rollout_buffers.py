@@ -50,8 +50,8 @@ class Player:
             loop.step()
             writer.write(t, loop.row, loop.acted, slot)
 
-    def batch(self, size: int) -> Batch:
-        return Batch(*self.shape, size, pin=False)
+    def batch(self, size: int, spare: int = 0) -> Batch:
+        return Batch(*self.shape, size, pin=False, spare_columns=spare)
 
 
 @pytest.fixture
@@ -154,6 +154,31 @@ def test_a_batch_that_is_used_again_holds_only_new_rollouts(player: Player) -> N
     assert second.observation.data_ptr() == first.observation.data_ptr()
     assert second.policy_version.eq(1).all()
     assert len(second.final_observation) == len(second.truncations()[0])
+
+
+def test_spare_columns_are_left_to_others(player: Player) -> None:
+    """Whatever they hold: the columns of the slots and their final observations are the same."""
+    plain, spare = player.batch(E), player.batch(E, spare=3)
+    for leaf in flatten(spare._arrays):
+        leaf[:, E:] = 1
+    for batch in (plain, spare):
+        batch.add(player.rollouts.slots[1], 0, E)
+        assert batch.missing == 0
+    rollout, wide = plain.rollout(), spare.rollout()
+    assert wide.batch_size == E + 3 and wide.reward[:, E:].eq(1).all()
+    mine = wide.columns(0, E)
+    mine.check()
+    for name in (
+        "observation",
+        "truncated",
+        "final_observation",
+        "initial_agent_state",
+        "env_index",
+    ):
+        for found, expected in zip(
+            flatten(getattr(mine, name)), flatten(getattr(rollout, name)), strict=True
+        ):
+            assert torch.equal(found, expected), name
 
 
 def test_a_second_mapping_of_the_file_sees_what_was_written(player: Player) -> None:

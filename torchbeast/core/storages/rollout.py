@@ -157,8 +157,16 @@ class Rollout:
         if max_columns >= self.batch_size:
             return [self]
         bounds = even_bounds(self.batch_size, -(-self.batch_size // max_columns))
-        finals = [0, *self.truncated[1:].sum(0).cumsum(0).tolist()]
+        finals = self._first_finals()
         return [self._columns(start, end, finals) for start, end in pairwise(bounds)]
+
+    def columns(self, start: int, end: int) -> Rollout:
+        """Returns columns start..end-1, which share memory. No later column is looked at."""
+        return self._columns(start, end, self._first_finals())
+
+    def _first_finals(self) -> list[int]:
+        """Returns where the final observations of each column begin, and behind the last's."""
+        return [0, *self.truncated[1:].sum(0).cumsum(0).tolist()]
 
     def _columns(self, start: int, end: int, finals: list[int]) -> Rollout:
         """Returns columns start..end-1; column i's final observations begin at finals[i]."""

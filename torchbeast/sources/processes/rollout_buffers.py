@@ -2,7 +2,7 @@
 """Rollouts in shared memory: written by one actor process, copied into batches by the learner.
 
     slot   [T+1, E, ...]   one rollout of the E environments of one actor process
-    batch  [T+1, B, ...]   columns of several slots, side by side
+    batch  [T+1, B, ...]   columns of several slots, side by side; spare columns for a replay's
 
 Both have the fields of `Rollout`. A slot has room for the final observations of T * E truncated
 episodes; its pages take no memory until they are written.
@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchbeast.core.actors.contract import Acted, Actor, specs_of_extras
+from torchbeast.core.actors.contract import Acted, Actor
 from torchbeast.core.actors.env_loop import EnvRow
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, slot_size
 
 RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
@@ -69,45 +70,8 @@ def slot_specs(
         lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
         observation_space,
     )
-    fields = rollout_fields(actor, observation_space, extras, unroll_length, num_envs)
+    fields = rollout_specs(actor, observation_space, extras, unroll_length, num_envs)
     return {**fields, "final_observation": finals}
-
-
-def rollout_fields(
-    actor: Actor,
-    observation_space: ObservationSpace,
-    extras: Sequence[str],
-    unroll_length: int,
-    columns: int,
-) -> dict[str, Any]:
-    """Returns a nest of ArraySpec for every field of Rollout except final_observation.
-
-    observation_space: that of one environment, as the policy sees it.
-    """
-
-    def spec(shape: tuple[int, ...], dtype: str) -> ArraySpec:
-        return ArraySpec((unroll_length + 1, columns, *shape), dtype)
-
-    action = actor.distribution.zero_action((1, columns))
-    given = specs_of_extras(actor, extras)
-    return {
-        "observation": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), observation_space),
-        "reward": spec((), "float32"),
-        "done": spec((), "bool"),
-        "truncated": spec((), "bool"),
-        "episode_end": spec((), "bool"),
-        "episode_step": spec((), "int32"),
-        "episode_return": spec((), "float32"),
-        "action": map_leaves(lambda leaf: spec(leaf.shape[2:], _dtype(leaf)), action),
-        "extras": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), given),
-        "policy_version": spec((), "int64"),
-        "env_index": spec((), "int64"),
-        "rollout_index": spec((), "int64"),
-        "initial_agent_state": map_leaves(
-            lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
-            actor.initial_state(columns),
-        ),
-    }
 
 
 class SlotWriter:
@@ -157,7 +121,7 @@ _ENV_FIELDS = ("reward", "done", "truncated", "episode_end", "episode_step", "ep
 
 
 class Batch:
-    """A reusable buffer for one batch, filled column by column."""
+    """A reusable buffer for one batch, filled column by column, with spare columns behind it."""
 
     def __init__(
         self,
@@ -167,9 +131,15 @@ class Batch:
         unroll_length: int,
         batch_size: int,
         pin: bool,
+        spare_columns: int = 0,
     ) -> None:
-        """Allocates the buffer; pin: use pinned memory, for asynchronous copies to a GPU."""
-        specs = rollout_fields(actor, observation_space, extras, unroll_length, batch_size)
+        """Allocates the buffer.
+
+        pin: use pinned memory, for asynchronous copies to a GPU. spare_columns: columns that are
+        left to others to fill.
+        """
+        columns = batch_size + spare_columns
+        specs = rollout_specs(actor, observation_space, extras, unroll_length, columns)
         self._tensors = map_leaves(lambda spec: _empty(spec, pin), specs)
         self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
         self._size = batch_size
@@ -196,7 +166,10 @@ class Batch:
         self._filled += count
 
     def rollout(self) -> Rollout:
-        """Returns the full batch, which shares the buffer's memory and is valid until `clear`."""
+        """Returns the full batch, which shares the buffer's memory and is valid until `clear`.
+
+        In its spare columns is whatever the memory held. final_observation has none of theirs.
+        """
         return Rollout(**self._tensors, final_observation=self._final_observation())
 
     def _add_finals(self, slot: RolloutArrays, first: int, count: int) -> None:
@@ -232,10 +205,6 @@ def _write(arrays: Any, index: Any, values: Any) -> None:
 
 def _arrays(tensors: Nest[torch.Tensor]) -> Any:
     return map_leaves(lambda leaf: leaf.numpy(), tensors)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")  # Tensor.numpy().dtype needs the CPU
 
 
 def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:

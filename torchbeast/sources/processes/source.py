@@ -72,6 +72,7 @@ class MonoSourceConfig:
     extras: tuple[str, ...]  # names of the outputs of acting to put into rollouts
     mode: Mode  # in which actions are chosen
     num_batches: int = 2  # one in preparation, the others used by learner threads
+    spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
     seed: int
 
 
@@ -119,7 +120,7 @@ class MonoSource:
         pin = device.type == "cuda"
         num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
         self._collector = Collector(
-            Batch(*shape, self._batch_size, pin) for _ in range(num_batches)
+            Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
         counts = split_evenly(processes.num_actors, num_processes)
         self._activities = SharedActivities(num_processes)
@@ -156,7 +157,9 @@ class MonoSource:
         supervisor.start_thread("hangs", self._watch_actors)
 
     def batches(self) -> Iterator[Rollout]:
-        """Yields rollouts `[T+1, batch_size, ...]` on the CPU, until the source is closed."""
+        """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
+        closed. Spare columns hold whatever the memory held.
+        """
         return self._collector.batches()
 
     def close(self) -> None:
