@@ -89,7 +89,8 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         rollouts=flags.rollouts,
         extras=learner.extras,
         mode=learner.mode,
-        num_batches=1 + learner.compute.learner_threads,
+        num_batches=1 + learner.batches_at_once,
+        spare_columns=learner.spare_columns,
         seed=learner.seed,
     )
 

@@ -90,6 +90,7 @@ def train(
             extras=learner.extras,
             mode=learner.mode,
             seed=learner.seed,
+            spare_columns=learner.spare_columns,
         )
 
     settings = run_settings(flags, env.name, collection)

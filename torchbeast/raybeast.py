@@ -107,7 +107,8 @@ def _source_config(
         rollouts=flags.rollouts,
         extras=learner.extras,
         mode=learner.mode,
-        num_batches=1 + learner.compute.learner_threads,
+        num_batches=1 + learner.batches_at_once,
+        spare_columns=learner.spare_columns,
         seed=learner.seed,
     )
 

@@ -14,6 +14,8 @@ import pytest
 import torch
 from programs import Program, Workshop
 
+from torchbeast.reporting.log_files import read_logs
+
 ray = pytest.importorskip("ray")
 
 LEARNING = r"steps ([1-9][\d,]*) of "
@@ -109,6 +111,14 @@ def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(
     code, said = workshop.run("raybeast", *args)
     match = re.search(r"Mean (-?[\d.]+), median", said)
     assert code == 0 and match and float(match[1]) >= 0.9, said
+
+
+def test_it_learns_from_a_replay_too(workshop: Workshop) -> None:
+    run = small(workshop, 2000, "--replay_size", "2000", "--replay_ratio", "2")
+    assert run.end() == 0, run.said
+    *_, last = read_logs(workshop.run_folder("a"))
+    assert last["step"] == 2000 and last["learnt_steps"] > 5000
+    assert last["samples_per_insert"] > 1.5 and last["replay_age"] > last["mean_lag"]
 
 
 def test_a_killed_learner_takes_its_ray_with_it(workshop: Workshop) -> None:

@@ -93,6 +93,17 @@ def test_collected_steps_are_shown_until_the_first_update() -> None:
     ]
 
 
+def test_a_replay_is_shown_where_there_is_one() -> None:
+    without, online_alone, later = plain_lines(
+        (0, shown(0)),
+        (5, shown(640, replay_fill=0.004)),
+        (10, shown(1280, replay_fill=0.341, relevant_share=0.92)),
+    )
+    assert "replay" not in without
+    assert "queue 2  replay 0 %, - relevant  streams 4" in online_alone
+    assert "replay 34 %, 92 % relevant" in later
+
+
 def test_a_diagnosis_is_printed_when_the_limiting_stage_changes() -> None:
     slow, fast = Diagnosis("environment", "environments"), Diagnosis("learner", "learner")
     said = [(0, None), (5, slow), (10, Diagnosis("environment", "environments, too"))]

@@ -23,7 +23,7 @@ from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of, renamed
 from torchbeast.cli.resuming import kinds
-from torchbeast.core.algos.registry import DEFAULT
+from torchbeast.core.algos.registry import DEFAULT, FOR_REPLAY
 from torchbeast.errors import UsageError
 
 Flags = TypeVar("Flags")
@@ -31,6 +31,7 @@ Flags = TypeVar("Flags")
 _BOX = "╭╮╰╯│─ "
 # The prefix of tyro to the message of a check; if a flag cannot be parsed, it names that flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
+_OF_REPLAY = ("replay_size", "replay_ratio")
 _ALIASES = {  # names in earlier programs
     "--num_threads": "--num_learner_threads",
     "--use_resnet": "--model=deep",
@@ -77,19 +78,24 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
         return flags_type, None
     of_preset = presets.settings(words)  # first: it may print a list and exit
     recorded = resuming.recorded(words)
-    made = with_algorithm(flags_type, _algorithm(words, {**recorded, **of_preset}))
-    values = {**resuming.usable(made, recorded), **of_preset}
+    algo = _algorithm(words, {**recorded, **of_preset})
+    made = with_algorithm(flags_type, algo)
+    chosen = {} if algo == DEFAULT else {"algo": algo}
+    values = {**resuming.usable(made, recorded), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
 
 
 def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
-    """Returns the name of the algorithm whose flags there are.
+    """Returns the name of the algorithm whose flags there are: LASER's if there is a replay and
+    nothing names another.
 
     An evaluation learns nothing: a recorded algorithm need not be there to be imported.
     """
     of_run = None if resuming.is_test(words) else decided.get("algo")
-    return str(resuming.given(words, "--algo") or of_run or DEFAULT)
+    has_replay = any(resuming.given(words, f"--{name}") or decided.get(name) for name in _OF_REPLAY)
+    usual = FOR_REPLAY if has_replay else DEFAULT
+    return str(resuming.given(words, "--algo") or of_run or usual)
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:

@@ -21,7 +21,7 @@ from torchbeast.learning.config import CheckpointConfig, HardwareConfig, Trainin
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.config import RayConfig
-from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.config import ReplayConfig, RolloutConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import (
     FleetConfig,
@@ -46,8 +46,9 @@ class DefaultsFlags:
     """Read first: what the defaults of the other flags are."""
 
     algo: str = registry.DEFAULT
-    """Algorithm: impala, laser, or package.module:MyAlgo for your own. Its settings become flags,
-    which --help lists with those of the program. A run that is resumed keeps its algorithm."""
+    """Algorithm: impala; laser, which also learns from a replay (--replay_size); or
+    package.module:MyAlgo for your own. Its settings become flags, which --help lists with those of
+    the program. A run that is resumed keeps its algorithm."""
     preset: str | None = None
     """Settings that belong together take the place of the defaults below and above;
     help lists them."""
@@ -71,16 +72,23 @@ class LearnerFlags:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
     step: StepConfig = field(default_factory=StepConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     def __post_init__(self) -> None:
+        self.replay.spare_columns(self.rollouts)
         mode, played = self.command.mode, self.evaluation
         require(
             mode == "train" or not self.checkpoints.disable_checkpoint,
             f"--mode {mode} reads a checkpoint; leave out --disable_checkpoint",
+        )
+        require(
+            not self.replay.checkpoint_replay or not self.checkpoints.disable_checkpoint,
+            "--checkpoint_replay saves the replay with every checkpoint; leave out "
+            "--disable_checkpoint",
         )
         require(
             mode != "train" or not played.sampled,

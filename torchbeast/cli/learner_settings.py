@@ -44,6 +44,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         step=flags.step,
         total_steps=flags.training.total_steps,
         rollouts=flags.rollouts,
+        replay=flags.replay,
         hardware=flags.hardware,
         reproducible=reproducible,
     )

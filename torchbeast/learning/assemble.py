@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
 from torchbeast.learning.weights import PublishedWeights, Publisher
 from torchbeast.processes.malloc import keep_freed_memory
-from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.config import ReplayConfig, RolloutConfig
 
 Weights = TypeVar("Weights", bound=Publisher)
 MakeAgent = Callable[[ActorSpec], Agent]
@@ -45,7 +45,13 @@ class LearnerConfig:
     total_steps: int
     rollouts: RolloutConfig
     hardware: HardwareConfig
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     reproducible: bool = False  # same results on every machine, see hardware.choose
+
+    @property
+    def spare_columns(self) -> int:
+        """Number of replayed rollouts in a batch, beside the new ones."""
+        return self.replay.spare_columns(self.rollouts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,8 +116,8 @@ def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[Pu
 def _optimiser_step(
     algo: Algorithm[Any], config: LearnerConfig, compute: Compute, agent: Agent
 ) -> OptimiserStep[Any]:
-    rollouts = config.rollouts
-    threads = share_cores(compute, rollouts.batch_size, rollouts.unroll_length, agent)
+    columns = config.rollouts.batch_size + config.spare_columns
+    threads = share_cores(compute, columns, config.rollouts.unroll_length, agent)
     return OptimiserStep(
         algo,
         config.step,

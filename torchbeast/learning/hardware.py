@@ -65,17 +65,19 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
     )
 
 
-def share_cores(compute: Compute, batch_size: int, unroll_length: int, agent: Agent) -> int:
+def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent) -> int:
     """Returns the number of threads that learn from slices, and sets torch's number of threads.
+
+    columns: of a batch.
 
     The cores are divided: each of the threads uses an equal share inside torch's operations. One
     thread learns on a GPU, from a single slice, in reproducible runs (the order of sums is fixed)
     and with a compiled network. Call it before other threads use torch: new threads take over
     torch's setting.
     """
-    size = batch_size, (unroll_length + 1) * agent.observation_bytes
-    columns = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
-    over_slices = 1 if compute.is_whole else min(compute.threads, -(-batch_size // columns))
+    size = columns, (unroll_length + 1) * agent.observation_bytes
+    at_once = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
+    over_slices = 1 if compute.is_whole else min(compute.threads, -(-columns // at_once))
     torch.set_num_threads(max(1, compute.threads // over_slices))
     return over_slices
 

@@ -23,6 +23,7 @@ from torchbeast.core.actors.contract import Mode
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.nest_py import flatten
+from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -32,13 +33,20 @@ from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute
 from torchbeast.learning.recorded import changes, naming_flags, recorded_env
+from torchbeast.learning.replay import (
+    check_learns_from_replay,
+    make_replay,
+    mixed_source,
+    resume_replay,
+)
 from torchbeast.learning.reward_clipping import sentence
-from torchbeast.learning.saving import Saving
+from torchbeast.learning.saving import SaveReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
+from torchbeast.processes.memory import free_memory
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
 from torchbeast.reporting.log_files import LogFiles
@@ -64,6 +72,8 @@ class Learner(Generic[Weights]):
     extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
     mode: Mode  # in which actions are chosen
     seed: int  # of the environments; differs after each resumption
+    spare_columns: int  # of a batch, after the new rollouts: for replayed ones
+    batches_at_once: int  # that are taken from the source and not given back yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +127,7 @@ class LearnerRun:
         self._earlier.check_same_environment(played.env.name, played.others_serve)
         self._earlier.check_same_algorithm(self._recorded["algo"])
         config, say = self._settings.learner, self._say_start
+        check_learns_from_replay(config, self._recorded["algo"])
         made = assemble(config, make_agent, make_weights, self._earlier, say)
         progress = self._earlier.progress()
         progress.keep_last(self._settings.display.episodes_for_avg)
@@ -124,6 +135,7 @@ class LearnerRun:
         if progress.step >= self._total_steps:
             self._say_complete(progress)
             return
+        replay = self._replay(made) if config.replay.is_used else None
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
@@ -131,17 +143,38 @@ class LearnerRun:
             extras=made.algo.needs,
             mode=made.algo.mode,
             seed=_environment_seed(self._recorded["seed"], progress.step),
+            spare_columns=config.spare_columns,
+            batches_at_once=made.compute.learner_threads + (replay is not None),
         )
         source = make_source(learner)
         check_batches(source.yields, type(made.algo))
-        self._learn(made, source, progress)
+        if replay is None:
+            self._learn(made, source, progress)
+            return
+        mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
+        is_saved = config.replay.checkpoint_replay
+        self._learn(made, mixed, progress, mixed.save_replay if is_saved else None)
 
     @property
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
 
-    def _learn(self, made: Assembled[Any], source: Source, progress: Progress) -> None:
-        saving = self._saving(made.agent)
+    def _replay(self, made: Assembled[Any]) -> RolloutReplay:
+        """Makes the replay, with the contents that the earlier run saved."""
+        config, seed = self._settings.learner, self._recorded["seed"]
+        replay = make_replay(config, made.agent, made.algo.needs, seed, free_memory())
+        if self._earlier.recorded is not None:
+            resume_replay(replay, self._session.folder.path, config.replay.checkpoint_replay)
+        return replay
+
+    def _learn(
+        self,
+        made: Assembled[Any],
+        source: Source,
+        progress: Progress,
+        save_replay: SaveReplay | None = None,
+    ) -> None:
+        saving = self._saving(made.agent, save_replay)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
             components = TrainingComponents(
                 source=source,
@@ -159,7 +192,7 @@ class LearnerRun:
             self._until_the_end(watch, training, saving)
             self._say_end(progress, first_step, time.monotonic() - began)
 
-    def _saving(self, agent: Agent) -> Saving:
+    def _saving(self, agent: Agent, save_replay: SaveReplay | None) -> Saving:
         labels = {
             "format": checkpoints.FORMAT,
             "flags": self._recorded,
@@ -167,7 +200,8 @@ class LearnerRun:
             "reward_input": agent.spec.reward_input,
             "reads_values": agent.spec.reads_values,
         }
-        return Saving(self._session.folder, labels, self._settings.checkpoints.disable_checkpoint)
+        disabled = self._settings.checkpoints.disable_checkpoint
+        return Saving(self._session.folder, labels, disabled, save_replay)
 
     def _training(
         self, components: TrainingComponents, progress: Progress, saving: Saving

@@ -165,6 +165,7 @@ class Training:
         self.progress.loss = figures["total_loss"]
         self.progress.mean_lag = figures.get("mean_lag", math.nan)
         self.progress.max_lag = figures.get("max_lag", math.nan)
+        self.progress.relevant_share = figures.get("relevant_share", math.nan)
         self.progress.episodes += len(returns)
         self.progress.returns.extend(returns)
         self.progress.lengths.extend(lengths)

@@ -57,7 +57,7 @@ class Watch:
                     self._save_if_possible(display)
                     saved_at = time.monotonic()
 
-    def _show(self, display: Display, status: Mapping[str, int], window: Window) -> None:
+    def _show(self, display: Display, status: Mapping[str, float], window: Window) -> None:
         has_learnt = self.training.updates_here > 0
         shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.source.away()
@@ -74,7 +74,7 @@ class Watch:
     def _shown(
         self,
         progress: Progress,
-        status: Mapping[str, int],
+        status: Mapping[str, float],
         away: Sequence[Away],
         shares: Shares,
         diagnosis: Diagnosis | None,
@@ -87,10 +87,12 @@ class Watch:
             loss=progress.loss,
             mean_length=progress.mean_length(),
             lag=(progress.mean_lag, progress.max_lag),
-            learner_queue_size=status["learner_queue_size"],
+            learner_queue_size=int(status["learner_queue_size"]),
             collectors=alive(status),
             away=away,
-            collected=status.get("collected_steps", 0),
+            collected=int(status.get("collected_steps", 0)),
+            replay_fill=status.get("replay_fill"),
+            relevant_share=progress.relevant_share,
             shares=shares,
             diagnosis=diagnosis,
         )

@@ -256,7 +256,7 @@ def percent(share: float) -> str:
     return "-" if math.isnan(share) else f"{100 * share:.0f} %"
 
 
-def alive(status: Mapping[str, int]) -> tuple[str, int]:
+def alive(status: Mapping[str, float]) -> tuple[str, int]:
     """Returns what collects, as the log calls it, and how many are alive.
 
     Streams of environment servers in PolyBeast, actor processes in MonoBeast, Ray actors in
@@ -264,5 +264,5 @@ def alive(status: Mapping[str, int]) -> tuple[str, int]:
     """
     for name in ("streams", "actors"):
         if (count := status.get(f"live_{name}")) is not None:
-            return name, count
+            return name, int(count)
     return "streams", 0

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares
+from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
 from torchbeast.sources.contract import Away, since
 
 _WINDOW_S = 10.0  # over which the displayed rate is measured
@@ -40,6 +40,8 @@ class Shown:
     collectors: tuple[str, int]  # kind and number of those that are alive: ("streams", 4)
     away: Sequence[Away] = ()  # lost streams
     collected: int = 0  # env steps since the program started, learnt from or not
+    replay_fill: float | None = None  # share of the replay that is filled; None: there is none
+    relevant_share: float = math.nan  # of the replayed states of the last batch; NaN: unknown
     shares: Shares = UNKNOWN
     diagnosis: Diagnosis | None = None  # None: unknown yet
 
@@ -147,6 +149,7 @@ def _cells(shown: Shown, rate: float) -> dict[str, str]:
         "loss": _number(shown.loss),
         "lag": _lag(*shown.lag),
         "queue": f"{shown.learner_queue_size}",
+        **_replay(shown),
         collectors: _alive(shown),
     }
 
@@ -155,6 +158,13 @@ def _collected(shown: Shown) -> dict[str, str]:
     """Returns the collected steps before the first update, when no other figure changes."""
     waits = math.isnan(shown.loss) and shown.collected
     return {"collected": f"{shown.collected:,}"} if waits else {}
+
+
+def _replay(shown: Shown) -> dict[str, str]:
+    """Returns how full the replay is, and how much of what is replayed is learnt from."""
+    if shown.replay_fill is None:
+        return {}
+    return {"replay": f"{percent(shown.replay_fill)}, {percent(shown.relevant_share)} relevant"}
 
 
 def _alive(shown: Shown) -> str:

@@ -21,6 +21,7 @@ class Progress:
     loss: float = float("nan")
     mean_lag: float = float("nan")  # of the last batch
     max_lag: float = float("nan")  # of the last batch
+    relevant_share: float = float("nan")  # of the last batch's replayed states
     returns: collections.deque[float] = field(
         default_factory=lambda: collections.deque(maxlen=_RECENT)
     )

@@ -14,10 +14,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from torchbeast.core.checks import at_least, require
 from torchbeast.errors import UsageError
@@ -93,10 +95,17 @@ class RunFolder:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replaces the contents of `path` atomically: a reader, or a crash, sees old or new data."""
+    with replaced_atomically(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file that takes the place of `path` when the block ends without an exception."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(unfinished, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)

@@ -33,7 +33,7 @@ class Watchdog:
         self._lost = 0  # streams or actors lost until the last update
 
     def check(
-        self, updates: int, status: Mapping[str, int], now: float, hanging: str = ""
+        self, updates: int, status: Mapping[str, float], now: float, hanging: str = ""
     ) -> str | None:
         """Returns a warning if one is due, else None.
 
@@ -51,7 +51,7 @@ class Watchdog:
         suspect = self._suspect(status, _lost(status) - self._lost, hanging)
         return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
 
-    def _suspect(self, status: Mapping[str, int], lost: int, hanging: str) -> str:
+    def _suspect(self, status: Mapping[str, float], lost: int, hanging: str) -> str:
         """Describes the probable cause; lost: streams or actors lost since the last update."""
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
@@ -59,7 +59,7 @@ class Watchdog:
             return hanging or _NONE_ALIVE[collectors]
         if rollouts >= self._batch_size:
             return "rollouts wait in the learner queue, and the learner does not take them"
-        few = f"{rollouts} of {self._batch_size} rollouts of a batch are there"
+        few = f"{rollouts:g} of {self._batch_size} rollouts of a batch are there"
         if status.get("rollout_queue_size", 0) > 0:
             return f"{few}: others wait, and the learner gives no batch back"
         if status.get("inference_queue_size", 0) > 0:
@@ -67,12 +67,12 @@ class Watchdog:
         return f"{few}: {hanging or _what_is_slow(status, lost)}"
 
 
-def _lost(status: Mapping[str, int]) -> int:
+def _lost(status: Mapping[str, float]) -> int:
     """Returns how many streams broke, or actors died, so far."""
-    return status.get(_LOST[alive(status)[0]], 0)
+    return int(status.get(_LOST[alive(status)[0]], 0))
 
 
-def _what_is_slow(status: Mapping[str, int], lost: int) -> str:
+def _what_is_slow(status: Mapping[str, float], lost: int) -> str:
     collectors, count = alive(status)
     if lost:
         return f"{_losses(collectors, lost)} before a rollout is whole"

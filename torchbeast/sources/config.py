@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchbeast.core.checks import at_least
+from torchbeast.core.checks import at_least, require
+
+_USUAL_RATIO = 1.0  # of replayed rollouts to new ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +32,70 @@ class ActorsConfig:
 
     def __post_init__(self) -> None:
         at_least(1, num_actors=self.num_actors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayConfig:
+    """Experience replay. --replay_size or --replay_ratio alone select --algo laser."""
+
+    replay_size: int = 0
+    """Environment steps that the replay holds, always the newest; 0: no replay. The program says at
+    its start how much memory they take."""
+    replay_ratio: float | None = None
+    """Replayed rollouts for each new one in a batch; the paper's is 7. Each costs as much to learn
+    from as a new one. Default: 1."""
+    learn_start: int = 0
+    """Environment steps in the replay from which on it is learnt from. Before, and until an episode
+    is whole, batches hold new rollouts alone."""
+    checkpoint_replay: bool = False
+    """Save the replay's contents with every checkpoint, in a file as large as they are. Otherwise a
+    resumed run starts with an empty replay."""
+
+    def __post_init__(self) -> None:
+        at_least(
+            0,
+            replay_size=self.replay_size,
+            replay_ratio=self.replay_ratio,
+            learn_start=self.learn_start,
+        )
+        if self.replay_ratio and not self.replay_size:
+            raise ValueError(
+                f"replay_ratio {self.replay_ratio:g} needs a replay: give its replay_size too"
+            )
+        require(
+            self.replay_size > 0 or not self.checkpoint_replay,
+            "checkpoint_replay saves a replay: give its replay_size too",
+        )
+        require(
+            self.learn_start <= self.replay_size,
+            f"learn_start {self.learn_start} is never reached: give at most replay_size "
+            f"{self.replay_size}",
+        )
+
+    @property
+    def is_used(self) -> bool:
+        """Whether anything is learnt from a replay."""
+        return self.replay_size > 0 and self.replay_ratio != 0
+
+    def spare_columns(self, rollouts: RolloutConfig) -> int:
+        """Returns the number of replayed rollouts in a batch, beside the new ones.
+
+        Raises ValueError unless it is whole, and unless the replay has room for a batch.
+        """
+        if not self.is_used:
+            return 0
+        batch_size = rollouts.batch_size
+        ratio = _USUAL_RATIO if self.replay_ratio is None else self.replay_ratio
+        columns = float(ratio * batch_size)
+        require(
+            columns.is_integer(),
+            f"replay_ratio {ratio:g} of batch_size {batch_size} are {columns:g} rollouts: give a "
+            "ratio that makes them whole",
+        )
+        least = max(2, batch_size) * rollouts.unroll_length
+        require(
+            self.replay_size >= least,
+            f"replay_size {self.replay_size} has no room for a batch of batch_size {batch_size} "
+            f"and unroll_length {rollouts.unroll_length}: give at least {least}",
+        )
+        return int(columns)

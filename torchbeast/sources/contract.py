@@ -6,7 +6,7 @@ tests/compliance/source.py checks it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class Source(Protocol):
     def batches(self) -> Iterator[Any]:
         """Yields batches until the source is closed; each learner thread has its own iterator."""
 
-    def status(self) -> dict[str, int]:
+    def close(self) -> None:
+        """Ends every wait here; may be called again."""
+
+    def status(self) -> Mapping[str, float]:
         """Returns queue lengths and counts, by the names of log columns."""
 
     def seconds(self) -> dict[str, float]:

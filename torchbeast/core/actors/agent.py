@@ -25,6 +25,7 @@ class Agent(NamedTuple):
     spec: ActorSpec  # of the model; "auto" resolved, reads_values only if the space tells values
     observation_bytes: int = 0  # of one environment, with frames stacked
     observation_space: ObservationSpace = ()  # as the policy sees it, with frames stacked
+    frame_stack: int = 1  # number of frames in a stack
 
 
 def make_agent(
@@ -51,7 +52,7 @@ def make_agent(
         raise ValueError(
             f"the model {name} does not work with this environment: {error}"
         ) from error
-    return Agent(model, resolved, sum(map(_num_bytes, flatten(seen))), seen)
+    return Agent(model, resolved, sum(map(_num_bytes, flatten(seen))), seen, frame_stack)
 
 
 def _num_bytes(spec: ArraySpec) -> int:

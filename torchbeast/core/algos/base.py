@@ -69,6 +69,9 @@ class Algorithm(ABC, Generic[BatchT]):
     takes: ClassVar[type] = Rollout
     """The class of batch that it learns from."""
 
+    learns_from_replay: ClassVar[bool] = False
+    """Whether its batches may contain replayed columns, chosen by policies of long ago."""
+
     needs: ClassVar[tuple[str, ...]] = ()
     """Names of the extras of acting that its batches must contain."""
 

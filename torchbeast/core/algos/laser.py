@@ -25,6 +25,7 @@ class Laser(Impala):
     """Learns from rollouts of recent and of replayed policies."""
 
     Config = LaserConfig
+    learns_from_replay = True
     config: LaserConfig
 
     @classmethod

@@ -11,14 +11,15 @@ if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm
 
 DEFAULT = "impala"
+FOR_REPLAY = "laser"  # what a run learns with that has a replay and names no other
 ALGOS = {
     DEFAULT: "torchbeast.core.algos.impala:Impala",
-    "laser": "torchbeast.core.algos.laser:Laser",
+    FOR_REPLAY: "torchbeast.core.algos.laser:Laser",
 }
 # Of those that stand apart from their algorithm, which imports torch.
 _CONFIGS = {
     DEFAULT: "torchbeast.core.algos.config:ImpalaConfig",
-    "laser": "torchbeast.core.algos.config:LaserConfig",
+    FOR_REPLAY: "torchbeast.core.algos.config:LaserConfig",
 }
 
 

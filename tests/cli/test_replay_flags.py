@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of replay: which algorithm they select, and what does not go together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import (
+    LearnerFlags,
+    MonoBeastFlags,
+    PolyBeastFlags,
+    PolyBeastLearnerFlags,
+)
+from torchbeast.errors import UsageError
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.sources.config import ReplayConfig, RolloutConfig
+
+LEARNERS: dict[str, type[LearnerFlags]] = {
+    "monobeast": MonoBeastFlags,
+    "polybeast": PolyBeastFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+}
+WRONG = [
+    (["--replay_ratio", "1"], "--replay_ratio 1 needs a replay: give its --replay_size too."),
+    (["--checkpoint_replay"], "--checkpoint_replay saves a replay: give its --replay_size too."),
+    (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),
+    (["--replay_size", "900", "--replay_ratio", "nan"], "--replay_ratio must be at least 0, got"),
+    (
+        ["--replay_size", "639"],
+        "--replay_size 639 has no room for a batch of --batch_size 8 and --unroll_length 80: give "
+        "at least 640.",
+    ),
+    (
+        ["--replay_size", "100", "--batch_size", "1"],
+        "--replay_size 100 has no room for a batch of --batch_size 1 and --unroll_length 80: give "
+        "at least 160.",
+    ),
+    (
+        ["--replay_size", "9000", "--replay_ratio", "0.3"],
+        "--replay_ratio 0.3 of --batch_size 8 are 2.4 rollouts: give a ratio that makes them "
+        "whole.",
+    ),
+    (
+        ["--replay_size", "9000", "--learn_start", "9001"],
+        "--learn_start 9001 is never reached: give at most --replay_size 9000.",
+    ),
+    (
+        ["--replay_size", "9000", "--checkpoint_replay", "--disable_checkpoint"],
+        "--checkpoint_replay saves the replay with every checkpoint; leave out "
+        "--disable_checkpoint.",
+    ),
+    (["--replay_kl_threshold", "1"], "Unrecognized options: --replay_kl_threshold"),
+]
+
+
+def flags_of(program: str, *args: str) -> dict[str, Any]:
+    return flatten(parse(LEARNERS[program], program, ["--xpid", "x", *args]))
+
+
+@pytest.mark.parametrize("program", LEARNERS)
+@pytest.mark.parametrize("words", [["--replay_size", "9000"], ["--replay_size=9000"]])
+def test_a_replay_selects_laser(program: str, words: list[str]) -> None:
+    flags = flags_of(program, *words, "--replay_kl_threshold", "0.3", "--learning_rate", "0.1")
+    assert flags["algo"] == "laser" and flags["replay_kl_threshold"] == 0.3
+    assert flags["learning_rate"] == 0.1, "the settings of IMPALA are LASER's too"
+    assert flags["replay_size"] == 9000 and flags["replay_ratio"] is None
+
+
+def test_without_a_replay_the_algorithm_is_impala() -> None:
+    assert flags_of("monobeast")["algo"] == flags_of("monobeast", "--preset", "pong")["algo"]
+    assert flags_of("monobeast")["algo"] == "impala"
+
+
+def test_an_algorithm_that_is_named_is_kept() -> None:
+    words = ["--replay_size", "9000", "--algo", "impala"]
+    assert flags_of("monobeast", *words)["algo"] == "impala", "the run refuses it in a sentence"
+
+
+def test_a_preset_of_impala_learns_from_a_replay_too() -> None:
+    flags = flags_of("monobeast", "--preset", "catch", "--replay_size", "9000")
+    assert flags["algo"] == "laser" and flags["env"] == "Catch"
+
+
+def test_a_resumed_run_keeps_its_algorithm_and_replay(tmp_path: Path) -> None:
+    savedir = ["--savedir", str(tmp_path)]
+    (tmp_path / "a").mkdir()
+    recorded = flags_of("monobeast", "--replay_size", "9000", "--replay_ratio", "7")
+    checkpoints.save(tmp_path / "a" / "model.tar", {"flags": recorded})
+    flags = flags_of("monobeast", *savedir, "--xpid", "a")
+    assert (flags["algo"], flags["replay_size"], flags["replay_ratio"]) == ("laser", 9000, 7.0)
+    checkpoints.save(tmp_path / "a" / "model.tar", {"flags": flags_of("monobeast")})
+    flags = flags_of("monobeast", *savedir, "--xpid", "a", "--replay_size", "9000")
+    assert flags["algo"] == "impala", "the run refuses it in a sentence"
+
+
+@pytest.mark.parametrize(("words", "sentence"), WRONG)
+def test_a_wrong_setting_is_a_sentence(words: list[str], sentence: str) -> None:
+    with pytest.raises(UsageError) as error:
+        flags_of("monobeast", *words)
+    assert str(error.value).startswith(sentence), error.value
+
+
+@pytest.mark.parametrize(
+    ("ratio", "columns"), [(None, 8), (1, 8), (0.5, 4), (7, 56), (0, 0), (0.125, 1)]
+)
+def test_the_ratio_decides_the_number_of_replayed_rollouts(
+    ratio: float | None, columns: int
+) -> None:
+    config = ReplayConfig(replay_size=9000, replay_ratio=ratio)
+    assert config.spare_columns(RolloutConfig(batch_size=8)) == columns
+    assert config.is_used == (columns > 0)
+
+
+def test_without_a_size_nothing_is_replayed() -> None:
+    for config in (ReplayConfig(), ReplayConfig(replay_ratio=0)):
+        assert not config.is_used and config.spare_columns(RolloutConfig()) == 0

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that learn from a replay too."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import signal
+
+import pytest
+import torch
+from programs import Workshop
+
+from torchbeast.reporting.log_files import read_logs
+
+both_programs = pytest.mark.parametrize("program", ["monobeast", "polybeast"])
+
+T, B = 10, 4
+SMALL = [
+    *("--env", "Catch", "--num_actors", "4", "--batch_size", str(B), "--unroll_length", str(T)),
+    *("--torch_threads", "1", "--seed", "1", "--xpid", "a"),
+]
+ONE = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
+REPLAY = ["--replay_size", "2000", "--replay_ratio", "2"]
+STEPS = 2000
+
+
+def run(workshop: Workshop, program: str, *args: str, code: int = 0) -> str:
+    found, said = workshop.run(program, *SMALL, *ONE[program], *args)
+    assert found == code, said
+    return said
+
+
+def rows(workshop: Workshop, xpid: str = "a") -> list[dict[str, float]]:
+    return list(read_logs(workshop.run_folder(xpid)))
+
+
+@both_programs
+@pytest.mark.parametrize("memory", [[], ["--use_lstm"]])
+def test_a_run_learns_from_new_and_replayed_rollouts(
+    workshop: Workshop, program: str, memory: list[str]
+) -> None:
+    said = run(workshop, program, *REPLAY, *memory, "--total_steps", str(STEPS))
+    assert "The replay holds 2,000 steps" in said and "relevant" in said, said
+    assert workshop.meta("a")["args"]["algo"] == "laser"
+    logged = rows(workshop)
+    assert [row["step"] for row in logged] == list(range(T * B, STEPS + 1, T * B))
+    counts = [row["learnt_steps"] for row in logged]
+    learnt = [after - before for before, after in itertools.pairwise(counts)]
+    new_alone = learnt.index(3 * T * B)  # the first with replayed rollouts has twice as many
+    assert learnt == [T * B] * new_alone + [3 * T * B] * (len(learnt) - new_alone)
+    assert new_alone < 10 and logged[-1]["episodes"] == STEPS // 9 // 4 * 4
+    last = logged[-1]
+    assert 0.9 < last["replay_fill"] <= 1 and 1.5 < last["samples_per_insert"] <= 2.1
+    assert 0 <= last["relevant_share"] <= 1 and last["replay_kl"] >= 0
+    assert last["replay_age"] > last["mean_lag"]
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize("memory", [[], ["--use_lstm"]])
+def test_a_fixed_lag_makes_runs_with_a_replay_reproducible(
+    workshop: Workshop, memory: list[str]
+) -> None:
+    weights = []
+    for xpid in ("first", "second"):
+        words = ["--xpid", xpid, "--fixed_lag", "1", *memory, "--total_steps", str(STEPS)]
+        run(workshop, "monobeast", *REPLAY, *words)
+        path = workshop.run_folder(xpid) / "model.tar"
+        weights.append(torch.load(path, weights_only=True)["model_state_dict"])
+    assert rows(workshop, "first")[-1]["replay_age"] > 1
+    for name, first in weights[0].items():
+        assert torch.equal(first, weights[1][name]), name
+
+
+@both_programs
+def test_a_resumed_run_says_what_is_in_its_replay(workshop: Workshop, program: str) -> None:
+    run(workshop, program, *REPLAY, "--total_steps", "800")
+    said = run(workshop, program, "--total_steps", "1200", "--checkpoint_replay")
+    assert "The replay starts empty: --checkpoint_replay would save it." in said, said
+    assert (workshop.run_folder("a") / "replay.bin").exists()
+    said = run(workshop, program, "--total_steps", "1600")
+    assert re.search(r"The replay goes on with the 3\d\d steps in .*/a/replay.bin\.", said), said
+    resumed = [row for row in rows(workshop) if row["step"] > 1200]
+    assert "relevant_share" in resumed[0], "from the first batch on"
+    assert resumed[0]["replay_age"] > 5
+
+
+def test_a_saved_replay_of_other_rollouts_is_a_sentence(workshop: Workshop) -> None:
+    run(workshop, "monobeast", *REPLAY, "--checkpoint_replay", "--total_steps", "800")
+    other = ["--unroll_length", "20", "--total_steps", "1600"]
+    said = run(workshop, "monobeast", *other, code=2)
+    assert "replay.bin" in said and "unroll_length" in said and "move it away" in said, said
+    assert "Traceback" not in said and torch.load(
+        workshop.run_folder("a") / "model.tar", weights_only=True
+    )
+
+
+@both_programs
+def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> None:
+    started = workshop.start(
+        program, *SMALL, *ONE[program], *REPLAY, "--checkpoint_replay", "--total_steps", "10000000"
+    )
+    started.wait_for("[1-9] % relevant|100 % relevant")
+    started.send(signal.SIGINT)
+    assert started.end() == 0, started.said
+    for name in ("model.tar", "replay.bin"):
+        assert (workshop.run_folder("a") / name).exists()
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentences"),
+    [
+        (["--replay_ratio", "1"], ["--replay_ratio 1 needs a replay"]),
+        (["--replay_size", "30"], ["--replay_size 30 has no room for a batch"]),
+        (
+            ["--replay_size", "1000000000000"],
+            ["--replay_size 1000000000000 needs", "259 bytes a step", "are free", "at most"],
+        ),
+        ([*REPLAY, "--algo", "impala"], ["--algo impala does not learn from a replay"]),
+        ([*REPLAY, "--env", "Pendulum-v1"], ["continuous", "--replay_kl_threshold inf"]),
+    ],
+)
+@both_programs
+def test_what_cannot_be_replayed_is_a_sentence(
+    workshop: Workshop, program: str, words: list[str], sentences: list[str]
+) -> None:
+    said = run(workshop, program, *words, code=2)
+    for sentence in sentences:
+        assert sentence in said, said
+    assert "Traceback" not in said
+    workshop.assert_nothing_is_left()
+
+
+def test_a_replay_that_no_episode_fits_is_told(workshop: Workshop) -> None:
+    said = run(workshop, "monobeast", "--replay_size", "40", "--total_steps", "800")
+    assert "the replay of 40 steps is full, but holds no whole episode" in said, said
+
+
+def test_cartpole_is_learnt_with_a_replay(workshop: Workshop) -> None:
+    words = ["--preset", "cartpole", "--replay_size", "50000", "--total_steps", "60000"]
+    code, said = workshop.run(
+        "monobeast", *words, "--xpid", "a", "--torch_threads", "1", "--seed", "1", timeout=200.0
+    )
+    assert code == 0, said
+    match = re.search(r"mean return ([\d.]+) and length", said)
+    assert match and float(match[1]) > 100, said

@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of a run: what its memory takes, which algorithms may have one, how it is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+from unittest.mock import Mock
+
+import pytest
+
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_settings import learner_config
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout_replay import RolloutReplay
+from torchbeast.errors import UsageError
+from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.replay import (
+    FILE,
+    check_learns_from_replay,
+    in_bytes,
+    make_replay,
+    resume_replay,
+)
+from torchbeast.learning.saving import CheckpointNotWritten, Saving
+
+T, B = 10, 4
+NEEDS = ("policy_logits",)
+# An 8-byte observation; reward 4, done, truncated, episode_end 1 each, episode_step 4,
+# episode_return 4, action 8, policy_logits 4 * 3, policy_version 8, the list of episodes 16.
+STACKED, EACH = 4, 8 + 4 + 3 + 4 + 4 + 8 + 12 + 8 + 16
+
+
+def agent() -> Agent:
+    return make_agent(
+        ActorSpec("mlp"), ArraySpec((2,), "float32", low=-1, high=1), Discrete(3), STACKED
+    )
+
+
+def config(*words: str) -> LearnerConfig:
+    usual = ["--batch_size", str(B), "--unroll_length", str(T), "--xpid", "x"]
+    return learner_config(parse(MonoBeastFlags, "monobeast", [*usual, *words]), "Catch")
+
+
+def made(size: int = 1000, free: int | None = None) -> RolloutReplay:
+    return make_replay(config("--replay_size", str(size)), agent(), NEEDS, 1, free)
+
+
+# --- memory
+
+
+def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    replay = made(10**7, free=2 * 10**9)
+    assert replay.capacity == 10**7 and replay.frame_stack == STACKED
+    assert capsys.readouterr().out == (
+        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.7 GB when it is full, of 2.0 GB "
+        "that are free on this machine.\n"
+    )
+    made(1000)
+    assert capsys.readouterr().out.endswith("when it is full.\n"), "nobody knows what is free"
+
+
+def test_what_does_not_fit_is_refused_and_what_would_is_told() -> None:
+    free = 1_000_000
+    most = 9 * free // (10 * EACH)
+    made(most, free)
+    with pytest.raises(UsageError) as error:
+        made(most + 1, free)
+    assert str(error.value) == (
+        f"--replay_size {most + 1} needs 0.9 MB of memory, {EACH} bytes a step, but 1.0 MB are "
+        f"free on this machine: give at most --replay_size {most}"
+    )
+
+
+def test_memory_that_cannot_be_reserved_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise MemoryError("it cannot be reserved")
+
+    monkeypatch.setattr("torchbeast.learning.replay.RolloutReplay", refuse)
+    with pytest.raises(UsageError, match="it cannot be reserved: give a smaller --replay_size"):
+        made()
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(7.13e9, "7.1 GB"), (1e8, "0.1 GB"), (2.34e6, "2.3 MB")]
+)
+def test_numbers_of_bytes_are_short(count: float, words: str) -> None:
+    assert in_bytes(count) == words
+
+
+# --- algorithms
+
+
+def test_an_algorithm_that_takes_replayed_columns_for_new_ones_is_refused() -> None:
+    given = config("--replay_size", "1000", "--algo", "impala")
+    with pytest.raises(UsageError, match="--algo impala does not learn from a replay.*laser"):
+        check_learns_from_replay(given, "impala")
+    check_learns_from_replay(config("--replay_size", "1000"), "laser")
+    check_learns_from_replay(config(), "impala")
+
+
+def test_laser_without_a_replay_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    check_learns_from_replay(config("--algo", "laser"), "laser")
+    assert "give --replay_size" in capsys.readouterr().out
+
+
+# --- files
+
+
+def test_a_resumed_run_begins_with_the_saved_replay(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(tmp_path / FILE, "wb") as file:
+        made().save(file)
+    replay = Mock(wraps=made())
+    replay.size = 0
+    capsys.readouterr()
+    resume_replay(replay, tmp_path, is_saved=True)
+    said = capsys.readouterr().out
+    assert said == f"The replay goes on with the 0 steps in {tmp_path / FILE}.\n"
+    called = [name for name, _, _ in replay.method_calls]
+    assert called == ["load", "new_source", "forget_walks"]
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_otherwise_it_begins_with_an_empty_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], is_saved: bool
+) -> None:
+    """Also where the file is there, but is not kept up to date any more."""
+    if not is_saved:
+        (tmp_path / FILE).write_bytes(b"old")
+    resume_replay(made(), tmp_path, is_saved)
+    assert "The replay starts empty" in capsys.readouterr().out
+
+
+def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_bytes(b"torn")
+    with pytest.raises(UsageError, match=f"{FILE} cannot be used: .*; move it away to begin"):
+        resume_replay(made(), tmp_path, is_saved=True)
+
+
+def saving(folder: Path, save_replay: Any, disabled: bool = False) -> Saving:
+    return Saving(Mock(checkpoint=folder / "model.tar"), {}, disabled, save_replay)
+
+
+def training() -> Any:
+    return Mock(checkpoint=lambda labels: {"step": 1, **labels})
+
+
+def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Path) -> None:
+    def save(file: BinaryIO) -> None:
+        assert (tmp_path / "model.tar").exists() and not (tmp_path / FILE).exists()
+        file.write(b"first half, ")
+        assert not (tmp_path / FILE).exists(), "nobody reads half of it"
+        file.write(b"second half")
+
+    saving(tmp_path, save).save(training())
+    assert (tmp_path / FILE).read_bytes() == b"first half, second half"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]
+
+
+def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
+    def fail(file: BinaryIO) -> None:
+        file.write(b"new")
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / FILE).write_bytes(b"old")
+    with pytest.raises(CheckpointNotWritten, match="No space left"):
+        saving(tmp_path, fail).save(training())
+    assert (tmp_path / FILE).read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]
+
+
+def test_without_checkpoints_no_replay_is_saved(tmp_path: Path) -> None:
+    saving(tmp_path, Mock(), disabled=True).save(training())
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of a run: its memory, what an earlier part of the run saved of it, and its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.rollout_replay import RolloutReplay
+from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.stored_rows import bytes_per_transition
+from torchbeast.errors import UsageError, as_usage_error
+from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.seeds import seed_of
+from torchbeast.sources.contract import Source
+from torchbeast.sources.mixed import AGENT, MixedSource
+
+FILE = "replay.bin"
+_MOST = 0.9  # of the free memory, so that something is left for the rest of the program
+
+
+def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
+    """Raises UsageError where there is a replay, but the algorithm would take it for new data.
+
+    algo: the algorithm's name.
+    """
+    if config.replay.is_used and not config.algo.learns_from_replay:
+        raise UsageError(
+            f"--algo {algo} does not learn from a replay: leave out --replay_size and "
+            "--replay_ratio, or use --algo laser, with another --xpid if this run has learnt before"
+        )
+    if config.algo.learns_from_replay and not config.replay.is_used:
+        print("Nothing is replayed: give --replay_size for that.", flush=True)
+
+
+def make_replay(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, free: int | None
+) -> RolloutReplay:
+    """Makes an empty replay and prints how much memory it needs.
+
+    extras: of acting, that travel in the rollouts. seed: of the run. free: bytes of memory that the
+    program may still use; None: unknown.
+
+    Raises UsageError when it needs more.
+    """
+    size, unroll_length = config.replay.replay_size, config.rollouts.unroll_length
+    specs = rollout_specs(agent.model, agent.observation_space, extras, unroll_length, columns=1)
+    with as_usage_error():
+        each = bytes_per_transition(specs, agent.frame_stack)
+    check_memory(size, each, free)
+    has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
+    print(
+        f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
+        f"full{has}.",
+        flush=True,
+    )
+    try:
+        return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
+    except MemoryError as error:
+        raise UsageError(f"{error}: give a smaller --replay_size") from error
+
+
+def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
+    """Loads what an earlier part of the run saved, if it did, and prints how the replay begins.
+
+    is_saved: whether this run saves its replay.
+
+    Raises UsageError when what it saved is another run's.
+    """
+    path = folder / FILE
+    if not is_saved or not path.exists():
+        print("The replay starts empty: --checkpoint_replay would save it.", flush=True)
+        return
+    try:
+        with open(path, "rb") as file:
+            replay.load(file)
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"{path} cannot be used: {error}; move it away to begin with an empty replay"
+        ) from error
+    replay.new_source(AGENT)
+    replay.forget_walks()  # the states that belong to them are not saved
+    print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
+
+
+def mixed_source(
+    online: Source, replay: RolloutReplay, config: LearnerConfig, agent: Agent, in_flight: int
+) -> MixedSource:
+    """Returns the source of new and replayed rollouts; see MixedSource."""
+    state = map_leaves(Tensor.cpu, agent.model.initial_state(1))
+    return MixedSource(
+        online,
+        replay,
+        batch_size=config.rollouts.batch_size,
+        spare_columns=config.spare_columns,
+        learn_start=config.replay.learn_start,
+        in_flight=in_flight,
+        initial_state=state,
+    )
+
+
+def check_memory(size: int, each: int, free: int | None) -> None:
+    """Raises UsageError when so many steps of so many bytes do not fit."""
+    if free is None or size * each <= _MOST * free:
+        return
+    raise UsageError(
+        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, "
+        f"but {in_bytes(free)} are free on this machine: give at most --replay_size "
+        f"{int(_MOST * free) // each}"
+    )
+
+
+def in_bytes(count: float) -> str:
+    """Formats a number of bytes as "7.1 GB", or "2.3 MB" where it is small."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source that adds replayed columns to the batches of another source.
+
+    online source --> [ online | spare ] --> replay thread --> [ online | replayed ] --> batches()
+                                               ^   |                                        |
+                                       windows |   | online columns, once they are learnt   v
+                                               replay <-------------------------------- the learner
+
+The online source leaves spare columns in its batches. The replay thread has windows written into
+them, so nothing is copied twice. The online columns are inserted after the batch was learnt from:
+new data is learnt first.
+
+At most `in_flight` batches are between the online source and their insertion: one in each learner
+thread, and one that is prepared meanwhile. Batch k is prepared when the batches up to
+k - in_flight, and no later ones, have been inserted. What is sampled depends on no thread's speed,
+so a run is reproducible if its online source is.
+
+Recurrent networks walk through episodes. Each batch in flight has a set of walks: batch k continues
+those of batch k - in_flight, from the states that its update computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
+from torchbeast.core.storages.episode_sampler import Window
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_replay import Facts, RolloutReplay
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.contract import Away, Source
+
+_log = logging.getLogger("torchbeast.replay")
+
+AGENT = 0  # the number of the run's only agent
+_EMPTY = Facts(fill=0.0, samples_per_insert=0.0, age=None)
+
+
+class MixedSource:
+    """Yields batches of online and replayed columns.
+
+    Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
+    end closes both, which wakes everyone. `batches` may be iterated from several threads, each with
+    its own iterator. A batch shares its memory with the online source: it ends when its iterator
+    goes on, or ends.
+    """
+
+    yields = Rollout
+
+    def __init__(
+        self,
+        online: Source,
+        replay: RolloutReplay,
+        *,
+        batch_size: int,
+        spare_columns: int,
+        learn_start: int,
+        in_flight: int,
+        initial_state: Nest[Tensor],
+    ) -> None:
+        """Makes a source; nothing is collected before `start`.
+
+        online: its batches have batch_size columns and spare_columns after them.
+        learn_start: transitions in the replay from which on it is learnt from.
+        in_flight: number of batches in flight, one more than there are learner threads.
+        initial_state: of the actor, for one column; () without memory.
+        """
+        self._online = online
+        self._replay = replay
+        self._batch_size = batch_size
+        self._spare_columns = spare_columns
+        self._learn_start = learn_start
+        self._initial_state = initial_state
+        self._lanes = [_Lane(number, online.batches()) for number in range(in_flight)]
+        self._ready: queue.SimpleQueue[_Mixed | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._replay_lock = threading.Lock()
+        self._facts = _EMPTY
+        self._is_too_small = False
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts collecting."""
+        supervisor.on_close(self.close)
+        self._online.start(supervisor)
+        supervisor.start_thread("replay", self._mix)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts [T+1, B + spare_columns, ...] on the CPU until the source is closed;
+        [T+1, B, ...] while the replay holds too little.
+        """
+        while (mixed := self._ready.get()) is not None:
+            is_learnt = False
+            try:
+                yield mixed.rollout
+                is_learnt = True
+            finally:  # also where the iterator is left for good
+                self._end(mixed, is_learnt)
+        self._ready.put(None)  # for the next thread
+
+    def close(self) -> None:
+        """Ends every wait here and in the online source; may be called again."""
+        self._online.close()
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()  # the replay thread ends, and tells the learner threads
+
+    def save_replay(self, file: BinaryIO) -> None:
+        """Writes the replay's contents to a file. No batch is prepared meanwhile."""
+        with self._replay_lock:
+            self._replay.save(file)
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the figures of the online source, with the batches that are ready in
+        learner_queue_size, and those of the replay.
+        """
+        online, facts = self._online.status(), self._facts
+        ready = self._ready.qsize() * self._batch_size
+        return {
+            **online,
+            "learner_queue_size": online["learner_queue_size"] + ready,
+            "replay_fill": round(facts.fill, 4),
+            "samples_per_insert": round(facts.samples_per_insert, 4),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of the online source's workers, by stage."""
+        return self._online.seconds()
+
+    def hanging(self) -> str:
+        """Describes workers of the online source that hang; "" if there are none."""
+        return self._online.hanging()
+
+    def away(self) -> list[Away]:
+        """Returns the lost streams of the online source."""
+        return self._online.away()
+
+    # --- the learner threads
+
+    def _end(self, mixed: _Mixed, is_learnt: bool) -> None:
+        with self._changed:
+            mixed.is_learnt = is_learnt
+            self._changed.notify_all()
+
+    # --- the replay thread
+
+    def _mix(self) -> None:
+        try:
+            for lane in itertools.cycle(self._lanes):
+                if not self._is_free(lane):
+                    return
+                if (rollout := next(lane.batches, None)) is None:
+                    return
+                lane.mixed = _Mixed(self._joined(rollout, lane))
+                self._ready.put(lane.mixed)
+        finally:
+            self._ready.put(None)
+
+    def _is_free(self, lane: _Lane) -> bool:
+        """Waits until the lane's batch is learnt and inserts it; returns False once closed."""
+        if (mixed := lane.mixed) is None:
+            return True
+        with self._changed:
+            while mixed.is_learnt is None and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                return False
+        if mixed.is_learnt:
+            self._insert(mixed.rollout)
+        lane.mixed = None
+        return True
+
+    def _insert(self, rollout: Rollout) -> None:
+        arrays, columns = _arrays(rollout), slice(0, self._batch_size)
+        version = int(arrays["policy_version"][:, columns].max())
+        with self._replay_lock:
+            self._replay.insert(arrays, columns, AGENT, version)
+            self._facts = self._replay.facts()
+            self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
+
+    def _warn_if_too_small(self, is_too_small: bool) -> None:
+        if is_too_small and not self._is_too_small:
+            _log.warning(
+                "the replay of %s steps is full, but holds no whole episode, so that nothing is "
+                "learnt from it: give more --replay_size",
+                f"{self._replay.capacity:,}",
+            )
+        self._is_too_small = is_too_small
+
+    def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
+        """Returns the batch with replayed columns, or without the spare ones."""
+        if self._replay.size < self._learn_start or not self._replay.episodes:
+            return rollout.columns(0, self._batch_size)
+        with self._replay_lock:
+            finals = self._fill(rollout, lane)
+        return dataclasses.replace(
+            rollout,
+            final_observation=_with_finals(rollout, finals),
+            replayed=self._replayed(rollout),
+            collected=rollout.unroll_length * self._batch_size,
+            final_agent_state=lane.state if flatten(self._initial_state) else None,
+        )
+
+    def _fill(self, rollout: Rollout, lane: _Lane) -> list[list[np.ndarray]]:
+        """Writes a window into each spare column; returns the leaves of their final observations,
+        by column, then row.
+        """
+        arrays, finals = _arrays(rollout), []
+        lane.prepare(rollout.initial_agent_state)
+        for place in range(self._spare_columns):
+            column = self._batch_size + place
+            window = self._window(lane.number * self._spare_columns + place)
+            self._write_state(rollout, lane, column, window.begins)
+            finals += [leaves for _, leaves in self._replay.read(window, arrays, column)]
+        return finals
+
+    def _window(self, slot: int) -> Window:
+        """Returns the next window of a walk; any window for a network without memory."""
+        if flatten(self._initial_state):
+            return self._replay.walk(slot)
+        return self._replay.draw()
+
+    def _write_state(self, rollout: Rollout, lane: _Lane, column: int, begins: bool) -> None:
+        """Writes the state before a window: the initial one at an episode's start, else the state
+        after the walk's window before.
+        """
+        states = rollout.initial_agent_state, self._initial_state, lane.state
+        for to, initial, after in zip(*map(flatten, states), strict=True):
+            to[:, column] = initial[:, 0] if begins else after[:, column]
+
+    def _replayed(self, rollout: Rollout) -> Tensor:
+        replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
+        replayed[:, self._batch_size :] = True
+        return replayed
+
+
+@dataclasses.dataclass
+class _Mixed:
+    """A batch on its way to the learner and back."""
+
+    rollout: Rollout
+    is_learnt: bool | None = None  # False: its iterator was left
+
+
+@dataclasses.dataclass
+class _Lane:
+    """What every in_flight-th batch has in common."""
+
+    number: int
+    batches: Iterator[Rollout]  # of the online source; closing it would free a batch in use
+    mixed: _Mixed | None = None  # the batch that is not inserted yet
+    state: Nest[Tensor] = ()  # of row T of the last batch, leaves [layers, columns, hidden]
+
+    def prepare(self, state: Nest[Tensor]) -> None:
+        """Allocates memory for the state of row T, like `state`, unless there is some."""
+        if not flatten(self.state):
+            self.state = map_leaves(torch.zeros_like, state)
+
+
+def _arrays(rollout: Rollout) -> dict[str, Any]:
+    """Returns views of all tensors of a batch, by field."""
+    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(Rollout)}
+    return {
+        name: map_leaves(Tensor.numpy, nest)
+        for name, nest in fields.items()
+        if name != "collected" and nest is not None
+    }
+
+
+def _with_finals(rollout: Rollout, finals: list[list[np.ndarray]]) -> Nest[Tensor]:
+    """Returns the batch's final observations, and these after them, leaves [K, *shape]."""
+    if not finals:
+        return rollout.final_observation
+    more = [torch.from_numpy(np.stack(leaf)) for leaf in zip(*finals, strict=True)]
+    own = flatten(rollout.final_observation)
+    joined = [torch.cat(pair) for pair in zip(own, more, strict=True)]
+    packed: Nest[Tensor] = pack_as(rollout.final_observation, joined)
+    return packed
