@@ -187,3 +187,17 @@ def test_an_algorithm_that_learns_from_other_batches_is_refused_with_both_kinds(
     said = capsys.readouterr()
     expected = "Toy learns from Transitions, but bench makes Rollout: choose another --algo"
     assert said.err == f"bench: {expected}\n" and said.out == ""
+
+
+@pytest.mark.usefixtures("without_compiled")
+def test_with_a_replay_it_is_a_stage_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of stacked frames, which the replay takes apart."""
+    path = [str(Path(__file__).parents[1]), *sys.path]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
+    stacked = ["--env", "source_envs:Stacked", "--model", "shallow", "--replay_size", "100"]
+    assert main([*SMALL, *stacked]) == 0
+    said = capsys.readouterr().out
+    assert "The replay holds 100 steps" in said
+    assert all(f"│ {name} " in said for name in (*PYTHON_ONLY, "replay")), said

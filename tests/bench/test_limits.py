@@ -91,3 +91,11 @@ def test_without_cpu_times_the_slowest_stage_limits() -> None:
 def test_figures_are_medians() -> None:
     samples = [Sample(100, 1, 0.01), Sample(300, 1, 0.06), Sample(9000, 1, 9)]
     assert figure(samples) == pytest.approx(Figure(300, 200))
+
+
+def test_the_replay_is_a_stage_where_there_is_one() -> None:
+    found = stages(300, 90, 600)
+    with_replay = found | {"replay": on_all_cores(2000)}
+    assert cpu_sum(with_replay) == cpu_sum(found) + 2000
+    assert judge(with_replay, CORES).limit == "replay"
+    assert predict(with_replay, CORES) == pytest.approx(CORES * 1e6 / 3000)

@@ -28,7 +28,7 @@ def learner(
     num_threads: int,
     supervisor: Supervisor,
 ) -> Measure:
-    """Returns the measurement of updates; its steps are learnt steps."""
+    """Returns the measurement of updates; its steps are env steps, replayed ones do not count."""
     weights, lock = PublishedWeights(step.algo.actor), threading.Lock()
 
     def thread() -> Callable[[], int]:
@@ -40,7 +40,7 @@ def learner(
             with lock:
                 step.update(batch.map(cuda_stream.hand_over))
                 weights.publish(step.algo.actor, step.version)
-            return rollout.num_steps
+            return rollout.env_steps
 
         return update
 

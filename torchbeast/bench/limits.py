@@ -20,12 +20,13 @@ from torchbeast.bench.sample import Sample
 from torchbeast.reporting.diagnosis import percent
 
 ENVIRONMENT, TRANSPORT, INFERENCE, LEARNER = "environment", "transport", "inference", "learner"
+REPLAY = "replay"  # only with --replay_size
 STAGES = (
     ENVIRONMENT,
     TRANSPORT,
     INFERENCE,
     LEARNER,
-)  # in the order that a step passes through them
+)  # of every run, in the order that a step passes through them
 END_TO_END = "PolyBeast"
 
 _FAR_BELOW = 0.75  # of the prediction
@@ -57,12 +58,17 @@ def figure(samples: Sequence[Sample]) -> Figure:
 
 def cpu_sum(figures: Mapping[str, Figure]) -> float:
     """Returns the CPU time of a step in all stages, in microseconds; NaN if one is unknown."""
-    return sum(figures[name].cpu_us if name in figures else math.nan for name in STAGES)
+    return sum(figures[name].cpu_us if name in figures else math.nan for name in _of_run(figures))
+
+
+def _of_run(figures: Mapping[str, Figure]) -> tuple[str, ...]:
+    """Returns the stages of the run that was measured."""
+    return (*STAGES, REPLAY) if REPLAY in figures else STAGES
 
 
 def predict(figures: Mapping[str, Figure], cores: int) -> float:
     """Predicts end-to-end steps/s; NaN if the cost of a stage is unknown."""
-    rates = [figures[name].steps_per_second for name in STAGES if name in figures]
+    rates = [figures[name].steps_per_second for name in _of_run(figures) if name in figures]
     by_cpu = cores * 1e6 / cpu_sum(figures)
     return by_cpu if math.isnan(by_cpu) else min(by_cpu, *rates)
 
@@ -85,7 +91,8 @@ def judge(figures: Mapping[str, Figure], cores: int) -> Verdict:
 
 def _limiting_stage(figures: Mapping[str, Figure], cores: int) -> Verdict:
     """Returns the stage whose speed-up would help most."""
-    stages = {name: figures[name] for name in STAGES if name in figures}
+    names = _of_run(figures)
+    stages = {name: figures[name] for name in names if name in figures}
     slowest = min(stages, key=lambda name: stages[name].steps_per_second)
     known = sum(stage.cpu_us for stage in stages.values())
     alone = stages[slowest].steps_per_second
@@ -96,7 +103,7 @@ def _limiting_stage(figures: Mapping[str, Figure], cores: int) -> Verdict:
         )
     costly = max(stages, key=lambda name: stages[name].cpu_us)
     share = percent(stages[costly].cpu_us / known)
-    every = "all stages" if len(stages) == len(STAGES) else "the stages measured"
+    every = "all stages" if len(stages) == len(names) else "the stages measured"
     return Verdict(
         costly, f"The {costly} limits speed: it takes {share} of the CPU time of {every}."
     )

@@ -10,7 +10,15 @@ from torchbeast.bench import fixed_env, synthetic
 from torchbeast.bench.environment import environments
 from torchbeast.bench.inference import inference
 from torchbeast.bench.learner import learner
-from torchbeast.bench.limits import END_TO_END, ENVIRONMENT, INFERENCE, LEARNER, TRANSPORT
+from torchbeast.bench.limits import (
+    END_TO_END,
+    ENVIRONMENT,
+    INFERENCE,
+    LEARNER,
+    REPLAY,
+    TRANSPORT,
+)
+from torchbeast.bench.replay import replay
 from torchbeast.bench.sample import Measure
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
@@ -36,8 +44,8 @@ class Stages:
         self._flags = flags
         self._supervisor = supervisor
         self._env = flags.environment.spec
-        config = learner_config(flags, self._env.name)
-        check_batches(Rollout, config.algo, "bench makes")
+        self._config = learner_config(flags, self._env.name)
+        check_batches(Rollout, self._config.algo, "bench makes")
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.disable_cuda)
         with closing(make_environment(self._env, 1)) as env:
             spaces = env.observation_space, env.action_space, env.frame_stack
@@ -45,7 +53,7 @@ class Stages:
         def agent(spec: ActorSpec) -> Agent:
             return make_agent(spec, *spaces)
 
-        made = assemble_alone(config, agent)
+        made = assemble_alone(self._config, agent)
         self._agent, self._step, self.compute = made.agent, made.optimiser_step, made.compute
         self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])
@@ -61,7 +69,10 @@ class Stages:
             found: dict[str, Measure] = {ENVIRONMENT: opened.enter_context(self._environments())}
             if is_compiled:
                 found |= self._transport(opened)
-            found |= {INFERENCE: self._inference(), LEARNER: self._learner()}
+            found[INFERENCE] = self._inference()
+            if self._config.replay.is_used:
+                found[REPLAY] = opened.enter_context(self._replay())
+            found[LEARNER] = self._learner()
             if is_compiled:
                 found[END_TO_END] = self._end_to_end()
             yield found
@@ -98,6 +109,9 @@ class Stages:
             mode=self._algo.mode,
         )
 
+    def _replay(self) -> AbstractContextManager[Measure]:
+        return replay(self._config, self._agent, self._algo.needs, self._supervisor)
+
     def _learner(self) -> Measure:
         rollouts = self._flags.rollouts
         batch = synthetic.rollout(
@@ -106,6 +120,7 @@ class Stages:
             rollouts.unroll_length,
             rollouts.batch_size,
             extras=self._algo.needs,
+            spare_columns=self._config.spare_columns,
         )
         threads = self.compute.learner_threads
         return learner(self._step, batch, self.compute.device, threads, self._supervisor)

@@ -52,12 +52,15 @@ def rollout(
     unroll_length: int,
     batch_size: int,
     extras: Sequence[str],
+    spare_columns: int = 0,
 ) -> Rollout:
-    """Returns a random batch [T+1, B, ...] without truncations.
+    """Returns a random batch [T+1, B + spare_columns, ...] without truncations.
 
     The actions are uniform. extras: names of the actor's extras it contains, all zeros.
+    spare_columns: number of columns that are marked as replayed.
     """
-    shape = (unroll_length + 1, batch_size)
+    columns = batch_size + spare_columns
+    shape = (unroll_length + 1, columns)
     distribution = agent.model.distribution
     specs = specs_of_extras(agent.model, extras)
     done = torch.rand(shape) < _ENDS
@@ -69,13 +72,16 @@ def rollout(
         episode_return=torch.zeros(shape),
         action=distribution.sample(torch.zeros(*shape, distribution.num_params)),
         extras={name: torch.zeros(*shape, *spec.shape) for name, spec in specs.items()},
-        initial_agent_state=agent.model.initial_state(batch_size),
+        initial_agent_state=agent.model.initial_state(columns),
         truncated=torch.zeros(shape, dtype=torch.bool),
         episode_end=done,
         policy_version=torch.zeros(shape, dtype=torch.int64),
         final_observation=observations(space, 0),
-        env_index=torch.arange(batch_size).expand(shape),
+        env_index=torch.arange(columns).repeat(unroll_length + 1, 1),
         rollout_index=torch.zeros(shape, dtype=torch.int64),
+        replayed=(torch.arange(columns) >= batch_size).repeat(unroll_length + 1, 1)
+        if spare_columns
+        else None,
     )
 
 

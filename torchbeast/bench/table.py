@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from rich.table import Table
 
-from torchbeast.bench.limits import STAGES, Figure, cpu_sum, predict
+from torchbeast.bench.limits import REPLAY, STAGES, Figure, cpu_sum, predict
 from torchbeast.reporting.diagnosis import percent
 
 
@@ -19,7 +19,8 @@ def table(figures: Mapping[str, Figure], cores: int, title: str) -> Table:
     for name in ("steps/s", "CPU us per step", "share of stages"):
         made.add_column(name, justify="right")
     for name, figure in figures.items():
-        share = figure.cpu_us / cpu_sum(figures) if name in STAGES else math.nan
+        is_stage = name in (*STAGES, REPLAY)
+        share = figure.cpu_us / cpu_sum(figures) if is_stage else math.nan
         made.add_row(name, *_numbers(figure), percent(share))
         if name == list(figures)[-2]:
             made.add_section()

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures the replay alone: inserting and sampling, beside a learner that drops every batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from torchbeast.bench import synthetic
+from torchbeast.bench.sample import Measure, in_threads
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.replay import make_replay, mixed_source
+from torchbeast.processes.memory import free_memory
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.contract import Away
+
+_IN_FLIGHT = 2  # batches
+_SEED = 0
+
+
+@contextmanager
+def replay(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], supervisor: Supervisor
+) -> Iterator[Measure]:
+    """Yields the measurement of batches with replayed rollouts; its steps are env steps."""
+    at_once = dataclasses.replace(config.replay, learn_start=0)
+    config = dataclasses.replace(config, replay=at_once)
+    batch = still_rollout(config, agent, extras)
+    online = _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)])
+    stored = make_replay(config, agent, extras, _SEED, free_memory())
+    source = mixed_source(online, stored, config, agent, _IN_FLIGHT)
+    source.start(supervisor)
+    batches = source.batches()
+
+    def take() -> int:
+        batch = next(batches, None)
+        return 0 if batch is None else batch.env_steps
+
+    try:
+        for batch in batches:
+            if batch.replayed is not None:
+                break
+        yield functools.partial(in_threads, [take], supervisor=supervisor)
+    finally:
+        source.close()
+
+
+def still_rollout(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> Rollout:
+    """Returns a batch with spare columns in which environments show the same in all rows, so that
+    frames make stacks, and every rollout continues the one before. Each is an episode.
+    """
+    columns = config.rollouts.batch_size + config.spare_columns
+    made = synthetic.rollout(
+        agent, agent.observation_space, config.rollouts.unroll_length, columns, extras
+    )
+    ends = torch.zeros_like(made.done)
+    ends[[0, -1]] = True
+
+    def still(stacks: Tensor) -> Tensor:
+        """Returns the first frame of each column in every place of all stacks."""
+        frames = stacks[:1]
+        if agent.frame_stack > 1:
+            frames = frames[:, :, : stacks.shape[2] // agent.frame_stack]
+            frames = torch.cat([frames] * agent.frame_stack, dim=2)
+        return frames.expand_as(stacks).clone(memory_format=torch.contiguous_format)
+
+    return dataclasses.replace(
+        made,
+        observation=map_leaves(still, made.observation),
+        reward=torch.zeros_like(made.reward),
+        done=ends,
+        episode_end=ends,
+    )
+
+
+class _Endless:
+    """A source of the same batches again and again, one for each iterator."""
+
+    yields = Rollout
+
+    def __init__(self, rollouts: Sequence[Rollout]) -> None:
+        self._rollouts = iter(rollouts)
+        self._numbers = itertools.count()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Does nothing."""
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields one batch, with the number of the next rollouts."""
+        rollout = next(self._rollouts)
+        while True:
+            rollout.rollout_index.fill_(next(self._numbers))
+            yield rollout
+
+    def close(self) -> None:
+        """Does nothing: no call waits."""
+
+    def status(self) -> Mapping[str, float]:
+        """Nothing waits."""
+        return {"learner_queue_size": 0}
+
+    def seconds(self) -> dict[str, float]:
+        """There are no actors."""
+        return {}
+
+    def hanging(self) -> str:
+        """Nothing hangs."""
+        return ""
+
+    def away(self) -> list[Away]:
+        """There are no streams."""
+        return []
