@@ -101,12 +101,12 @@ def train(
 
 
 def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
-    """Returns the action space of the servers, or that of --num_actions if they tell none."""
+    """Returns the action space of the servers, or that of --num_actions if they send none."""
     if fleet.action_space is not None:
         return fleet.action_space
     if num_actions is None:
         raise UsageError(
-            "these are servers of the original TorchBeast, which do not tell their actions: "
+            "these are servers of the original TorchBeast, which do not send their action space: "
             "give --num_actions"
         )
     return Discrete(num_actions)

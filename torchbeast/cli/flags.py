@@ -118,7 +118,7 @@ class MonoBeastFlags(LearnerFlags):
 
     @property
     def is_reproducible(self) -> bool:
-        """Whether the run is the same on every machine."""
+        """Whether the run is the same on all machines of one kind."""
         return self.processes.fixed_lag is not None
 
 

@@ -315,7 +315,7 @@ class SquashedGaussian(Gaussian):
         u ~ Normal(mean, deviation)        action = centre + scale * tanh(u)
         log pi(action) = log Normal(u) - log scale - log(1 - tanh(u)^2)
 
-    An action tells its u only as far as its digits go. Within 1e-6 of a bound (in half widths) the
+    An action determines its u only to the precision of its digits. Within 1e-6 of a bound (in half widths) the
     u that `log_prob` finds is off by some hundredths, and on the bound it counts as 8.7; `rsample`
     knows u. Ratios of two policies do not suffer much, since both are taken at the same u. kl is
     exact: it is that of the Gaussians. The entropy has no closed form: it is an integral over

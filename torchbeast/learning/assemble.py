@@ -46,7 +46,7 @@ class LearnerConfig:
     rollouts: RolloutConfig
     hardware: HardwareConfig
     replay: ReplayConfig = field(default_factory=ReplayConfig)
-    reproducible: bool = False  # same results on every machine, see hardware.choose
+    reproducible: bool = False  # same results on all machines of one kind, see hardware.choose
 
     @property
     def spare_columns(self) -> int:

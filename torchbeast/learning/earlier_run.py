@@ -66,7 +66,7 @@ class EarlierRun:
         if now.kwargs != before.kwargs:
             kwargs, others = (shlex.quote(json.dumps(spec.kwargs)) for spec in (before, now))
             raise self._other(f"--model_kwargs {kwargs}", others)
-        # Where it is not recorded, the weights tell.
+        # Where it is not recorded, loading the weights shows a mismatch.
         has_memory = bool(self._saved["flags"].get("use_lstm", now.use_lstm))
         if now.use_lstm != has_memory:
             flags = "--no_use_lstm", "--use_lstm"

@@ -3,7 +3,7 @@
 
     start_thread() ... a thread raises -> fail() -+
     Ctrl-C, SIGTERM -> wait() sees it  -> stop() -+-> every on_close function, in reverse order
-    the last step was learnt           -> stop() -+
+    all steps are learnt               -> stop() -+
 
 Thread safety: every method may be called from any thread, except `wait` and `signals`, which belong
 to the main thread. Every wait has a time limit.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Warnings about a run that has stopped learning, or about workers that hang while others go on.
 
-The status of a source tells the sizes of its queues. Walking back from the learner, the first queue
+The status of a source has the sizes of its queues. Walking back from the learner, the first queue
 with enough entries, a whole batch of rollouts or any entry in the other queues, is the one whose
 consumer is stuck. When all are empty nothing arrives, and the source may know which worker hangs.
 """

@@ -139,7 +139,7 @@ class RaySource:
         """Allocates buffers.
 
         observation_space: that of one environment, as the policy sees it.
-        device: where batches are learnt; for a GPU they are in pinned memory.
+        device: the learner's; batches for a GPU are in pinned memory.
         """
         self._config, self._weights, self._fleet = config, weights, fleet
         self._batch_size = config.rollouts.batch_size
@@ -464,7 +464,7 @@ class _Actor:
         return index
 
     def in_order(self, index: int, arrays: Any) -> Iterator[Any]:
-        """Yields the rollouts that can be learnt now that this one has arrived."""
+        """Yields the rollouts that can be used now that this one has arrived."""
         self._early[index] = arrays
         while self._unfinished and self._unfinished[0] in self._early:
             yield self._early.pop(self._unfinished.popleft())

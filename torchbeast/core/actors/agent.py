@@ -22,7 +22,7 @@ class Agent(NamedTuple):
     """A network that acts and learns, and what it was made for."""
 
     model: Actor
-    spec: ActorSpec  # of the model; "auto" resolved, reads_values only if the space tells values
+    spec: ActorSpec  # of the model; "auto" resolved, reads_values only if the space declares values
     observation_bytes: int = 0  # of one environment, with frames stacked
     observation_space: ObservationSpace = ()  # as the policy sees it, with frames stacked
     frame_stack: int = 1  # number of frames in a stack

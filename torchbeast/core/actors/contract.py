@@ -25,7 +25,7 @@ Mode = Literal["sample", "greedy", "explore"]
 """The way an actor chooses actions.
 
 sample: from the policy that is learnt, at random where that policy is.
-greedy: the action that this policy takes for the best, never at random.
+greedy: the action that this policy rates highest, never at random.
 explore: as the algorithm collects experience; the same as sample unless the actor says otherwise.
 """
 
@@ -58,18 +58,18 @@ class Acted(NamedTuple):
 class Actor(nn.Module, ABC):
     """A network that chooses actions over one observation space and one action space.
 
-    A row whose done is true starts an episode: the state from before is forgotten first, per
-    column. Nothing is kept between calls: given the same weights, inputs and random numbers an
-    actor returns the same, also while another thread is in it.
+    A row whose done is true starts an episode: before it the actor zeros the state of that column.
+    Nothing is kept between calls: given the same weights, inputs and random numbers an actor
+    returns the same, even while another thread calls it.
 
     distribution: over the action space. make_model sets the space's own unless the actor has set
         one; every actor needs it for the action that stands for "none yet", its zero_action.
     compute_dtype: what features may be computed in, set by the program before the actor learns or
         acts. Outputs and state are float32 in any case.
     reward_input: the form in which `seen_reward` gives rewards to the network, set likewise.
-    separable: each column's outputs depend on that column's inputs alone, so a batch may be learnt
-        in slices of its columns, by several threads. An actor that normalises over the batch, or
-        keeps something in `self` while it computes, is not; only its author knows.
+    separable: each column's outputs depend on that column's inputs alone, so gradients may be
+        computed for slices of a batch's columns, by several threads. An actor that normalises over
+        the batch, or stores something in `self` while it computes, is not; only its author knows.
     """
 
     distribution: ActionDistribution

@@ -111,8 +111,8 @@ class Algorithm(ABC, Generic[BatchT]):
     def check_actor(cls, actor: Actor, config: Any) -> None:
         """Raises TypeError when the actor is not an `actor_type`.
 
-        Algorithms may add checks: a TypeError, ValueError or NotImplementedError is told as a
-        sentence at the start of the run.
+        Algorithms may add checks: the message of a TypeError, ValueError or NotImplementedError is
+        reported at the start of the run, without a traceback.
         """
         if not isinstance(actor, cls.actor_type):
             raise TypeError(

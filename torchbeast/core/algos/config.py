@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Settings of the default algorithm, and of the optimiser step that all share.
 
-They stand apart from the code that obeys them, which imports torch: the command line reads them
-before, so that a wrong flag is told at once and servers start while torch is imported.
+They are kept apart from the code that uses them, which imports torch: the command line is read
+first, so that a wrong flag is reported at once and servers start while torch is imported.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class ImpalaConfig:
     """Discount of a reward one step later."""
     reward_scale: float = 1.0
     """Rewards are multiplied by this in the loss (never in the logs), before they are clipped.
-    Returns of about one are learnt best."""
+    Learning works best with returns of about one."""
     reward_clipping: Literal["auto", RewardClipping] = "auto"
     """abs_one: rewards are clamped to [-1, 1] in the loss (never in the logs). none: they are
-    learnt from as they are. The network sees them clamped too, or else as sign(r) log(1 + |r|).
+    used unchanged. The network sees them clamped too, or else as sign(r) log(1 + |r|).
     auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
     TorchBeast, which do not say what they serve."""
     entropy_cost: float = 0.0006

@@ -32,8 +32,8 @@ class Counters:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Restores `state_dict`; raises ValueError when steps or version is missing.
 
-        Earlier checkpoints have only these two: with them every step was learnt from once, with one
-        optimiser step per batch.
+        Earlier checkpoints have only these two. When they were written, every step was learnt from
+        once, with one optimiser step per batch.
         """
         if missing := {"steps", "version"} - set(state):
             raise ValueError(

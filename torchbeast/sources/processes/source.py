@@ -10,10 +10,10 @@ A slot is granted to one actor process, which writes a rollout of all its enviro
 reports it. The collector thread copies its columns into the batch in preparation and grants the
 slot again. This module alone decides which process acts when, and with which weights.
 
-Free-running (the default), rollouts are learnt in the order of their completion; every step is
-acted with the newest weights. With a fixed lag of K the learner takes the rollouts of the processes
-in turn. Each is granted once the weights exist that will be K updates old when it is learnt, so the
-run is the same on every machine, however fast its processes are.
+By default the learner takes rollouts in the order of their completion, and every action is chosen
+with the newest weights. With a fixed lag of K it takes the rollouts of the processes in turn. The
+slot of a rollout is granted once the weights exist that will be K updates old in its update, so the
+run is reproducible however fast its processes are.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class MonoSource:
         """Allocates buffers and shared memory.
 
         observation_space: that of one environment, as the policy sees it.
-        device: where batches are learnt; for a GPU they are in pinned memory.
+        device: the learner's; batches for a GPU are in pinned memory.
         """
         self._config = config
         self._batch_size = config.rollouts.batch_size
@@ -410,7 +410,7 @@ class _FreeGrants:
 
 
 class _LaggedGrants:
-    """Grants a slot once the weights exist that will be `lag` updates old when it is learnt.
+    """Grants a slot once the weights exist that will be `lag` updates old in its update.
 
     Rollouts are numbered in turn over the processes: number i is learnt in update i * E // B.
     """

@@ -89,8 +89,8 @@ def find(
 def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
     """Returns whether to ask for another server at the address.
 
-    Servers tell how many were started together, some of which may not serve yet. Servers of the
-    original do not: there one is expected if something listens at the address.
+    Servers send how many were started together, some of which may not serve yet. Servers of the
+    original do not: another is expected if something listens at the address.
     """
     told = max((description["num_servers"] for description in found.values()), default=1)
     return len(found) < told or _listens(address)
@@ -188,7 +188,7 @@ def _observation_space(address: str, description: dict[str, Any]) -> Any:
 def _env(address: str, description: dict[str, Any]) -> EnvSpec:
     """Returns the served environment.
 
-    Servers of earlier versions tell no keyword arguments, those of the original no options.
+    Servers of earlier versions send no keyword arguments, those of the original no options.
     """
     said = description.get("options") or {}
     with _making_sense(address):
