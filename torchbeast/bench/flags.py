@@ -23,7 +23,7 @@ _Group = TypeVar("_Group")
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringFlags:
-    """How to measure."""
+    """Measurement."""
 
     seconds: float = 2.0
     """Length of one measurement. A slow update is not interrupted and may exceed it."""

@@ -34,7 +34,7 @@ from torchbeast.sources.servers.config import (
 
 @dataclass(frozen=True, kw_only=True)
 class CommandFlags:
-    """What the program does."""
+    """Training or evaluation."""
 
     mode: Literal["train", "test", "test_render"] = "train"
     """train; test: play whole episodes with the checkpoint of --xpid, or else of the latest run in
@@ -43,7 +43,7 @@ class CommandFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultsFlags:
-    """Read first: what the defaults of the other flags are."""
+    """Choices that set the defaults of other flags."""
 
     algo: str = registry.DEFAULT
     """Algorithm: impala; laser, which also learns from a replay (--replay_size); or

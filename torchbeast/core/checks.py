@@ -37,6 +37,6 @@ def between(low: float, high: float, **values: float | None) -> None:
 
 
 def one_of(choices: Sequence[str], **values: str) -> None:
-    """Every value is one of the choices."""
+    """Requires every value to be one of the choices."""
     for name, value in values.items():
         require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")

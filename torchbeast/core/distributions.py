@@ -33,7 +33,7 @@ from torchbeast.core.nest_py import Nest, flatten, pack_as
 
 # The range of a Gaussian's log deviation, in units of half the box.
 _LOG_STD_RANGE = (-5.0, 2.0)
-# Of tanh: the largest float32 below 1, whose inverse is 8.7.
+# Largest value of tanh here: the largest float32 below 1, whose inverse is 8.7.
 _LARGEST_TANH = 1.0 - 2.0**-24
 # Points and half width, in deviations, of the trapezoidal rule under a normal density. At the
 # largest deviation an entropy is off by a thousandth, at 4 by a hundred-thousandth.
@@ -121,7 +121,7 @@ class ActionDistribution(ABC):
 def distribution_for(
     space: spaces.ActionSpace, over_box: Callable[[spaces.Box], ActionDistribution] | None = None
 ) -> ActionDistribution:
-    """The distribution over an action space, a nest of the classes in `core.envs.spaces`."""
+    """Returns the distribution over an action space, a nest of `core.envs.spaces` classes."""
     match space:
         case spaces.Discrete(n, start):
             return Categorical(n, start)
@@ -315,11 +315,11 @@ class SquashedGaussian(Gaussian):
         u ~ Normal(mean, deviation)        action = centre + scale * tanh(u)
         log pi(action) = log Normal(u) - log scale - log(1 - tanh(u)^2)
 
-    An action determines its u only to the precision of its digits. Within 1e-6 of a bound (in half widths) the
-    u that `log_prob` finds is off by some hundredths, and on the bound it counts as 8.7; `rsample`
-    knows u. Ratios of two policies do not suffer much, since both are taken at the same u. kl is
-    exact: it is that of the Gaussians. The entropy has no closed form: it is an integral over
-    u by the trapezoidal rule, right to 2e-3 nats, deterministic and differentiable.
+    An action determines its u only to the precision of float32. Within 1e-6 of a bound (in half
+    widths) the u that `log_prob` computes is off by some hundredths, and on the bound it is taken
+    as 8.7; `rsample` knows u. Ratios of two policies are hardly affected, since both use the same
+    u. kl is exact: it is that of the Gaussians. The entropy has no closed form; the trapezoidal
+    rule over u gives it to 2e-3 nats, deterministic and differentiable.
     """
 
     def __init__(self, box: spaces.Box) -> None:

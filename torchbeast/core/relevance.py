@@ -46,5 +46,5 @@ def implied_policy_kl(
     pi = log_pi.exp()
     unlearnable = (pi * (log_pi - limit).relu().masked_fill(pi == 0, 0.0)).sum(-1)
     log_z = torch.minimum(log_pi, limit).logsumexp(-1)
-    # Of policies without a common action, log Z is -inf and the sum inf.
+    # For policies without a common action, log Z is -inf and the sum inf.
     return (log_z + unlearnable).clamp(min=0.0).masked_fill(unlearnable.isposinf(), math.inf)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def check_fits(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """ValueError naming the first tensor in which a state_dict and the module differ."""
+    """Raises ValueError that names the first tensor in which a state_dict and the module differ."""
     shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     found = {name: list(tensor.shape) for name, tensor in state.items()}
     for name in [*shapes, *found]:

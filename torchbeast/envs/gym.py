@@ -45,7 +45,7 @@ def make(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
 
 
 def _check_kwargs(gymnasium: Any, registered: Any, spec: EnvSpec) -> None:
-    """EnvError unless the environment's constructor, or gymnasium.make itself, takes them."""
+    """Raises EnvError unless the environment's constructor or gymnasium.make takes them."""
     if not spec.kwargs:
         return
     constructor = registered.entry_point

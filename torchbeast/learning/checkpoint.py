@@ -153,7 +153,8 @@ def _load(path: Path) -> Any:
     """Reads tensors and plain values without running any code of the file.
 
     Modules that the flags name are imported later, where environment, network and algorithm are
-    made. The original PolyBeast saved returns as numpy scalars, whose types torch must be allowed to load.
+    made. The original PolyBeast saved returns as numpy scalars, whose types torch must be
+    allowed to load.
     """
     try:
         return torch.load(path, map_location="cpu", weights_only=True)

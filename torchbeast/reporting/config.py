@@ -10,7 +10,7 @@ from torchbeast.core.checks import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class DisplayConfig:
-    """What the terminal shows."""
+    """Display in the terminal."""
 
     episodes_for_avg: int = 100
     """Number of the last episodes over which the mean return and length are shown."""

@@ -27,7 +27,7 @@ class WorkerLost(ProcessDied):
 
 
 class Place(NamedTuple):
-    """Where a worker runs."""
+    """The host, process and node of a worker."""
 
     host: str
     pid: int

@@ -22,7 +22,7 @@ class Node(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What a cluster has."""
+    """The resources of a cluster."""
 
     nodes: Sequence[Node]
     free_cpus: float  # of all nodes, not used by others

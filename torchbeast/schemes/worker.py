@@ -36,7 +36,7 @@ Packed = Mapping[str, np.ndarray]
 
 
 class ActivityReport(NamedTuple):
-    """What a worker does, and has done since it was started."""
+    """A worker's current stage, and the time it has spent in each since its start."""
 
     stage: str
     seconds_in_stage: float

@@ -100,9 +100,9 @@ class Actor(nn.Module, ABC):
         return ()
 
     def seen_reward(self, reward: Tensor) -> Tensor:
-        """A reward as an input, of the same shape: in [-1, 1] for "abs_one", as in the original's
-        networks; for "none" sign(r) log(1 + |r|), which keeps their order and is no larger than 20
-        for rewards of hundreds of millions.
+        """Returns rewards as inputs of a network, of the same shape: clipped to [-1, 1] for
+        "abs_one", as in the original's networks; for "none" sign(r) log(1 + |r|), which keeps their
+        order and stays below 20 for rewards of hundreds of millions.
         """
         if self.reward_input == "abs_one":
             return reward.clamp(-1.0, 1.0)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """How far one step of an optimiser may go."""
+    """Limits of one step of an optimiser."""
 
     warmup_steps: int = 0
     """Steps over which the learning rate grows from 0 at first. RMSprop's average starts at 0: with
@@ -54,7 +54,7 @@ class RMSpropConfig:
         at_least(0, alpha=self.alpha, momentum=self.momentum)
 
     def make(self, parameters: Iterable[nn.Parameter]) -> RMSprop:
-        """The optimiser of these parameters."""
+        """Returns an optimiser of these parameters."""
         from torchbeast.core.algos.rmsprop import RMSprop  # imports torch
 
         return RMSprop(

@@ -38,7 +38,7 @@ class Impala(Algorithm[Rollout]):
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def losses(self, minibatch: Rollout) -> Losses:
-        """pg_loss, baseline_loss and entropy_loss, with their costs; the policy's mean entropy."""
+        """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
         config, distribution = self.config, self.actor.distribution
         policy_logits, values, final_values = unroll(self.actor, minibatch)
         logits, values = policy_logits[:-1].float(), values.float()

@@ -87,7 +87,7 @@ class OptimiserStep(Generic[BatchT]):
 
     @property
     def version(self) -> int:
-        """Version of the weights: number of batches learnt, across restarts."""
+        """Version of the weights: number of updates, across restarts."""
         return self.counters.version
 
     def update(self, batch: BatchT) -> dict[str, float]:

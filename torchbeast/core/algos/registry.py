@@ -16,7 +16,7 @@ ALGOS = {
     DEFAULT: "torchbeast.core.algos.impala:Impala",
     FOR_REPLAY: "torchbeast.core.algos.laser:Laser",
 }
-# Of those that stand apart from their algorithm, which imports torch.
+# Configs that are kept apart from their algorithm, whose module imports torch.
 _CONFIGS = {
     DEFAULT: "torchbeast.core.algos.config:ImpalaConfig",
     FOR_REPLAY: "torchbeast.core.algos.config:LaserConfig",
@@ -24,8 +24,10 @@ _CONFIGS = {
 
 
 def find(name: str) -> type[Algorithm[Any]]:
-    """The algorithm of that name; ValueError when there is none or it declares what no algorithm
-    can be, TypeError when it is something else.
+    """Returns the algorithm of that name.
+
+    Raises ValueError when there is none or its declarations are contradictory, and TypeError when
+    the name is that of something else.
     """
     from torchbeast.core.algos.base import Algorithm
     from torchbeast.core.algos.checks import check_class
@@ -39,8 +41,9 @@ def find(name: str) -> type[Algorithm[Any]]:
 
 
 def config_of(name: str) -> type:
-    """The Config of the algorithm of that name; errors as of `find`. Those of
-    built-in algorithms import no torch.
+    """Returns the Config of the algorithm of that name; errors as of `find`.
+
+    Configs of built-in algorithms import no torch.
     """
     if name in _CONFIGS:
         config: type = _import(name, _CONFIGS[name])

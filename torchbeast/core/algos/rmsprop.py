@@ -69,7 +69,7 @@ class RMSprop:
             torch._foreach_addcdiv_(parameters, grads, roots, value=-group["lr"])
 
     def state_dict(self) -> dict[str, Any]:
-        """In the form of torch.optim: the state by the parameter's number, and the settings."""
+        """Returns the state by the parameter's number, and the settings, as torch.optim does."""
         numbers = list(range(len(self._parameters)))
         group = {**self.param_groups[0], "params": numbers}
         return {"state": dict(zip(numbers, self._state, strict=True)), "param_groups": [group]}

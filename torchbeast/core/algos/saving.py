@@ -18,7 +18,7 @@ from torchbeast.core.algos.base import Algorithm, Optimizer
 from torchbeast.core.state_dicts import check_fits
 
 ALGORITHM = "algorithm_state_dict"
-# What optimisers of torch.optim keep in the shape of a parameter.
+# State that optimisers of torch.optim keep in the shape of a parameter.
 _LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"),
     *("momentum_buffer", "sum", "acc_delta"),

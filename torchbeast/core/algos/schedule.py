@@ -36,5 +36,5 @@ class LinearDecay:
             group["lr"] = initial * remaining * warmth
 
     def _groups(self) -> list[dict[str, Any]]:
-        """Asked anew each time: loading a state gives an optimiser of torch.optim other groups."""
+        """Returns the present groups, which loading a state replaces in a torch.optim optimiser."""
         return [group for optimiser in self._optimisers for group in optimiser.param_groups]

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-# What the wire format can carry; the names are numpy's.
+# Dtypes of the wire format, by numpy's names.
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 WIRE_DTYPES = frozenset(("bool", *_INTEGERS, "float16", "float32", "float64"))
 

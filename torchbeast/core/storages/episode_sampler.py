@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a replay are sampled: windows of T + 1 rows, drawn one by one or walked along."""
+"""Samples windows of T + 1 rows from a replay, drawn one by one or walked along."""
 
 from __future__ import annotations
 

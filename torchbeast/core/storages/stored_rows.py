@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay stores of a row, and the memory this takes."""
+"""The part of a row that a replay stores, and the memory it takes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replay has stored: tracks of chunks in a ring, and the episodes that can be sampled."""
+"""The index of a replay: tracks of chunks in a ring, and the episodes that can be sampled."""
 
 from __future__ import annotations
 

@@ -56,23 +56,23 @@ class Transitions:
         return observation
 
     def lags(self, version: int) -> dict[str, float]:
-        """Nothing: how old the weights that acted are matters to no off-policy algorithm."""
+        """Returns {}: off-policy algorithms do not depend on the age of the weights that acted."""
         return {}
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns and lengths of the games that ended in the steps that were collected."""
+        """Returns the returns and lengths of games that ended in the collected steps."""
         return [value for value, _ in self.episodes], [length for _, length in self.episodes]
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Transitions:
-        """Transitions of what the function makes of each tensor."""
+        """Returns transitions with function(tensor) in place of every tensor."""
         return replace(self, **self._mapped(function))
 
     def hand_back(self, original: Transitions) -> None:
         """Does nothing: learning writes nothing into transitions."""
 
     def split(self, max_columns: int) -> list[Transitions]:
-        """The same transitions, at most so many at a time, shared out evenly. Shares memory. What
-        was collected for all counts with the first.
+        """Returns the same transitions in nearly equal batches of at most max_columns, which share
+        memory. The first has all of env_steps and episodes.
         """
         if max_columns >= self.batch_size:
             return [self]

@@ -45,7 +45,7 @@ class ActingWeights(Protocol):
 
 
 class Acting(NamedTuple):
-    """What one process acts with."""
+    """The actor and the environments of one process."""
 
     actor: Actor
     loop: EnvLoop
