@@ -41,7 +41,7 @@ def test_a_run_learns_from_new_and_replayed_rollouts(
     workshop: Workshop, program: str, memory: list[str]
 ) -> None:
     said = run(workshop, program, *REPLAY, *memory, "--total_steps", str(STEPS))
-    assert "The replay holds 2,000 steps" in said and "relevant" in said, said
+    assert "The replay holds 2,000 steps" in said, said
     assert workshop.meta("a")["args"]["algo"] == "laser"
     logged = rows(workshop)
     assert [row["step"] for row in logged] == list(range(T * B, STEPS + 1, T * B))
