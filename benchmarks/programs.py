@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares PolyBeast and MonoBeast on Pong with the reference loop, for several networks.
+"""Compares the programs on Pong with the reference loop, for several networks.
 
 The reference loop (reference_loop.py) steps, infers and learns sequentially in one process, with
 the same number of environments and the same batch size. The ratio to it is what the machinery
 costs, or what it gains by overlapping. The runs are interleaved.
 
-python benchmarks/programs.py [--models shallow deep] [--num_actors 32] [--seconds 30] [--repeats 3]
+python benchmarks/programs.py [--models shallow deep] [--programs monobeast raybeast]
+    [--num_actors 32] [--seconds 30] [--repeats 3]
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from torchbeast.processes.cores import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")
 SETTINGS = ("num_actors", "unroll_length", "batch_size")
-PROGRAMS = ("polybeast", "monobeast")
+PROGRAMS = ("polybeast", "monobeast", "raybeast")
 
 
 def main() -> None:
@@ -49,7 +50,9 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
+    parser.add_argument(
+        "--programs", nargs="+", choices=PROGRAMS, default=["polybeast", "monobeast"]
+    )
     parser.add_argument("--num_actors", type=int, default=32)
     parser.add_argument("--unroll_length", type=int, default=20)
     parser.add_argument("--batch_size", type=int, default=32)
