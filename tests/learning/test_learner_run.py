@@ -137,6 +137,49 @@ def test_a_run_can_be_resumed_from_the_last_good_state(tmp_path: Path) -> None:
     assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * T * B
 
 
+def test_a_run_that_fails_in_its_first_update_leaves_no_checkpoint_and_no_invitations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> Any:
+        raise KeyError("a bug")
+
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="a bug"):
+        patch.setattr(Impala, "losses", broken)
+        train(tmp_path, GOOD)
+    said = capsys.readouterr().out
+    assert not list((tmp_path / "run").glob("*.tar")) and "Learnt" not in said
+    assert "torchbeast.plot" not in said and "--xpid" not in said
+    assert not (tmp_path / "latest").exists(), "there is nothing to test"
+    train(tmp_path, GOOD)
+    assert (tmp_path / "latest").resolve() == (tmp_path / "run").resolve()
+    assert "--mode test" in capsys.readouterr().out
+
+
+def test_a_resumed_run_that_fails_in_its_first_update_keeps_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, GOOD)
+    before = (tmp_path / "run" / "model.tar").read_bytes()
+    capsys.readouterr()
+    with pytest.raises(RunError, match="loss is nan"):
+        train(tmp_path, BAD)
+    assert (tmp_path / "run" / "model.tar").read_bytes() == before
+    assert "--xpid" not in capsys.readouterr().out
+
+
+def test_a_run_that_ends_with_a_usage_error_before_it_learns_leaves_no_new_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(UsageError):
+        patch.setattr(EndingSource, "yields", dict)
+        train(tmp_path, GOOD)
+    assert list(tmp_path.iterdir()) == []
+    train(tmp_path, GOOD)
+    with pytest.raises(UsageError):
+        train(tmp_path, GOOD, **with_model("shallow"))
+    assert (tmp_path / "run" / "model.tar").exists(), "it was not new"
+
+
 def test_with_checkpoints_disabled_nothing_is_saved(tmp_path: Path) -> None:
     unsaved = {"checkpoints": CheckpointConfig(disable_checkpoint=True)}
     with pytest.raises(RunError, match="No state was saved"):

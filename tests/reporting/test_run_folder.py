@@ -40,16 +40,38 @@ def test_of_environment_variables_only_those_of_slurm_are_recorded(
     assert meta(run.path)["slurm"] == {"SLURM_JOB_ID": "17"}
 
 
-def test_latest_points_at_the_newest_run(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        RunFolder(tmp_path / name, {}).finish(successful=True)
-    assert os.readlink(tmp_path / "latest") == "b"
+def test_latest_points_at_the_run_that_was_the_last_to_learn(tmp_path: Path) -> None:
+    runs = [RunFolder(tmp_path / name, {}) for name in ("a", "b", "c")]
+    assert not (tmp_path / "latest").exists()
+    for run in (runs[0], runs[2]):
+        run.become_latest()
+        assert os.readlink(tmp_path / "latest") == run.path.name
+    for run in runs:
+        run.finish(successful=True)
 
 
 def test_a_real_folder_named_latest_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "latest").mkdir()
-    RunFolder(tmp_path / "a", {}).finish(successful=True)
+    run = RunFolder(tmp_path / "a", {})
+    run.become_latest()
+    run.finish(successful=True)
     assert (tmp_path / "latest").is_dir() and not (tmp_path / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("kept", [None, "an earlier run", "a file of the run"])
+def test_only_a_new_folder_with_nothing_else_in_it_is_discarded(
+    kept: str | None, tmp_path: Path
+) -> None:
+    if kept == "an earlier run":
+        (tmp_path / "a").mkdir()
+    run = RunFolder(tmp_path / "a", {})
+    if kept == "a file of the run":
+        (run.path / "logs.csv").write_text("")
+    before = {path.name for path in run.path.iterdir()}
+    run.finish(successful=False)
+    run.discard()
+    assert run.path.exists() == (kept is not None)
+    assert kept is None or {path.name for path in run.path.iterdir()} == before
 
 
 def test_out_log_has_log_messages_until_the_end_of_the_run(tmp_path: Path) -> None:

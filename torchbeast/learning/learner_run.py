@@ -190,7 +190,8 @@ class LearnerRun:
             source.start(self._session.supervisor)
             training.start(made.compute.learner_threads)
             self._until_the_end(watch, training, saving)
-            self._say_end(progress, first_step, time.monotonic() - began)
+            if training.updates_here or self._session.supervisor.failure is None:
+                self._say_end(progress, first_step, time.monotonic() - began)
 
     def _saving(self, agent: Agent, save_replay: SaveReplay | None) -> Saving:
         labels = {
@@ -213,6 +214,7 @@ class LearnerRun:
             progress,
             trace=self._session.folder.path / "trace.json" if trace else None,
             keep=saving.keep_last_good,
+            after_first_update=self._session.folder.become_latest,
         )
 
     def _watch(self, training: Training, source: Source, saving: Saving, advise: Adviser) -> Watch:

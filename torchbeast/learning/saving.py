@@ -42,8 +42,11 @@ class Saving:
         self._save_replay = save_replay
 
     def save(self, training: Training) -> None:
-        """Writes a checkpoint; on failure raises CheckpointNotWritten and keeps the last one."""
-        if self._disabled:
+        """Writes a checkpoint; a no-op before anything was learnt.
+
+        On failure raises CheckpointNotWritten and keeps the last one.
+        """
+        if self._disabled or not training.updates:
             return
         try:
             checkpoints.save(self._path, training.checkpoint(self._labels))

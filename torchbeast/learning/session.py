@@ -26,7 +26,9 @@ def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
 
     An exception of the body is a failure of the run, like one of its threads.
 
-    path: the run's folder. settings: every flag by its name, for meta.json.
+    path: the run's folder, which is removed again if it is new and the run ends with a UsageError
+        before it has written anything but its metadata.
+    settings: every flag by its name, for meta.json.
     """
     supervisor = Supervisor()
     with supervisor.signals():
@@ -39,8 +41,14 @@ def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
             supervisor.stop("the program ended")
             if supervisor.interrupted:
                 print(f"Stopped by {supervisor.reason}.", flush=True)
-            folder.finish(successful=supervisor.failure is None)
+            _finish(folder, supervisor.failure)
     raise_failure(supervisor.failure, folder)
+
+
+def _finish(folder: RunFolder, failure: Failure | None) -> None:
+    folder.finish(successful=failure is None)
+    if failure is not None and isinstance(failure.error, UsageError):
+        folder.discard()
 
 
 def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> None:

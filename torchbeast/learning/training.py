@@ -61,17 +61,20 @@ class Training:
         progress: Progress,
         trace: Path | None = None,
         keep: Callable[[dict[str, Any]], Path | None] | None = None,
+        after_first_update: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepares training.
 
         trace: file for the profiler's trace of one update.
         keep: saves the state before an update that failed by a NaN, and returns its path, or None
             if it saves nothing; not called when that state is not finite either.
+        after_first_update: called once, after the first update of this process.
         """
         self._components = components
         self._total_steps = total_steps
         self._trace = trace
         self._keep = keep
+        self._after_first_update = after_first_update
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
@@ -136,6 +139,8 @@ class Training:
         self._components.weights.publish(step.algo.actor, step.version)
         seconds = time.perf_counter() - before
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
+        if self.updates_here == 1:
+            self._after_first_update()
         if self.progress.step >= self._total_steps:
             self._components.supervisor.stop(DONE)
 

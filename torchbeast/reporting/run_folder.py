@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run: `{savedir}/{xpid}/` with meta.json and out.log, and `latest` beside it.
 
+`latest` points to the run that was the last to learn from its first batch.
+
 meta.json holds the resolved flags, dates, the git commit, Slurm's variables and whether the run
 succeeded; never the process environment, which may hold passwords.
 """
@@ -63,12 +65,12 @@ class RunFolder:
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
+        self._is_new = not path.exists()
         _make_folder(path)
         self._lock = _lock(path)
         self._handlers = _log_to(path / "out.log")
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         self._write_meta()
-        _point_latest_at(path)
 
     @property
     def checkpoint(self) -> Path:
@@ -80,6 +82,10 @@ class RunFolder:
         self._meta.update(entries)
         self._write_meta()
 
+    def become_latest(self) -> None:
+        """Points the symlink `latest` here: a run that has learnt something can be tested."""
+        _point_latest_at(self.path)
+
     def finish(self, successful: bool) -> None:
         """Records the end of the run and releases the folder. Call it once."""
         self.update(date_end=_now(), successful=successful)
@@ -87,6 +93,14 @@ class RunFolder:
             logging.getLogger(LOGGER_NAME).removeHandler(handler)
             handler.close()
         self._lock.close()
+
+    def discard(self) -> None:
+        """Removes a folder that is new and has nothing but the files made here; after `finish`."""
+        ours = {self.path / "meta.json", self.path / "out.log"}
+        if self._is_new and set(self.path.iterdir()) == ours:
+            for file in ours:
+                file.unlink()
+            self.path.rmdir()
 
     def _write_meta(self) -> None:
         text = json.dumps(self._meta, indent=4, sort_keys=True, default=str)
