@@ -110,6 +110,11 @@ def test_an_unknown_preset_is_refused_with_the_known_ones(args: list[str]) -> No
         parse(MonoBeastFlags, "monobeast", args)
 
 
+def test_a_misspelt_preset_is_refused_with_the_closest_one() -> None:
+    with pytest.raises(UsageError, match="; did you mean catch"):
+        parse(MonoBeastFlags, "monobeast", ["--preset", "cathc"])
+
+
 def test_a_preset_without_a_name_is_refused_with_a_message() -> None:
     for args in (["--preset"], ["--preset", "--use_lstm"]):
         with pytest.raises(UsageError, match="Missing value for argument '--preset'"):

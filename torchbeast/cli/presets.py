@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torchbeast.cli.resuming import given
+from torchbeast.core.specs import did_you_mean
 from torchbeast.errors import UsageError
 
 
@@ -155,8 +156,8 @@ def settings(args: Sequence[str]) -> Mapping[str, Any]:
 def find(name: str) -> Preset:
     """Returns the preset of that name; raises UsageError if there is none."""
     if name not in PRESETS:
-        known = ", ".join(PRESETS)
-        raise UsageError(f"there is no preset {name!r}: use {known}, or help for a list")
+        known, hint = ", ".join(PRESETS), did_you_mean(name, PRESETS)
+        raise UsageError(f"there is no preset {name!r}: use {known}, or help for a list{hint}")
     return PRESETS[name]
 
 
