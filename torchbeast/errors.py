@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,8 +17,12 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 
 _COMPILED = ("libtorchbeast", "nest")
-_PACKAGE = re.escape(str(Path(__file__).resolve().parent))
-_OUR_FRAME = re.compile(rf'^  File "{_PACKAGE}/.*\n(?:    .*\n)*', re.MULTILINE)
+_PACKAGE = str(Path(__file__).resolve().parent)
+_TORCH = r"[^\"\n]*/(?:site|dist)-packages/torch"
+_OUR_FRAME = re.compile(
+    rf'^  File "(?:{re.escape(_PACKAGE)}|{_TORCH})/.*\n(?:    .*\n)*', re.MULTILINE
+)
+_LIBRARIES = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}/|.*/(?:site|dist)-packages/")
 _EMPTY_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?! )")
 
 
@@ -58,10 +65,36 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
 def without_our_frames(message: str) -> str:
     """Returns the message with only the user's own code in the tracebacks that it quotes.
 
-    A traceback with nothing but our own code is removed: its last line says everything.
+    PyTorch's frames are removed like ours. A traceback with nothing else is removed too: its last
+    line says everything.
     """
     theirs = _OUR_FRAME.sub("", message)
     return _EMPTY_TRACEBACK.sub("", theirs)
+
+
+def what_it_raised(error: BaseException) -> str:
+    """Returns the error as text, with only the user's code in its traceback."""
+    return without_our_frames("".join(traceback.format_exception(error))).strip()
+
+
+def what_users_code_raised(error: BaseException) -> str:
+    """Returns an error of code that TorchBeast called with its lines; "" if it is not of such code.
+
+    Such code is outside of TorchBeast, the standard library and installed packages.
+    """
+    called_by_us = itertools.dropwhile(lambda file: not _is_ours(file), _files(error))
+    is_theirs = not all(map(_is_ours, called_by_us)) or isinstance(error, SyntaxError)
+    return what_it_raised(error) if is_theirs else ""
+
+
+def _files(error: BaseException) -> list[str]:
+    """Returns the files of the error's frames, the innermost last, without those of libraries."""
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [file for file in files if _is_ours(file) or not _LIBRARIES.match(file)]
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(f"{_PACKAGE}/")
 
 
 def _report(program: str, message: str, code: int) -> int:

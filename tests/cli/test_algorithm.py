@@ -28,7 +28,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import assemble_alone
 from torchbeast.learning.learner_run import LearnerRun, Played
@@ -197,6 +197,19 @@ def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
     with pytest.raises(UsageError) as error:
         parse(PolyBeastFlags, "polybeast", ["--algo", name])
     assert sentence in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("code", ["raise ValueError('a bug')", "{}['a bug']", "a bug"])
+def test_an_error_in_an_algorithms_module_is_told_with_its_line(
+    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "module_with_a_bug.py"
+    file.write_text(f"\n{code}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RunError, match="^the algorithm module_with_a_bug:My failed: ") as error:
+        parse(PolyBeastFlags, "polybeast", ["--algo", "module_with_a_bug:My"])
+    said = str(error.value)
+    assert f'File "{file}", line 2' in said and code in said and "core/specs.py" not in said
 
 
 @pytest.mark.parametrize("algo", ALGOS)

@@ -30,7 +30,7 @@ from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.config import EnvConfig
 from torchbeast.envs.toy import Catch
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import testing
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, RandomStarts, play, report
@@ -140,9 +140,34 @@ def test_frames_are_stacked_along_their_first_dimension() -> None:
 
 
 @pytest.mark.parametrize("name", ["no_such_model", "no_such_module:Net", "math:pi"])
-def test_a_model_that_does_not_fit_is_refused_with_a_message(name: str) -> None:
-    with pytest.raises(ValueError, match=f"the model {name} does not work") as error:
+def test_a_name_of_no_model_is_refused_with_a_message_about_the_name_alone(name: str) -> None:
+    with pytest.raises(ValueError, match=name) as error:
         make_agent(ActorSpec(name), ArraySpec((8,), "float32"), Discrete(3), 1)
+    assert "\n" not in str(error.value) and "environment" not in str(error.value)
+
+
+class RaisingNet(ActorCritic):
+    def __init__(self, observation_space: Any, action_space: Any, use_lstm: bool) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(5, 3)
+
+    def forward(self, inputs: Any, core_state: Any) -> Any:
+        return self.layer(inputs.observation)
+
+
+def test_an_error_in_a_users_network_is_told_with_its_line() -> None:
+    name = f"{__name__}:RaisingNet"
+    with pytest.raises(RunError, match=f"^the model {name} failed: Traceback") as error:
+        make_agent(ActorSpec(name), ArraySpec((8,), "float32"), Discrete(3), 1)
+    said = str(error.value)
+    assert f'File "{__file__}"' in said and "return self.layer(inputs.observation)" in said
+    assert "shapes cannot be multiplied" in said and "environment" not in said
+    assert "/torch/nn/" not in said and "core/actors" not in said
+
+
+def test_an_environment_that_suits_no_network_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match="^the model mlp does not work with this env") as error:
+        make_agent(ActorSpec("mlp"), (), Discrete(3), 1)
     assert "\n" not in str(error.value)
 
 
@@ -350,7 +375,9 @@ def test_an_evaluation_in_an_environment_that_does_not_fit_is_refused(
     run = save_run(tmp_path, "Catch")
     with pytest.raises(UsageError, match=f"trained on Catch cannot play {other}") as error:
         run_test(run, envs.EnvSpec(other))
-    assert str(error.value).endswith(": leave out --env") and "\n" not in str(error.value)
+    assert str(error.value).endswith(
+        "actions differ: leave out --env, and --preset"
+    ) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -137,15 +137,19 @@ def test_a_run_can_be_resumed_from_the_last_good_state(tmp_path: Path) -> None:
     assert checkpoints.load(tmp_path / "run" / "model.tar")["stats"]["step"] == 2 * T * B
 
 
-def test_a_run_that_fails_in_its_first_update_leaves_no_checkpoint_and_no_invitations(
+def test_a_run_that_fails_in_its_first_update_tells_the_line_and_leaves_no_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> Any:
         raise KeyError("a bug")
 
-    with monkeypatch.context() as patch, pytest.raises(RunError, match="a bug"):
+    with monkeypatch.context() as patch, pytest.raises(RunError, match="a bug") as error:
         patch.setattr(Impala, "losses", broken)
         train(tmp_path, GOOD)
+    told = str(error.value)
+    assert told.startswith("learner-0: Traceback") and 'raise KeyError("a bug")' in told
+    assert f'File "{__file__}"' in told and "optimiser_step.py" not in told
+    assert told.endswith(f"\nMore is in {tmp_path / 'run' / 'out.log'}")
     said = capsys.readouterr().out
     assert not list((tmp_path / "run").glob("*.tar")) and "Learnt" not in said
     assert "torchbeast.plot" not in said and "--xpid" not in said

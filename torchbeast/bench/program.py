@@ -17,8 +17,7 @@ from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
 from torchbeast.bench.stages import Stages
 from torchbeast.bench.table import table
 from torchbeast.cli.command_line import flatten
-from torchbeast.envs.opening import what_it_raised
-from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor

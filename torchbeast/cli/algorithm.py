@@ -17,7 +17,7 @@ from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of, renamed
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos import registry
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError, what_users_code_raised
 
 Flags = TypeVar("Flags")
 
@@ -39,11 +39,16 @@ def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
 
 
 def _config(name: str) -> type:
-    """Returns the Config of the algorithm; raises UsageError if there is none."""
+    """Returns the Config of the algorithm.
+
+    Raises UsageError if there is none, and RunError, with its lines, when the user's code fails.
+    """
     try:
         config = registry.config_of(name)
         config()  # its defaults pass its checks
-    except (TypeError, ValueError, AttributeError) as error:
+    except Exception as error:
+        if theirs := what_users_code_raised(error):
+            raise RunError(f"the algorithm {name} failed: {theirs}") from error
         raise UsageError(f"--algo {name} cannot be used: {error}") from error
     return config
 

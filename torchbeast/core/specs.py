@@ -135,7 +135,9 @@ def find(name: str) -> Callable[..., Any]:
 
 
 def import_module(module_name: str, wanted: str) -> ModuleType:
-    """Imports a module; raises SpecError, which names `wanted`, when that fails."""
+    """Imports a module; raises SpecError, which names `wanted`, when there is none."""
+    if not module_name or module_name.startswith("."):
+        raise SpecError(f"{wanted}: {module_name!r} is not the name of a module")
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -143,8 +145,6 @@ def import_module(module_name: str, wanted: str) -> ModuleType:
             f"{wanted}: there is no module {error.name}; install it, or start the program in its "
             "folder"
         ) from error
-    except (TypeError, ValueError) as error:  # an empty or a relative name
-        raise SpecError(f"{wanted}: {module_name!r} is not the name of a module") from error
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

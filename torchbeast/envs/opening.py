@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import traceback
-
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, without_our_frames
+from torchbeast.errors import RunError, UsageError, what_it_raised
 
 
 def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) -> VecEnv:
@@ -24,8 +22,3 @@ def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) ->
     except Exception as error:
         name = env if isinstance(env, str) else env.name
         raise RunError(f"{name} cannot be made: {what_it_raised(error)}") from error
-
-
-def what_it_raised(error: Exception) -> str:
-    """Returns the error as text, with only the user's code in its traceback."""
-    return without_our_frames("".join(traceback.format_exception(error))).strip()

@@ -18,11 +18,12 @@ import torch
 
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.specs import SpecError
 from torchbeast.core.threads import one_thread
 from torchbeast.envs.atari import is_atari
-from torchbeast.envs.opening import make_environment, what_it_raised
+from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import EXIT_DONE, RunError, UsageError, as_usage_error
+from torchbeast.errors import EXIT_DONE, RunError, UsageError, as_usage_error, what_it_raised
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
@@ -140,11 +141,11 @@ def _fitting(trained_on: str, played: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if trained_on in ("", played):
+        if trained_on in ("", played) or isinstance(error.__cause__, SpecError):
             raise
         raise UsageError(
-            f"a model that was trained on {trained_on} cannot play {played}, whose "
-            f"observations or actions differ ({error}): leave out --env"
+            f"a model that was trained on {trained_on} cannot play {played}, whose observations or "
+            "actions differ: leave out --env, and --preset"
         ) from error
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchbeast.errors import RunError, UsageError, without_our_frames
+from torchbeast.errors import RunError, UsageError, what_users_code_raised, without_our_frames
 from torchbeast.processes.supervisor import Failure, Supervisor
 from torchbeast.reporting.run_folder import RunFolder
 
@@ -58,4 +58,12 @@ def raise_failure(failure: Failure | None, folder: RunFolder | None = None) -> N
     if isinstance(failure.error, UsageError):
         raise failure.error
     where = f"\nMore is in {folder.path / 'out.log'}" if folder else ""
-    raise RunError(f"{without_our_frames(str(failure))}{where}") from failure.error
+    raise RunError(f"{_told(failure)}{where}") from failure.error
+
+
+def _told(failure: Failure) -> str:
+    """Returns the failure as text, with the lines of the user's network or algorithm in it."""
+    theirs = "" if isinstance(failure.error, RunError) else what_users_code_raised(failure.error)
+    if not theirs:
+        return without_our_frames(str(failure))
+    return f"{failure.origin}: {theirs}" if failure.origin else theirs

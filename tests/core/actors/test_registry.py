@@ -10,7 +10,7 @@ import pytest
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
 from torchbeast.core.actors.registry import MODELS, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, SpecError
 
 OBSERVATION, ACTIONS = ArraySpec((5,), "float32"), Discrete(3)
 
@@ -149,7 +149,7 @@ def test_a_model_is_given_rewards_in_the_form_of_its_spec() -> None:
 
 
 def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
-    with pytest.raises(TypeError, match="NotAModel is a str, not an actor: it must be a subclass"):
+    with pytest.raises(SpecError, match="NotAModel is a str, not an actor: it must be a subclass"):
         make_model(ActorSpec(f"{user_module}:NotAModel"), OBSERVATION, ACTIONS)
 
 
@@ -158,7 +158,8 @@ def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
     [
         (
             "depe",
-            "no model 'depe': use deep, shallow, shallow-norm, small, mlp, or my_module:MyNet",
+            "no model 'depe': use deep, shallow, shallow-norm, small, mlp, or my_module:MyNet; "
+            "did you mean deep",
         ),
         ("no_such_module_at_all:Net", "there is no module no_such_module_at_all"),
     ],

@@ -15,7 +15,8 @@ from torchbeast.core.actors.registry import make_model
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, SpecError
+from torchbeast.errors import RunError, what_users_code_raised
 
 
 class Agent(NamedTuple):
@@ -35,7 +36,10 @@ def make_agent(
     frame_stack: int,
     for_images: str = "deep",
 ) -> Agent:
-    """Makes the agent for these spaces; raises ValueError when the model does not fit them.
+    """Makes the agent for these spaces.
+
+    Raises SpecError when there is no such model, ValueError when it does not fit the spaces, and
+    RunError, with its lines, when the user's own code fails.
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
     for_images: the model that "auto" selects for observations with an image.
@@ -48,7 +52,11 @@ def make_agent(
     resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
     try:
         model = make_model(resolved, seen, action_space)
-    except Exception as error:  # a user's model may raise anything
+    except SpecError:
+        raise
+    except Exception as error:
+        if theirs := what_users_code_raised(error):
+            raise RunError(f"the model {name} failed: {theirs}") from error
         raise ValueError(
             f"the model {name} does not work with this environment: {error}"
         ) from error

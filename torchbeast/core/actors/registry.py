@@ -20,7 +20,7 @@ from torchbeast.core.actors.networks import (
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
-from torchbeast.core.specs import ActorSpec, check_takes
+from torchbeast.core.specs import ActorSpec, SpecError, check_takes, did_you_mean
 
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
@@ -42,8 +42,8 @@ def make_model(
     "my_module:MyNet", is imported and called with (observation_space, action_space, use_lstm) and
     the spec's keyword arguments. A model that sets no distribution gets that of the action space.
 
-    Raises ValueError when there is no such model, when it does not take the keyword arguments, and
-    when its outputs have other shapes than the contract's; TypeError when it is not an Actor.
+    Raises SpecError when there is no such model, when it does not take the keyword arguments, and
+    when it is not an Actor; ValueError when its outputs have other shapes than the contract's.
     """
     if not flatten(observation_space):
         raise ValueError("a model needs an observation with at least one array, got none")
@@ -51,7 +51,7 @@ def make_model(
     check_takes(factory, spec.kwargs, f"model {name}", positional=3)
     model = factory(observation_space, action_space, spec.use_lstm, **spec.kwargs)
     if not isinstance(model, Actor):
-        raise TypeError(
+        raise SpecError(
             f"model {name} is a {type(model).__name__}, not an actor: "
             "it must be a subclass of torchbeast.core.actors.contract.ActorCritic or Actor"
         )
@@ -84,11 +84,12 @@ def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.name in MODELS:
         return MODELS[spec.name]
     if not spec.pickled and ":" not in spec.name:
-        raise ValueError(f"no model {spec.name!r}: use {', '.join(MODELS)}, or my_module:MyNet")
+        known, hint = ", ".join(MODELS), did_you_mean(spec.name, MODELS)
+        raise SpecError(f"no model {spec.name!r}: use {known}, or my_module:MyNet{hint}")
     factory = spec.load()
     is_class = isinstance(factory, type) and issubclass(factory, Actor)
     if spec.kwargs and not spec.pickled and not is_class:  # a checkpoint could name any function
-        raise ValueError(
+        raise SpecError(
             f"model {spec.name}: keyword arguments are only given to a subclass of "
             f"torchbeast.core.actors.contract.ActorCritic or Actor, got {factory!r}: "
             "name the class, or leave out --model_kwargs"
