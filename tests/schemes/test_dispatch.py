@@ -179,6 +179,21 @@ def test_weights_are_stored_once_for_all_and_only_when_one_can_fetch_them(run: B
     assert first.waiting("load") == second.waiting("load") == [(12, ["reference 3"])]
 
 
+def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(
+    run: ByHand,
+) -> None:
+    worker = run.start(0)
+    for number in range(2):
+        worker.answer("play", Played(f"rollout {number}", IDLE))
+    run.weights.publish(run.agent.model, 8)
+    run.run()
+    assert worker.waiting("load") == [] and len(run.fleet.stored) == 1
+    run.weights.publish(run.agent.model, 9)
+    run.learn()
+    assert worker.waiting("play") == [(2,)]
+    assert worker.waiting("load") == [(9, ["reference 1"])]
+
+
 def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
     run: ByHand,
 ) -> None:

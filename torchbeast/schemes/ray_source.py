@@ -315,6 +315,7 @@ class RaySource:
         while actor.is_alive and actor.in_flight < self._config.fleet.slots_per_process():
             index = actor.next_rollout()
             self._call(actor, functools.partial(self._has_played, index), "play", index)
+            self._send_to(actor)
 
     def _has_played(self, index: int, actor: _Actor, played: Played | None) -> None:
         if played is None:  # it was asked to end
@@ -339,7 +340,8 @@ class RaySource:
 
     def _send_to(self, actor: _Actor) -> None:
         """Sends the newest weights to an actor, unless it still fetches earlier ones."""
-        if actor.is_alive and not actor.fetches and actor.version != self._weights.version:
+        wants = actor.is_playing and actor.version != self._weights.version
+        if wants and not actor.fetches:
             actor.fetches = True
             self._call(actor, self._has_loaded, "load", *self._newest(actor))
 
@@ -454,6 +456,11 @@ class _Actor:
         self._next_rollout += 1  # the successor's rollouts do not continue these
         self.incarnation += 1
         self._forget()
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether it has rollouts to play; one that waits for room needs no newer weights yet."""
+        return self.is_alive and bool(self._unfinished)
 
     def next_rollout(self) -> int:
         """Numbers a rollout that is about to be played."""
