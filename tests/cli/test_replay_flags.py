@@ -25,7 +25,13 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
     "polybeast_learner": PolyBeastLearnerFlags,
 }
 WRONG = [
-    (["--replay_ratio", "1"], "--replay_ratio 1 needs a replay: give its --replay_size too."),
+    (["--replay_ratio", "3"], "--replay_ratio 3 needs a replay: give its --replay_size too."),
+    (["--learn_start", "9"], "--learn_start 9 needs a replay: give its --replay_size too."),
+    (
+        ["--checkpoint_replay", "--replay_size", "9000", "--replay_ratio", "0"],
+        "--checkpoint_replay saves a replay, but with --replay_ratio 0 there is none: leave out "
+        "one of them.",
+    ),
     (["--checkpoint_replay"], "--checkpoint_replay saves a replay: give its --replay_size too."),
     (["--replay_size", "-1"], "--replay_size must be at least 0, got -1."),
     (["--replay_size", "900", "--replay_ratio", "nan"], "--replay_ratio must be at least 0, got"),
@@ -45,8 +51,9 @@ WRONG = [
         "whole.",
     ),
     (
-        ["--replay_size", "9000", "--learn_start", "9001"],
-        "--learn_start 9001 is never reached: give at most --replay_size 9000.",
+        ["--replay_size", "1000", "--learn_start", "961"],
+        "--learn_start 961 is never reached: --replay_size 1000 has room for 960 steps in whole "
+        "rollouts of --unroll_length 80: give at most --learn_start 960.",
     ),
     (
         ["--replay_size", "9000", "--checkpoint_replay", "--disable_checkpoint"],
@@ -67,12 +74,27 @@ def test_a_replay_selects_laser(program: str, words: list[str]) -> None:
     flags = flags_of(program, *words, "--replay_kl_threshold", "0.3", "--learning_rate", "0.1")
     assert flags["algo"] == "laser" and flags["replay_kl_threshold"] == 0.3
     assert flags["learning_rate"] == 0.1, "the settings of IMPALA are LASER's too"
-    assert flags["replay_size"] == 9000 and flags["replay_ratio"] is None
+    assert flags["replay_size"] == 9000 and flags["replay_ratio"] == 1
 
 
 def test_without_a_replay_the_algorithm_is_impala() -> None:
     assert flags_of("monobeast")["algo"] == flags_of("monobeast", "--preset", "pong")["algo"]
     assert flags_of("monobeast")["algo"] == "impala"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["--replay_size", "0"], ["--replay_size=0"], ["--replay_ratio", "0"], ["--replay_ratio=0.0"]],
+)
+def test_a_zero_that_is_typed_selects_nothing(words: list[str]) -> None:
+    assert flags_of("monobeast", *words)["algo"] == "impala"
+    with pytest.raises(UsageError, match="Unrecognized options: --replay_kl_threshold"):
+        flags_of("monobeast", *words, "--replay_kl_threshold", "1")
+
+
+def test_a_replay_may_wait_until_it_is_full() -> None:
+    flags = flags_of("monobeast", "--replay_size", "1000", "--learn_start", "960")
+    assert flags["learn_start"] == 960
 
 
 def test_an_algorithm_that_is_named_is_kept() -> None:
@@ -105,13 +127,14 @@ def test_a_wrong_setting_is_a_sentence(words: list[str], sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "columns"), [(None, 8), (1, 8), (0.5, 4), (7, 56), (0, 0), (0.125, 1)]
+    ("ratio", "batch_size", "columns"),
+    [(1, 8, 8), (0.5, 8, 4), (7, 8, 56), (0, 8, 0), (0.125, 8, 1), (0.29, 100, 29)],
 )
 def test_the_ratio_decides_the_number_of_replayed_rollouts(
-    ratio: float | None, columns: int
+    ratio: float, batch_size: int, columns: int
 ) -> None:
     config = ReplayConfig(replay_size=9000, replay_ratio=ratio)
-    assert config.spare_columns(RolloutConfig(batch_size=8)) == columns
+    assert config.spare_columns(RolloutConfig(batch_size=batch_size)) == columns
     assert config.is_used == (columns > 0)
 
 

@@ -111,7 +111,7 @@ def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> No
 @pytest.mark.parametrize(
     ("words", "sentences"),
     [
-        (["--replay_ratio", "1"], ["--replay_ratio 1 needs a replay"]),
+        (["--replay_ratio", "3"], ["--replay_ratio 3 needs a replay"]),
         (["--replay_size", "30"], ["--replay_size 30 has no room for a batch"]),
         (
             ["--replay_size", "1000000000000"],

@@ -139,7 +139,7 @@ def test_it_is_restored_with_its_settings(
     changed = {"savedir": str(tmp_path), "observation_keys": []}
     new = {"algo": "impala", "env_kwargs": {}, "model_kwargs": {}}
     new |= {"episodes_for_avg": 100, "suppress_logs": False}
-    new |= {"replay_size": 0, "replay_ratio": None, "learn_start": 0, "checkpoint_replay": False}
+    new |= {"replay_size": 0, "replay_ratio": 1.0, "learn_start": 0, "checkpoint_replay": False}
     assert now["flags"] == FLAGS | changed | new
 
 

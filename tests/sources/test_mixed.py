@@ -159,12 +159,16 @@ class Recorded(RolloutReplay):
     """A replay that tells what is done with it."""
 
     events: list[Event]
+    restarts = False  # the environments, before the next batch
 
     def insert(self, arrays: Any, columns: slice, agent: int, version: int) -> None:
         assert columns == slice(0, B) and agent == 0
         index = int(arrays["rollout_index"][0, 0])
         assert version == index, "the newest that acted"
         self.events.append(("inserted", index))
+        if self.restarts:
+            self.new_source(agent)
+            self.restarts = False
         super().insert(arrays, columns, agent, version)
 
 
@@ -259,6 +263,16 @@ def test_before_learn_start_batches_are_new_alone() -> None:
     with started(learn_start=8 * T * B) as run:
         rollouts = learn(run, 12)
     assert [rollout.batch_size for rollout in rollouts] == [B] * 9 + [B + SPARE] * 3
+
+
+def test_learn_start_is_reached_once() -> None:
+    """A restarted environment's row 0 takes room: the replay then holds fewer steps than before."""
+    with started(learn_start=8 * T * B, capacity=8 * T * B) as run:
+        learn(run, 15)
+        run.replay.restarts = True
+        rollouts = learn(run, 6)
+        assert not run.replay.restarts and run.replay.size < 8 * T * B
+    assert [rollout.batch_size for rollout in rollouts] == [B + SPARE] * 6
 
 
 def test_new_columns_are_those_of_the_online_source() -> None:

@@ -93,9 +93,23 @@ def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
     An evaluation learns nothing: a recorded algorithm need not be there to be imported.
     """
     of_run = None if resuming.is_test(words) else decided.get("algo")
-    has_replay = any(resuming.given(words, f"--{name}") or decided.get(name) for name in _OF_REPLAY)
-    usual = FOR_REPLAY if has_replay else DEFAULT
+    usual = FOR_REPLAY if _has_replay(words, decided) else DEFAULT
     return str(resuming.given(words, "--algo") or of_run or usual)
+
+
+def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
+    """Returns whether the size of a replay is decided, or it or a ratio is typed that is not 0."""
+    typed = [resuming.given(words, f"--{name}") for name in _OF_REPLAY]
+    size = decided.get("replay_size", 0) if typed[0] is None else 0
+    return bool(size) or any(text is not None and not _is_zero(text) for text in typed)
+
+
+def _is_zero(text: str) -> bool:
+    """Returns whether a word is the number 0; tyro refuses words that are no numbers later."""
+    try:
+        return float(text) == 0
+    except ValueError:
+        return False
 
 
 def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:

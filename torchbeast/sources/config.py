@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least, require
 
-_USUAL_RATIO = 1.0  # of replayed rollouts to new ones
-
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig:
@@ -41,9 +39,9 @@ class ReplayConfig:
     replay_size: int = 0
     """Environment steps that the replay holds, always the newest; 0: no replay. The program says at
     its start how much memory they take."""
-    replay_ratio: float | None = None
+    replay_ratio: float = 1.0
     """Replayed rollouts for each new one in a batch; the paper's is 7. Each costs as much to learn
-    from as a new one. Default: 1."""
+    from as a new one."""
     learn_start: int = 0
     """Environment steps in the replay from which on it is learnt from. Before, and until an episode
     is whole, batches hold new rollouts alone."""
@@ -58,44 +56,60 @@ class ReplayConfig:
             replay_ratio=self.replay_ratio,
             learn_start=self.learn_start,
         )
-        if self.replay_ratio and not self.replay_size:
-            raise ValueError(
-                f"replay_ratio {self.replay_ratio:g} needs a replay: give its replay_size too"
-            )
+        is_asked = self.replay_ratio not in (0, type(self).replay_ratio)
+        require(
+            self.replay_size > 0 or not is_asked,
+            f"replay_ratio {self.replay_ratio:g} needs a replay: give its replay_size too",
+        )
         require(
             self.replay_size > 0 or not self.checkpoint_replay,
             "checkpoint_replay saves a replay: give its replay_size too",
         )
         require(
-            self.learn_start <= self.replay_size,
-            f"learn_start {self.learn_start} is never reached: give at most replay_size "
-            f"{self.replay_size}",
+            self.is_used or not self.checkpoint_replay,
+            "checkpoint_replay saves a replay, but with replay_ratio 0 there is none: leave out "
+            "one of them",
+        )
+        require(
+            self.replay_size > 0 or not self.learn_start,
+            f"learn_start {self.learn_start} needs a replay: give its replay_size too",
         )
 
     @property
     def is_used(self) -> bool:
         """Whether anything is learnt from a replay."""
-        return self.replay_size > 0 and self.replay_ratio != 0
+        return self.replay_size > 0 and self.replay_ratio > 0
 
     def spare_columns(self, rollouts: RolloutConfig) -> int:
         """Returns the number of replayed rollouts in a batch, beside the new ones.
 
-        Raises ValueError unless it is whole, and unless the replay has room for a batch.
+        Raises ValueError unless it is whole, and unless the replay has room for a batch and for
+        learn_start.
         """
         if not self.is_used:
             return 0
         batch_size = rollouts.batch_size
-        ratio = _USUAL_RATIO if self.replay_ratio is None else self.replay_ratio
-        columns = float(ratio * batch_size)
+        columns = float(f"{self.replay_ratio * batch_size:.12g}")  # 0.29 * 100 is below 29
         require(
             columns.is_integer(),
-            f"replay_ratio {ratio:g} of batch_size {batch_size} are {columns:g} rollouts: give a "
-            "ratio that makes them whole",
+            f"replay_ratio {self.replay_ratio:g} of batch_size {batch_size} are {columns:g} "
+            "rollouts: give a ratio that makes them whole",
         )
-        least = max(2, batch_size) * rollouts.unroll_length
+        self._check_room(rollouts)
+        return int(columns)
+
+    def _check_room(self, rollouts: RolloutConfig) -> None:
+        batch_size, unroll_length = rollouts.batch_size, rollouts.unroll_length
+        least = max(2, batch_size) * unroll_length
         require(
             self.replay_size >= least,
             f"replay_size {self.replay_size} has no room for a batch of batch_size {batch_size} "
-            f"and unroll_length {rollouts.unroll_length}: give at least {least}",
+            f"and unroll_length {unroll_length}: give at least {least}",
         )
-        return int(columns)
+        room = self.replay_size // unroll_length * unroll_length
+        require(
+            self.learn_start <= room,
+            f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
+            f"room for {room} steps in whole rollouts of unroll_length {unroll_length}: give at "
+            f"most learn_start {room}",
+        )

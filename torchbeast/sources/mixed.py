@@ -88,6 +88,7 @@ class MixedSource:
         self._replay_lock = threading.Lock()
         self._facts = _EMPTY
         self._is_too_small = False
+        self._is_reached = False  # learn_start, once; tracks that begin later take room
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting."""
@@ -199,7 +200,8 @@ class MixedSource:
 
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without the spare ones."""
-        if self._replay.size < self._learn_start or not self._replay.episodes:
+        self._is_reached = self._is_reached or self._replay.size >= self._learn_start
+        if not self._is_reached or not self._replay.episodes:
             return rollout.columns(0, self._batch_size)
         with self._replay_lock:
             finals = self._fill(rollout, lane)
