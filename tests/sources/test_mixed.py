@@ -267,11 +267,12 @@ def test_before_learn_start_batches_are_new_alone() -> None:
 
 def test_learn_start_is_reached_once() -> None:
     """A restarted environment's row 0 takes room: the replay then holds fewer steps than before."""
-    with started(learn_start=8 * T * B, capacity=8 * T * B) as run:
-        learn(run, 15)
+    full = 30 * T * B
+    with started(learn_start=full, capacity=full) as run:
+        assert learn(run, 40)[-1].replayed is not None
         run.replay.restarts = True
         rollouts = learn(run, 6)
-        assert not run.replay.restarts and run.replay.size < 8 * T * B
+        assert not run.replay.restarts and run.replay.size < full
     assert [rollout.batch_size for rollout in rollouts] == [B + SPARE] * 6
 
 
