@@ -143,7 +143,8 @@ def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:
 
 
 def saving(folder: Path, save_replay: Any, disabled: bool = False) -> Saving:
-    return Saving(Mock(checkpoint=folder / "model.tar"), {}, disabled, save_replay)
+    replay = Mock(save_replay=save_replay, inserted=0)
+    return Saving(Mock(checkpoint=folder / "model.tar"), {}, disabled, replay)
 
 
 def training() -> Any:
@@ -162,14 +163,38 @@ def test_the_replay_is_written_beside_the_checkpoint_and_as_a_whole(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]
 
 
+def test_a_replay_into_which_nothing_was_inserted_is_not_written_again(tmp_path: Path) -> None:
+    replay = Mock(inserted=40)
+    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
+    for inserted, written in ((40, 1), (40, 1), (80, 2)):
+        replay.inserted = inserted
+        kept.save(training())
+        assert replay.save_replay.call_count == written
+
+
+def test_a_replay_that_was_not_written_is_written_by_the_next_save(tmp_path: Path) -> None:
+    replay = Mock(inserted=40, save_replay=Mock(side_effect=[OSError(28, "full"), None]))
+    kept = Saving(Mock(checkpoint=tmp_path / "model.tar"), {}, False, replay)
+    with pytest.raises(
+        CheckpointNotWritten, match=r"replay.bin \(full\); there is none: make room"
+    ):
+        kept.save(training())
+    kept.save(training())
+    assert replay.save_replay.call_count == 2
+
+
 def test_a_full_disk_keeps_the_replay_before_it(tmp_path: Path) -> None:
     def fail(file: BinaryIO) -> None:
         file.write(b"new")
         raise OSError(28, "No space left on device")
 
     (tmp_path / FILE).write_bytes(b"old")
-    with pytest.raises(CheckpointNotWritten, match="No space left"):
+    with pytest.raises(CheckpointNotWritten) as error:
         saving(tmp_path, fail).save(training())
+    assert str(error.value) == (
+        f"the checkpoint {tmp_path / 'model.tar'} is new, but no replay was written to "
+        f"{tmp_path / FILE} (No space left on device); an earlier one is intact: make room there"
+    )
     assert (tmp_path / FILE).read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.tar", FILE]
 

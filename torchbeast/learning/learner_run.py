@@ -40,7 +40,7 @@ from torchbeast.learning.replay import (
     resume_replay,
 )
 from torchbeast.learning.reward_clipping import sentence
-from torchbeast.learning.saving import SaveReplay, Saving
+from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
@@ -153,7 +153,7 @@ class LearnerRun:
             return
         mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
         is_saved = config.replay.checkpoint_replay
-        self._learn(made, mixed, progress, mixed.save_replay if is_saved else None)
+        self._learn(made, mixed, progress, mixed if is_saved else None)
 
     @property
     def _total_steps(self) -> int:
@@ -172,9 +172,9 @@ class LearnerRun:
         made: Assembled[Any],
         source: Source,
         progress: Progress,
-        save_replay: SaveReplay | None = None,
+        saved: SavedReplay | None = None,
     ) -> None:
-        saving = self._saving(made.agent, save_replay)
+        saving = self._saving(made.agent, saved)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
             components = TrainingComponents(
                 source=source,
@@ -193,7 +193,7 @@ class LearnerRun:
             if training.updates_here or self._session.supervisor.failure is None:
                 self._say_end(progress, first_step, time.monotonic() - began)
 
-    def _saving(self, agent: Agent, save_replay: SaveReplay | None) -> Saving:
+    def _saving(self, agent: Agent, saved: SavedReplay | None) -> Saving:
         labels = {
             "format": checkpoints.FORMAT,
             "flags": self._recorded,
@@ -202,7 +202,7 @@ class LearnerRun:
             "reads_values": agent.spec.reads_values,
         }
         disabled = self._settings.checkpoints.disable_checkpoint
-        return Saving(self._session.folder, labels, disabled, save_replay)
+        return Saving(self._session.folder, labels, disabled, saved)
 
     def _training(
         self, components: TrainingComponents, progress: Progress, saving: Saving

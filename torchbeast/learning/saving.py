@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
@@ -13,8 +13,16 @@ from torchbeast.learning.replay import FILE
 from torchbeast.learning.training import Training
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
 
-SaveReplay = Callable[[BinaryIO], None]
-"""Writes a replay's contents to a file."""
+
+class SavedReplay(Protocol):
+    """A replay that is saved with every checkpoint."""
+
+    @property
+    def inserted(self) -> int:
+        """Steps inserted so far."""
+
+    def save_replay(self, file: BinaryIO) -> None:
+        """Writes the contents to a file."""
 
 
 class CheckpointNotWritten(RunError):
@@ -29,35 +37,49 @@ class Saving:
         folder: RunFolder,
         labels: Mapping[str, Any],
         disabled: bool,
-        save_replay: SaveReplay | None = None,
+        replay: SavedReplay | None = None,
     ) -> None:
         """Prepares saving.
 
-        labels: constant entries of every checkpoint, such as settings. save_replay: called with
-            the file of the replay at every checkpoint; None: it is not saved.
+        labels: constant entries of every checkpoint, such as settings. replay: saved with every
+            checkpoint, if anything was inserted since the last; None: there is none to save.
         """
         self._path = folder.checkpoint
         self._labels = labels
         self._disabled = disabled
-        self._save_replay = save_replay
+        self._replay = replay
+        self._replay_path = self._path.with_name(FILE)
+        self._inserted: int | None = None  # steps in what is saved; None: nothing was saved here
 
     def save(self, training: Training) -> None:
-        """Writes a checkpoint; a no-op before anything was learnt.
+        """Writes a checkpoint, then the replay; a no-op before anything was learnt.
 
-        On failure raises CheckpointNotWritten and keeps the last one.
+        On failure raises CheckpointNotWritten and keeps the last one of what was not written.
         """
         if self._disabled or not training.updates:
             return
         try:
             checkpoints.save(self._path, training.checkpoint(self._labels))
-            if self._save_replay is not None:
-                with replaced_atomically(self._path.with_name(FILE)) as file:
-                    self._save_replay(file)
         except OSError as error:
             raise CheckpointNotWritten(
                 f"no checkpoint was written to {self._path} "
                 f"({error.strerror or error}); an earlier one is intact: make room there"
             ) from error
+        if self._replay is not None and self._replay.inserted != self._inserted:
+            self._save_replay(self._replay)
+
+    def _save_replay(self, replay: SavedReplay) -> None:
+        inserted = replay.inserted  # before: where more is inserted meanwhile, it is saved again
+        try:
+            with replaced_atomically(self._replay_path) as file:
+                replay.save_replay(file)
+        except OSError as error:
+            old = "an earlier one is intact" if self._replay_path.exists() else "there is none"
+            raise CheckpointNotWritten(
+                f"the checkpoint {self._path} is new, but no replay was written to "
+                f"{self._replay_path} ({error.strerror or error}); {old}: make room there"
+            ) from error
+        self._inserted = inserted
 
     def keep_last_good(self, state: dict[str, Any]) -> Path | None:
         """Saves the state before a failed update in a file of its own; returns its path."""

@@ -53,7 +53,8 @@ class Watch:
                 updates, hanging = self.training.updates, self.source.hanging()
                 if stall := watchdog.check(updates, status, now, hanging):
                     display.warn(stall)
-                if now - saved_at >= self.save_every_s:
+                # Once the run has ended, its last checkpoint follows at once.
+                if now - saved_at >= self.save_every_s and not supervisor.ended:
                     self._save_if_possible(display)
                     saved_at = time.monotonic()
 

@@ -68,6 +68,7 @@ class RunFolder:
         self._is_new = not path.exists()
         _make_folder(path)
         self._lock = _lock(path)
+        _remove_unfinished(path)
         self._handlers = _log_to(path / "out.log")
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         self._write_meta()
@@ -147,6 +148,13 @@ def _lock(path: Path) -> IO[bytes]:
         file.close()
         raise UsageError(f"another process is running in {path}: give another --xpid") from None
     return file
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Removes files that a killed process has not finished. The caller has locked the folder."""
+    for unfinished in path.glob("*.tmp"):
+        if unfinished.stem.rpartition(".")[2].isdigit():  # as `replaced_atomically` names them
+            unfinished.unlink(missing_ok=True)
 
 
 def _log_to(path: Path) -> list[logging.Handler]:

@@ -116,6 +116,11 @@ class MixedSource:
             self._closed = True
             self._changed.notify_all()  # the replay thread ends, and tells the learner threads
 
+    @property
+    def inserted(self) -> int:
+        """Steps inserted into the replay so far."""
+        return self._replay.inserted
+
     def save_replay(self, file: BinaryIO) -> None:
         """Writes the replay's contents to a file. No batch is prepared meanwhile."""
         with self._replay_lock:

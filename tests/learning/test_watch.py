@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the main thread does until a run ends."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+
+from torchbeast.learning.watch import Watch
+from torchbeast.processes.supervisor import Supervisor
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_no_periodic_save_begins_once_the_run_has_ended(
+    monkeypatch: pytest.MonkeyPatch, ends: bool
+) -> None:
+    """The run ends while the main thread shows it."""
+    supervisor, saving = Supervisor(), Mock()
+
+    def show(*_: object) -> None:
+        if ends or saving.save.called:
+            supervisor.stop("all steps are learnt")
+
+    monkeypatch.setattr(Watch, "_show", show)
+    monkeypatch.setattr("torchbeast.learning.watch._SHOW_EVERY_S", 0.01)
+    watch = Watch(
+        training=Mock(updates=1),
+        source=Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: ""),
+        saving=saving,
+        advise=lambda _: None,
+        title="",
+        total_steps=1,
+        rollouts_at_once=1,
+        save_every_s=0.0,
+        only_warnings=True,
+    )
+    watch.until_the_end(supervisor)
+    assert saving.save.call_count == (not ends)
