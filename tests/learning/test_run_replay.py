@@ -32,6 +32,9 @@ NEEDS = ("policy_logits",)
 # An 8-byte observation; reward 4, done, truncated, episode_end 1 each, episode_step 4,
 # episode_return 4, action 8, policy_logits 4 * 3, policy_version 8, the list of episodes 16.
 STACKED, EACH = 4, 8 + 4 + 3 + 4 + 4 + 8 + 12 + 8 + 16
+# Three batches of B new and B replayed columns of T + 1 rows, with whole stacks, which have the
+# numbers of environment and rollout too.
+BATCHES = 3 * 2 * B * (T + 1) * (EACH - 8 - 16 + 4 * 8 + 16)
 
 
 def agent() -> Agent:
@@ -56,22 +59,22 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     replay = made(10**7, free=2 * 10**9)
     assert replay.capacity == 10**7 and replay.frame_stack == STACKED
     assert capsys.readouterr().out == (
-        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.7 GB when it is full, of 2.0 GB "
-        "that are free on this machine.\n"
+        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.7 GB when it is full, and 0.0 MB "
+        "of batches, of 2.0 GB that are free on this machine.\n"
     )
     made(1000)
-    assert capsys.readouterr().out.endswith("when it is full.\n"), "nobody knows what is free"
+    assert capsys.readouterr().out.endswith("of batches.\n"), "nobody knows what is free"
 
 
 def test_what_does_not_fit_is_refused_and_what_would_is_told() -> None:
     free = 1_000_000
-    most = 9 * free // (10 * EACH)
+    most = (9 * free // 10 - BATCHES) // EACH
     made(most, free)
     with pytest.raises(UsageError) as error:
         made(most + 1, free)
     assert str(error.value) == (
-        f"--replay_size {most + 1} needs 0.9 MB of memory, {EACH} bytes a step, but 1.0 MB are "
-        f"free on this machine: give at most --replay_size {most}"
+        f"--replay_size {most + 1} needs 0.9 MB of memory, {EACH} bytes a step, and 0.0 MB for "
+        f"batches, but 1.0 MB are free on this machine: give at most --replay_size {most}"
     )
 
 
@@ -82,6 +85,11 @@ def test_memory_that_cannot_be_reserved_is_a_sentence(monkeypatch: pytest.Monkey
     monkeypatch.setattr("torchbeast.learning.replay.RolloutReplay", refuse)
     with pytest.raises(UsageError, match="it cannot be reserved: give a smaller --replay_size"):
         made()
+
+
+def test_more_steps_than_a_replay_can_count_are_a_sentence() -> None:
+    with pytest.raises(UsageError, match=f"to {2**31 - 1} transitions; got {2**31}: give a small"):
+        made(2**31)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from pathlib import Path
 from torch import Tensor
 
 from torchbeast.core.actors.agent import Agent
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.core.storages.stored_rows import bytes_per_transition
@@ -20,6 +21,7 @@ from torchbeast.sources.contract import Source
 from torchbeast.sources.mixed import AGENT, MixedSource
 
 FILE = "replay.bin"
+_BATCHES = 3  # in the making, ready, and learnt from: a run has as many or more
 _MOST = 0.9  # of the free memory, so that something is left for the rest of the program
 
 
@@ -51,16 +53,18 @@ def make_replay(
     specs = rollout_specs(agent.model, agent.observation_space, extras, unroll_length, columns=1)
     with as_usage_error():
         each = bytes_per_transition(specs, agent.frame_stack)
-    check_memory(size, each, free)
+    columns = _BATCHES * (config.rollouts.batch_size + config.spare_columns)
+    batches = columns * row_bytes(flatten(specs))  # specs are those of one column
+    check_memory(size, each, batches, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
     print(
         f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
-        f"full{has}.",
+        f"full, and {in_bytes(batches)} of batches{has}.",
         flush=True,
     )
     try:
         return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
-    except MemoryError as error:
+    except (MemoryError, ValueError) as error:  # too much for this machine, or for any
         raise UsageError(f"{error}: give a smaller --replay_size") from error
 
 
@@ -103,14 +107,17 @@ def mixed_source(
     )
 
 
-def check_memory(size: int, each: int, free: int | None) -> None:
-    """Raises UsageError when so many steps of so many bytes do not fit."""
-    if free is None or size * each <= _MOST * free:
+def check_memory(size: int, each: int, batches: int, free: int | None) -> None:
+    """Raises UsageError when so many steps of so many bytes do not fit, beside these bytes of
+    batches.
+    """
+    if free is None or size * each + batches <= _MOST * free:
         return
+    most = max(0, int(_MOST * free) - batches) // each
     raise UsageError(
-        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, "
-        f"but {in_bytes(free)} are free on this machine: give at most --replay_size "
-        f"{int(_MOST * free) // each}"
+        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
+        f"{in_bytes(batches)} for batches, but {in_bytes(free)} are free on this machine: give at "
+        f"most --replay_size {most}"
     )
 
 
