@@ -81,7 +81,7 @@ class FakeFleet:
         return f"reference {len(self.stored) - 1}"
 
     def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
-        return WorkerLost(str(error), has_left=place is not None and place.node in self.left)
+        return WorkerLost(str(error), error.has_left or (place and place.node) in self.left)
 
 
 class ByHand:
@@ -204,6 +204,9 @@ def test_a_lost_worker_is_replaced_and_what_it_was_playing_is_played_by_no_one(
     worker.die(WorkerLost("the process was killed"))
     run.run()
     assert [worker.name for worker in run.fleet.workers] == ["actor 0", "actor 1", "actor 0.1"]
+    assert [worker.is_killed for worker in run.fleet.workers] == [True, False, False], (
+        "it may be out of reach only, and would keep its cores"
+    )
     status = run.source.status()
     assert status["replaced_actors"] == 1 and status["live_actors"] == 1
     assert status["collected_steps"] == 7
@@ -263,6 +266,14 @@ def test_nodes_may_leave_as_often_as_they_like(run: ByHand) -> None:
         run.run()
     assert run.supervisor.failure is None
     assert run.source.status()["pending_actors"] == 2
+
+
+def test_nodes_may_leave_before_their_workers_are_there(run: ByHand) -> None:
+    for _ in range(20):
+        run.fleet.workers[-1].die(WorkerLost("lost", has_left=True))
+        run.run()
+    assert run.supervisor.failure is None
+    assert run.source.status()["replaced_actors"] == 20
 
 
 @pytest.mark.parametrize("error", [Failed("KeyError: the joystick", False), RunError("store full")])

@@ -121,6 +121,14 @@ class TestRaySource(SourceCompliance):
         (born,) = set(after) - set(before)
         assert after[born][0].env_index == moved and born not in without
 
+    def test_killed_workers_are_forgotten(self, fleet: RayFleet) -> None:
+        before = len(fleet._workers)
+        worker = fleet.worker("to be forgotten")
+        assert len(fleet._workers) == before + 1
+        worker.kill()
+        worker.kill()
+        assert len(fleet._workers) == before
+
 
 class Column(NamedTuple):
     """One rollout of one environment."""

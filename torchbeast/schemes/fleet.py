@@ -19,7 +19,10 @@ Calls of one lane are executed in turn, those of several side by side.
 
 
 class WorkerLost(ProcessDied):
-    """A worker is gone. has_left: with its whole node, so that nothing is wrong with the worker."""
+    """A worker is gone, or out of reach.
+
+    has_left: with its whole node, so that nothing is wrong with the worker.
+    """
 
     def __init__(self, message: str, has_left: bool = False) -> None:
         super().__init__(message)
@@ -45,7 +48,10 @@ class Worker(Protocol):
         """
 
     def kill(self) -> None:
-        """Ends the worker by force. Calls that are not answered yet end with WorkerLost."""
+        """Ends the worker by force, if it is still there, and never fails.
+
+        Calls that are not answered yet end with WorkerLost.
+        """
 
 
 class Fleet(Protocol):

@@ -54,6 +54,7 @@ _ENVIRONMENT = {
 _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
+_NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
 _FULL = (
     "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
@@ -101,20 +102,24 @@ def _fetched(references: list[Any]) -> Packed:
 class RayWorker:
     """A handle of one Ray actor."""
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    def __init__(self, handle: Any, on_kill: Callable[[RayWorker], None]) -> None:
+        self._handle, self._on_kill = handle, on_kill
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method, without waiting for it; see Worker."""
-        future = getattr(self._handle, method).remote(*arguments).future()
+        try:
+            future = getattr(self._handle, method).remote(*arguments).future()
+        except ConnectionError as error:  # to the proxy of a learner outside the cluster
+            then(_failure(error))
+            return
         future.add_done_callback(lambda done: then(_result(done)))
 
     def kill(self) -> None:
         """Ends the actor by force, also one that has found no room yet."""
         import ray
 
-        with contextlib.suppress(ValueError):  # of another connection, which has ended
-            ray.kill(self._handle)
+        _end_with(ray.kill, self._handle)
+        self._on_kill(self)
 
 
 class RayFleet:
@@ -133,7 +138,7 @@ class RayFleet:
         there.
         """
         self._config, self._run = config, run
-        self._workers: list[RayWorker] = []
+        self._workers: set[RayWorker] = set()  # that were not killed
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
@@ -160,7 +165,7 @@ class RayFleet:
 
     def room(self) -> Room:
         """Returns the resources of the cluster at present."""
-        here = "" if self._is_client else self._ray.get_runtime_context().get_node_id()
+        here = self._own_node
         nodes = [_node(node, here) for node in self._ray.nodes() if node["Alive"]]
         return Room(nodes, self._ray.available_resources().get("CPU", 0.0))
 
@@ -177,7 +182,7 @@ class RayFleet:
         here = f"node:{self._ray.util.get_node_ip_address()}"
         bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
         group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
-        self._closing.callback(remove_placement_group, group)
+        self._closing.callback(_end_with, remove_placement_group, group)
         if not group.wait(_RESERVE_S):
             raise UsageError(
                 f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
@@ -193,9 +198,9 @@ class RayFleet:
             num_cpus=self._config.actor_cpus,
             scheduling_strategy="SPREAD",
         )
-        worker = RayWorker(options.remote(name))
+        worker = RayWorker(options.remote(name), self._forget)
         with self._lock:
-            self._workers.append(worker)
+            self._workers.add(worker)
         return worker
 
     def put(self, value: Any) -> Any:
@@ -212,8 +217,10 @@ class RayFleet:
         if place is None:
             return error
         alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
-        if place.node not in alive:
+        if error.has_left or place.node not in alive:
             return WorkerLost(f"its node {place.host} has left the cluster", has_left=True)
+        if isinstance(error, _OutOfReach) and place.node != self._own_node:
+            return WorkerLost(f"its node {place.host} is out of reach", has_left=True)
         why = "" if str(error) == _DIED else f" ({error})"
         said = "".join(f"\n  {line}" for line in self._last_lines(place))
         last = f"; it last said:{said}" if said else ""
@@ -222,14 +229,23 @@ class RayFleet:
     def end(self) -> None:
         """Ends all actors, and Ray if it was started here. May be called again."""
         with self._lock:
-            workers, self._workers = self._workers, []
+            workers = list(self._workers)
         for worker in workers:
             worker.kill()
         self._closing.close()
 
+    def _forget(self, worker: RayWorker) -> None:
+        with self._lock:
+            self._workers.discard(worker)
+
     @property
     def _is_client(self) -> bool:
         return (self._address or "").startswith(CLIENT)
+
+    @property
+    def _own_node(self) -> str:
+        """The id of the learner's node; "" outside the cluster."""
+        return "" if self._is_client else str(self._ray.get_runtime_context().get_node_id())
 
     @contextmanager
     def _closing_on_error(self) -> Iterator[None]:
@@ -259,7 +275,7 @@ class RayFleet:
                 raise RunError(f"there is no Ray cluster on this machine: {_START}") from error
             where = f"at {self._address}" if self._address else "on this machine"
             raise RunError(f"Ray {where} cannot be used: {_first_sentence(error)}") from error
-        self._closing.callback(self._ray.shutdown)
+        self._closing.callback(_end_with, self._ray.shutdown)
         # Ray prints a page about every worker that is lost; the source says it in a line.
         self._ray._private.worker.print_to_stdstream = _log_what_ray_prints
 
@@ -293,6 +309,22 @@ class RayFleet:
         return [line for line in lines if not line.startswith(_MARK)][-_LAST_LINES:]
 
 
+class _OutOfReach(WorkerLost):
+    """The connection to a worker broke. Ray learns later of the end of the node, if that is why."""
+
+
+def _end_with(end: Callable[..., Any], *arguments: Any) -> None:
+    """Ends something of Ray's, and goes on where that fails: the connection may be what failed."""
+    try:
+        end(*arguments)
+    except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
+        _log.info("Ray, at the end: %r", error)
+
+
+def _failure(error: BaseException) -> RunError:
+    return RunError(f"Ray: {error!r}")
+
+
 def _result(done: concurrent.futures.Future[Any]) -> Any:
     """Returns the result of a call, or the error that stands for its exception."""
     from ray import exceptions
@@ -304,9 +336,13 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
         return RunError(_FULL)
     if isinstance(error, (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError)):
         return RunError(str(error))
+    if isinstance(error, exceptions.ActorUnavailableError):
+        return _OutOfReach(_first_sentence(error))
     if isinstance(error, exceptions.RayError):
+        if _NODE_DIED in str(error):
+            return WorkerLost("its node has left the cluster", has_left=True)
         return WorkerLost(_first_sentence(error))
-    return RunError(f"Ray: {error!r}")
+    return _failure(error)
 
 
 def _import_ray() -> Any:

@@ -363,22 +363,22 @@ class RaySource:
         for actor in self._actors:
             stage, seconds = actor.present()
             if stage in _DOING and seconds >= _HANG_S:
-                self._give_up(actor, f"was given up after {seconds:.0f} s {_DOING[stage]}")
+                why = f"was given up after {seconds:.0f} s {_DOING[stage]}"
+                self._lost(actor, WorkerLost(why))
             elif actor.is_alive and not actor.is_asked:
                 actor.is_asked = True
                 self._call(actor, _Actor.answer, "activity")
-
-    def _give_up(self, actor: _Actor, why: str) -> None:
-        assert actor.worker is not None
-        actor.worker.kill()
-        self._lost(actor, WorkerLost(why))
 
     # ends
 
     def _lost(self, actor: _Actor, error: WorkerLost) -> None:
         """Replaces a worker. It is the run's failure if workers die too often in one place, or
         before any has worked: another one would probably die of the same cause.
+
+        The worker is ended: one that hangs, or that is out of reach, still has its environments.
         """
+        assert actor.worker is not None
+        actor.worker.kill()
         if not error.has_left:
             if not self._any_has_worked:
                 self._fail(actor, error)

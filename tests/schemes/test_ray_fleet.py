@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a RayFleet does once the connection to Ray is lost. Ray is an imitation here."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+import pytest
+
+from torchbeast.errors import RunError
+from torchbeast.schemes.config import RayConfig
+from torchbeast.schemes.ray_fleet import RayFleet
+
+GONE = ConnectionError("the Ray client has already been disconnected")
+MODULES = ("ray", "ray.util", "ray.util.placement_group")
+
+
+@pytest.fixture
+def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
+    imitation = MagicMock(spec=ModuleType("ray"))
+    for name in ("init", "kill", "method", "nodes", "remote", "shutdown", "util", "_private"):
+        setattr(imitation, name, MagicMock())
+    imitation.__version__ = "2"
+    for name in MODULES:
+        monkeypatch.setitem(sys.modules, name, imitation)
+    imitation.placement_group = MagicMock()
+    imitation.remove_placement_group = MagicMock()
+    return imitation
+
+
+@pytest.mark.parametrize("what", ["kill", "remove_placement_group", "shutdown"])
+def test_an_end_without_connection_goes_on_and_hides_no_failure(ray: Any, what: str) -> None:
+    getattr(ray, what).side_effect = GONE
+    with pytest.raises(RunError, match="the first failure"):
+        with RayFleet(RayConfig(address="auto", learner_cpus=1), "run") as fleet:
+            fleet.reserve_for_learner()
+            for name in ("one", "another"):
+                fleet.worker(name)
+            raise RunError("the first failure")
+    assert ray.kill.call_count == 2
+    ray.remove_placement_group.assert_called_once()
+    ray.shutdown.assert_called_once()
+
+
+def test_a_call_without_connection_is_answered_with_the_runs_failure(ray: Any) -> None:
+    answers: list[Any] = []
+    with RayFleet(RayConfig(address="auto"), "run") as fleet:
+        worker: Any = fleet.worker("one")
+        worker._handle.end.remote.side_effect = GONE
+        worker.call(answers.append, "end")
+    (answer,) = answers
+    assert isinstance(answer, RunError) and "already been disconnected" in str(answer)
