@@ -7,12 +7,15 @@ All tests are in one class, so that one process starts one cluster for all of th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import queue
 import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -23,7 +26,7 @@ from ray_running import Pool, running_on
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import WorkerLost
-from torchbeast.schemes.ray_fleet import RayFleet
+from torchbeast.schemes.ray_fleet import RayFleet, RayWorker
 
 ray = pytest.importorskip("ray")
 
@@ -99,6 +102,36 @@ class TestRaySource(SourceCompliance):
         assert "died; it last said:" in str(failure)
         assert "out of memory in the emulator" in str(failure), failure
 
+    def test_a_node_that_leaves_before_its_worker_is_there_is_not_the_workers_fault(
+        self, cluster: Any, fleet: RayFleet, tmp_path: Path
+    ) -> None:
+        self.pool.clear()
+        with asked(fleet, ["on the head", "there too"]) as workers:
+            for worker in workers:
+                place_of(worker)
+            node = cluster.add_node(num_cpus=1)
+            with asked(fleet, [NeverMade(tmp_path / "begun")]) as (worker,):
+                answers = asked_for_its_place(worker)
+                wait_for((tmp_path / "begun").exists, LATE)
+                cluster.remove_node(node, allow_graceful=False)
+                lost = fleet.explain(answers.get(timeout=LATE), None)
+        assert lost.has_left and str(lost) == "its node has left the cluster"
+
+    def test_a_node_that_leaves_with_its_worker_is_not_the_workers_fault(
+        self, cluster: Any, fleet: RayFleet
+    ) -> None:
+        """Ray still counts on the node when it says that the worker is out of reach."""
+        self.pool.clear()
+        node = cluster.add_node(num_cpus=1)
+        with asked(fleet, ["one", "two", "three"]) as workers:
+            places = [place_of(worker) for worker in workers]
+            (there,) = (i for i, place in enumerate(places) if place.node == node.node_id)
+            cluster.remove_node(node, allow_graceful=False)
+            with contextlib.suppress(ProcessLookupError):  # it ends itself without its node
+                os.kill(places[there].pid, signal.SIGKILL)
+            lost = fleet.explain(place_of(workers[there]), places[there])
+        assert lost.has_left and str(lost).startswith(f"its node {places[there].host} ")
+
     def test_a_run_goes_on_without_a_node_that_leaves_and_uses_one_that_joins(
         self, cluster: Any, fleet: RayFleet
     ) -> None:
@@ -128,6 +161,34 @@ class TestRaySource(SourceCompliance):
         worker.kill()
         worker.kill()
         assert len(fleet._workers) == before
+
+
+class NeverMade(str):
+    """A worker's name, the path of a file. An actor that is given it makes that file, and hangs."""
+
+    def __reduce__(self) -> Any:
+        return eval, (f"open({str(self)!r}, 'w').close() or __import__('time').sleep({10 * LATE})",)
+
+
+@contextmanager
+def asked(fleet: RayFleet, names: list[str]) -> Iterator[list[RayWorker]]:
+    """Asks for workers, and ends them."""
+    workers = [fleet.worker(name) for name in names]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def asked_for_its_place(worker: RayWorker) -> queue.SimpleQueue[Any]:
+    answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    worker.call(answers.put, "place")
+    return answers
+
+
+def place_of(worker: RayWorker) -> Any:
+    return asked_for_its_place(worker).get(timeout=LATE)
 
 
 class Column(NamedTuple):
