@@ -7,6 +7,7 @@ The online source here plays a line of numbers: of every row everything is known
 from __future__ import annotations
 
 import dataclasses
+import io
 import itertools
 import logging
 import threading
@@ -523,14 +524,37 @@ def test_a_replay_without_room_for_an_episode_is_told_once(
     assert "of 16 steps is full" in said
 
 
-def test_the_replay_is_saved_while_no_batch_changes_it(tmp_path: Any) -> None:
-    """What is read back is what was there between two insertions."""
+class Blocking(io.BytesIO):
+    """A file whose first write lasts until it is released."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_written_to, self.released = threading.Event(), threading.Event()
+
+    def write(self, data: Any) -> int:
+        self.is_written_to.set()
+        assert self.released.wait(SOON)
+        return super().write(data)
+
+
+def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
+    file = Blocking()
     with started() as run:
         learn(run, 20)
-        with open(tmp_path / "replay", "wb") as file:
-            run.source.save_replay(file)
-        size = run.replay.size
+        wait_for(lambda: ("taken", 21) in run.events)  # now all wait for the learner
+        saving = Background(run.source.save_replay, file)
+        assert file.is_written_to.wait(SOON)
+        size, inserted = run.replay.size, run.happened("inserted")
+        learning = Background(learn, run, 4)
+        wait_for(lambda: ("learnt", 21) in run.events)
+        with pytest.raises(AssertionError, match="did not end"):
+            learning.result(timeout=1.0)  # batch 22 is prepared after an insertion
+        assert run.happened("inserted") == inserted
+        file.released.set()
+        saving.result()
+        learning.result()
+        assert len(run.happened("inserted")) > len(inserted)
     again = RolloutReplay(specs(False), 2000)
-    with open(tmp_path / "replay", "rb") as file:
-        again.load(file)
-    assert size - T * B <= again.size <= size and again.episodes > 0
+    file.seek(0)
+    again.load(file)
+    assert again.size == size and again.episodes > 0
