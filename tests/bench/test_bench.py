@@ -193,7 +193,7 @@ def test_an_algorithm_that_learns_from_other_batches_is_refused_with_both_kinds(
 def test_with_a_replay_it_is_a_stage_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of stacked frames, which the replay takes apart."""
+    """Stacked frames are taken apart by the replay and put together again."""
     path = [str(Path(__file__).parents[1]), *sys.path]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, path)))
     stacked = ["--env", "source_envs:Stacked", "--model", "shallow", "--replay_size", "100"]

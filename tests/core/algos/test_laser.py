@@ -163,7 +163,7 @@ def slow_losses(
 
 
 def value_after(model: Table, rollout: Rollout, t: int, b: int) -> float:
-    """What step t is followed by: the next row's value, 0, or the truncated episode's own."""
+    """The value that follows step t: the next row's, 0, or that of the truncated episode."""
     if rollout.truncated[t + 1, b]:
         found = [index.tolist() for index in rollout.truncations()]
         which = list(zip(*found, strict=True)).index((t + 1, b))

@@ -27,7 +27,7 @@ Rollouts = Sequence[tuple[Life, int]]
 
 
 class Listed:
-    """What a replay of `slots` chunks has by definition: lists, searched from the start."""
+    """The contents of a replay of `slots` chunks by definition: lists, searched from the start."""
 
     def __init__(self, slots: int, unroll_length: int) -> None:
         self.slots, self.T = slots, unroll_length
