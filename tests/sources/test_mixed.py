@@ -162,15 +162,14 @@ class Recorded(RolloutReplay):
     events: list[Event]
     restarts = False  # the environments, before the next batch
 
-    def insert(self, arrays: Any, columns: slice, agent: int, version: int) -> None:
+    def insert(self, arrays: Any, columns: slice, agent: int) -> None:
         assert columns == slice(0, B) and agent == 0
         index = int(arrays["rollout_index"][0, 0])
-        assert version == index, "the newest that acted"
         self.events.append(("inserted", index))
         if self.restarts:
             self.new_source(agent)
             self.restarts = False
-        super().insert(arrays, columns, agent, version)
+        super().insert(arrays, columns, agent)
 
 
 def specs(is_recurrent: bool) -> dict[str, Any]:
@@ -398,6 +397,17 @@ def test_a_window_starts_with_the_state_after_the_one_before_it(learner_threads:
                 fed_back += 1
         assert torch.equal(states[:B], first[:B]), "the online source's own"
     assert fed_back > 50
+
+
+@pytest.mark.parametrize("written", [0, SPARE - 1])
+def test_an_algorithm_that_leaves_states_unwritten_ends_the_run(written: int) -> None:
+    with started(is_recurrent=True) as run:
+        for rollout in run.source.batches():
+            if (state := rollout.final_agent_state) is not None:
+                assert state.isnan().all()
+                state[:, : B + written] = 0
+        wait_for(lambda: run.supervisor.ended)
+    assert "An algorithm that learns from replay" in str(run.supervisor.failure)
 
 
 def test_every_walk_goes_through_whole_episodes() -> None:

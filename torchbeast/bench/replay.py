@@ -43,15 +43,25 @@ def replay(
 
     def take() -> int:
         batch = next(batches, None)
-        return 0 if batch is None else batch.env_steps
+        if batch is None:
+            return 0
+        _write_final_state(batch)
+        return batch.env_steps
 
     try:
         for batch in batches:
+            _write_final_state(batch)
             if batch.replayed is not None:
                 break
         yield functools.partial(in_threads, [take], supervisor=supervisor)
     finally:
         source.close()
+
+
+def _write_final_state(batch: Rollout) -> None:
+    """Writes the recurrent state with which the next replayed rollouts begin, as a learner does."""
+    if batch.final_agent_state is not None:
+        map_leaves(torch.zero_, batch.final_agent_state)
 
 
 def still_rollout(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> Rollout:

@@ -87,7 +87,7 @@ def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
             f"{path} cannot be used: {error}; move it away to begin with an empty replay"
         ) from error
     replay.new_source(AGENT)
-    replay.forget_walks()  # the states that belong to them are not saved
+    replay.forget_walks(AGENT)  # the states that belong to them are not saved
     print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
 
 

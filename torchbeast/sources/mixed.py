@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import math
 import queue
 import threading
 from collections.abc import Iterator, Mapping
@@ -37,13 +38,19 @@ from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
 from torchbeast.core.storages.episode_sampler import Window
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import Facts, RolloutReplay
+from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Source
 
 _log = logging.getLogger("torchbeast.replay")
 
 AGENT = 0  # the number of the run's only agent
-_EMPTY = Facts(fill=0.0, samples_per_insert=0.0, age=None)
+_NOT_WRITTEN = (
+    "final_agent_state of a batch with replayed columns was left unwritten, or is NaN: the next "
+    "replayed rollouts begin with it. An algorithm that learns from replay with a recurrent "
+    "network writes the state after rows 0..T-1 there, as core/algos/unroll.py does"
+)
+_EMPTY = Facts(fill=0.0, samples_per_insert=0.0)
 
 
 class MixedSource:
@@ -182,15 +189,15 @@ class MixedSource:
             if self._closed:
                 return False
         if mixed.is_learnt:
+            lane.check_state(mixed.rollout.final_agent_state, self._batch_size)
             self._insert(mixed.rollout)
         lane.mixed = None
         return True
 
     def _insert(self, rollout: Rollout) -> None:
         arrays, columns = _arrays(rollout), slice(0, self._batch_size)
-        version = int(arrays["policy_version"][:, columns].max())
         with self._replay_lock:
-            self._replay.insert(arrays, columns, AGENT, version)
+            self._replay.insert(arrays, columns, AGENT)
             self._facts = self._replay.facts()
             self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
 
@@ -229,12 +236,13 @@ class MixedSource:
             window = self._window(lane.number * self._spare_columns + place)
             self._write_state(rollout, lane, column, window.begins)
             finals += [leaves for _, leaves in self._replay.read(window, arrays, column)]
+        lane.clear_state()
         return finals
 
     def _window(self, slot: int) -> Window:
         """Returns the next window of a walk; any window for a network without memory."""
         if flatten(self._initial_state):
-            return self._replay.walk(slot)
+            return self._replay.walk(AGENT, slot)
         return self._replay.draw()
 
     def _write_state(self, rollout: Rollout, lane: _Lane, column: int, begins: bool) -> None:
@@ -272,6 +280,17 @@ class _Lane:
         """Allocates memory for the state of row T, like `state`, unless there is some."""
         if not flatten(self.state):
             self.state = map_leaves(torch.zeros_like, state)
+
+    def clear_state(self) -> None:
+        """Fills the state with NaN, which the learner overwrites."""
+        map_leaves(lambda leaf: leaf.fill_(math.nan), self.state)
+
+    def check_state(self, written: Nest[Tensor] | None, first: int) -> None:
+        """Raises RunError unless the learner has written the states of the columns from `first`
+        on; `written`: the state's memory, None if it was not asked for.
+        """
+        if written is not None and any(leaf[:, first:].isnan().any() for leaf in flatten(written)):
+            raise RunError(_NOT_WRITTEN)
 
 
 def _arrays(rollout: Rollout) -> dict[str, Any]:

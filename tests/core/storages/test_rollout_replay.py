@@ -77,14 +77,14 @@ def play(envs: Envs, keys: Sequence[tuple[int, int]], interrupt: float = 0.0) ->
     ]
 
 
-def insert(replay: RolloutReplay, envs: Envs, rollouts: Rollouts, version: int = 0) -> None:
+def insert(replay: RolloutReplay, envs: Envs, rollouts: Rollouts) -> None:
     """Inserts a batch for each agent, some columns of it at a time."""
     for agent in {life.agent for life, _ in rollouts}:
         mine = [rollout for rollout in rollouts if rollout[0].agent == agent]
         batch = envs.batch(mine)
         middle = int(envs.rng.integers(len(mine) + 1))
-        replay.insert(batch, slice(0, middle), agent, version)
-        replay.insert(batch, slice(middle, None), agent, version)
+        replay.insert(batch, slice(0, middle), agent)
+        replay.insert(batch, slice(middle, None), agent)
         for leaf in flatten(batch):  # its memory is used for another batch
             leaf.reshape(-1).view(np.uint8)[...] = 170
 
@@ -109,7 +109,7 @@ def check_window(replay: RolloutReplay, window: Window, envs: Envs) -> tuple[Lif
     true["env_index"][:, 1], true["rollout_index"][:, 1] = life.env_index, NO_ROLLOUT
     if window.position == T - 1 and row > 0:  # row 0 of a track, from its rollout
         true["policy_version"][0, 1] = BEGUN_WITH
-    assert window.agent == life.agent
+    assert window.track.agent == life.agent
     for name in true:
         for leaf, expected in zip(flatten(batch[name]), flatten(true[name]), strict=True):
             assert leaf.tobytes() == expected.tobytes(), name
@@ -161,7 +161,7 @@ def test_windows_are_true_rows_and_episodes_those_of_the_definition(
         episodes = listed.episodes()
         assert replay.episodes == len(episodes)
         for slot in range(4 if episodes else 0):
-            window = replay.draw() if slot % 2 else replay.walk(slot)
+            window = replay.draw() if slot % 2 else replay.walk(0, slot)
             life, row = check_window(replay, window, envs)
             start = row - (window.position - window.episode)
             [length] = [n for other, first, n in episodes if (other, first) == (life, start)]
@@ -246,7 +246,7 @@ def test_a_walk_goes_from_an_episodes_first_row_to_its_end_t_rows_at_a_time() ->
     starts = [sum(lengths[:i]) for i in range(len(lengths) - 1)]
     walks: dict[int, list[list[int]]] = {0: [], 1: []}
     for slot in (0, 1, 1, 0) * 60:
-        window = replay.walk(slot)
+        window = replay.walk(0, slot)
         assert window.begins == (window.position == window.episode)
         if window.begins:
             walks[slot].append([])
@@ -263,10 +263,10 @@ def test_a_walk_through_an_overwritten_episode_goes_on_with_another() -> None:
     envs, rollouts = one_life(T, [8] * 6)
     replay = RolloutReplay(fields(T, 1, 1), 8 * T)
     insert_all(replay, envs, rollouts[:7])
-    walked = [row_of(replay.walk(0)) for _ in range(2)]
+    walked = [row_of(replay.walk(0, 0)) for _ in range(2)]
     assert walked == [0, T]
     insert_all(replay, envs, rollouts[7:10])
-    window = replay.walk(0)
+    window = replay.walk(0, 0)
     assert window.begins and row_of(window) == 8
 
 
@@ -275,20 +275,20 @@ def test_a_walk_ends_where_the_rows_of_its_last_window_are_not_all_stored() -> N
     envs, rollouts = one_life(T, [1, 10, 50])
     replay = RolloutReplay(fields(T, 1, 1), 1000)
     insert_all(replay, envs, rollouts[:3])  # rows up to 12
-    walked = [row_of(replay.walk(0)) for _ in range(30)]
+    walked = [row_of(replay.walk(0, 0)) for _ in range(30)]
     assert 5 in walked and 9 not in walked
     insert_all(replay, envs, rollouts[3:4])
-    assert 9 in [row_of(replay.walk(0)) for _ in range(30)]
+    assert 9 in [row_of(replay.walk(0, 0)) for _ in range(30)]
 
 
 def test_walks_that_are_forgotten_begin_anew() -> None:
     envs, rollouts = one_life(2, [20, 20])
     replay = RolloutReplay(fields(2, 1, 1), 1000)
     insert_all(replay, envs, rollouts)
-    replay.walk(0)
-    assert not replay.walk(0).begins
-    replay.forget_walks()
-    assert replay.walk(0).begins
+    replay.walk(0, 0)
+    assert not replay.walk(0, 0).begins
+    replay.forget_walks(0)
+    assert replay.walk(0, 0).begins
 
 
 def test_rollouts_of_another_source_continue_none() -> None:
@@ -302,9 +302,9 @@ def test_rollouts_of_another_source_continue_none() -> None:
     with pytest.raises(
         ValueError, match="rollout 1 of environment 5 does not begin with the last row"
     ):
-        replay.insert(other.batch(resumed[1:]), slice(None), 0, 0)
+        replay.insert(other.batch(resumed[1:]), slice(None), 0)
     replay.new_source(0)
-    replay.insert(other.batch(resumed[1:]), slice(None), 0, 0)
+    replay.insert(other.batch(resumed[1:]), slice(None), 0)
     insert(replay, envs, [envs.next_rollout(1, 5)])
     assert replay.size == 4 * T
     assert replay.facts().fill == 7 / 500, "four rollouts, and row 0 of three tracks"
@@ -325,7 +325,7 @@ def test_an_observation_that_is_no_stack_is_refused(row: int, frame: int, leaf: 
         stack[:-size] = stack[size:].copy()
     stack[frame * size : (frame + 1) * size] = 9
     with pytest.raises(ValueError, match="rollout 0 of environment 5: the observation of row"):
-        replay.insert(batch, slice(None), 0, 0)
+        replay.insert(batch, slice(None), 0)
 
 
 def test_an_episode_that_begins_with_different_frames_is_refused() -> None:
@@ -335,7 +335,7 @@ def test_an_episode_that_begins_with_different_frames_is_refused() -> None:
         size = leaf.shape[2] // 4
         leaf[2, 0, :-size] = leaf[1, 0, size:]
     with pytest.raises(ValueError, match=r"row 2 is no stack"):
-        RolloutReplay(fields(4, 1, 4), 1000, 4).insert(batch, slice(None), 0, 0)
+        RolloutReplay(fields(4, 1, 4), 1000, 4).insert(batch, slice(None), 0)
 
 
 def test_a_final_observation_that_is_no_stack_is_refused() -> None:
@@ -343,7 +343,7 @@ def test_a_final_observation_that_is_no_stack_is_refused() -> None:
     batch = envs.batch([envs.next_rollout(0, 0)])
     batch["final_observation"]["image"][-1, 2] += 1
     with pytest.raises(ValueError, match="the final observation of row"):
-        RolloutReplay(fields(6, 1, 4), 1000, 4).insert(batch, slice(None), 0, 0)
+        RolloutReplay(fields(6, 1, 4), 1000, 4).insert(batch, slice(None), 0)
 
 
 def test_missing_final_observations_are_refused() -> None:
@@ -353,7 +353,7 @@ def test_missing_final_observations_are_refused() -> None:
     batch["final_observation"] = ()
     message = rf"{count} truncations need as many final observations in each of 2 leaves, got \[\]"
     with pytest.raises(ValueError, match=message):
-        RolloutReplay(fields(6, 1, 1), 1000).insert(batch, slice(None), 0, 0)
+        RolloutReplay(fields(6, 1, 1), 1000).insert(batch, slice(None), 0)
 
 
 @pytest.mark.parametrize("name", ["reward", "done", "episode_step", "observation"])
@@ -367,7 +367,7 @@ def test_a_rollout_that_does_not_begin_where_the_last_one_ended_is_refused(name:
     with pytest.raises(
         ValueError, match=f"rollout 1 of environment 5 does not begin .*: {name} differs"
     ):
-        replay.insert(batch, slice(None), 0, 0)
+        replay.insert(batch, slice(None), 0)
 
 
 def test_a_rollout_whose_first_stack_has_other_old_frames_is_refused() -> None:
@@ -377,13 +377,13 @@ def test_a_rollout_whose_first_stack_has_other_old_frames_is_refused() -> None:
     batch = envs.batch(rollouts[1:2])
     batch["observation"]["image"][0, 0, 0] ^= 255
     with pytest.raises(ValueError, match="does not begin .* observation differs"):
-        replay.insert(batch, slice(None), 0, 0)
+        replay.insert(batch, slice(None), 0)
 
 
 def test_rollouts_of_another_length_are_refused() -> None:
     envs, rollouts = one_life(4, [8])
     with pytest.raises(ValueError, match="stores rollouts of 5 steps, not 4"):
-        RolloutReplay(fields(5, 1, 1), 100).insert(envs.batch(rollouts[:1]), slice(1), 0, 0)
+        RolloutReplay(fields(5, 1, 1), 100).insert(envs.batch(rollouts[:1]), slice(1), 0)
 
 
 @pytest.mark.parametrize("capacity", [0, 7, 2**31])
@@ -401,7 +401,7 @@ def test_observations_that_cannot_be_stacks_are_refused() -> None:
 
 def test_nothing_is_sampled_before_an_episode_is_complete() -> None:
     replay = RolloutReplay(fields(4, 1, 1), 100)
-    for sample in (replay.draw, lambda: replay.walk(0)):
+    for sample in (replay.draw, lambda: replay.walk(0, 0)):
         with pytest.raises(LookupError, match="no complete episode"):
             sample()
 
@@ -447,26 +447,19 @@ def test_memory_that_cannot_be_had_is_told_with_its_size() -> None:
         RolloutReplay(fields(4, 1, 1), 400, allocate=allocate)
 
 
-def test_facts_tell_fill_samples_per_insert_and_the_age_of_what_was_read() -> None:
+def test_facts_tell_fill_and_samples_per_insert() -> None:
     T = 4
     envs, rollouts = one_life(T, [5] * 8)
     replay = RolloutReplay(fields(T, 1, 1), 20 * T)
-    assert replay.facts() == (0.0, 0.0, None)
+    assert replay.facts() == (0.0, 0.0)
     insert_all(replay, envs, rollouts)
-    batch = envs.batch([envs.next_rollout(1, 0)])
-    replay.insert(batch, slice(None), agent=1, version=10**6)  # has versions of its own
-    newest = len(envs.by_id)
-    last = envs.next_rollout(0, 5)
-    insert(replay, envs, [last], version=newest)
-    ages = []
+    insert(replay, envs, [envs.next_rollout(1, 0)])
+    insert(replay, envs, [envs.next_rollout(0, 5)])
     for _ in range(3):
-        batch, _ = read(replay, replay.draw(), 1)
-        ages += [newest - version for version in batch["policy_version"][1:, 1]]
+        read(replay, replay.draw(), 1)
     facts = replay.facts()
-    assert facts.fill == (len(rollouts) + 4) / 20, "two tracks have a row 0 each"
+    assert facts.fill == (len(rollouts) + 2 + 2) / 20, "two tracks have a row 0 each"
     assert facts.samples_per_insert == 3 / (len(rollouts) + 2)
-    assert facts.age == pytest.approx(np.mean(ages))
-    assert replay.facts().age is None
 
 
 # --- files
@@ -493,7 +486,7 @@ def test_a_loaded_replay_continues_as_the_saved_one(
     for _ in range(15):
         insert(replay, envs, play_some(envs))
         if replay.episodes:
-            read(replay, replay.walk(1), k)
+            read(replay, replay.walk(0, 1), k)
     copy = loaded(saved(replay), T, k, capacity)
     assert saved(copy) == saved(replay)
     for _ in range(15):
@@ -504,7 +497,7 @@ def test_a_loaded_replay_continues_as_the_saved_one(
             envs.rng.bit_generator.state = state
         assert (copy.size, copy.episodes) == (replay.size, replay.episodes)
         for slot in range(4 if replay.episodes else 0):
-            mine, other = (r.draw() if slot % 2 else r.walk(slot) for r in (replay, copy))
+            mine, other = (r.draw() if slot % 2 else r.walk(0, slot) for r in (replay, copy))
             assert mine[1:] == other[1:]
             assert check_window(replay, mine, envs) == check_window(copy, other, envs)
     assert copy.facts()[:2] == replay.facts()[:2]
@@ -562,7 +555,7 @@ def small() -> bytes:
     replay = RolloutReplay(fields(3, 1, 2), 60, 2)
     for _ in range(12):
         insert(replay, envs, play_some(envs))
-    replay.walk(0)
+    replay.walk(0, 0)
     return saved(replay)
 
 
@@ -625,7 +618,7 @@ def use(replay: RolloutReplay, data: bytes) -> bool:
         return False
     for slot in range(6 if replay.episodes else 0):
         read(replay, replay.draw(), 2)
-        read(replay, replay.walk(slot % 4), 2)
+        read(replay, replay.walk(0, slot % 4), 2)
     envs = Envs(2, 3, 2, 0.3)
     for agent in (0, 1):
         replay.new_source(agent)
@@ -689,8 +682,8 @@ def test_other_files_and_newer_formats_are_told() -> None:
     replay = RolloutReplay(fields(3, 1, 2), 60, 2)
     with pytest.raises(ValueError, match="the file is no saved replay"):
         replay.load(io.BytesIO(b"PK" * 100))
-    data = small().replace(b'"format": 1', b'"format": 2')
-    with pytest.raises(ValueError, match="its format is 2, this TorchBeast reads format 1"):
+    data = small().replace(b'"format": 2', b'"format": 3')
+    with pytest.raises(ValueError, match="its format is 3, this TorchBeast reads format 2"):
         replay.load(io.BytesIO(data))
 
 

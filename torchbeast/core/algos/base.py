@@ -70,7 +70,8 @@ class Algorithm(ABC, Generic[BatchT]):
     """The class of batch that it learns from."""
 
     learns_from_replay: ClassVar[bool] = False
-    """Whether its batches may contain replayed columns, chosen by policies of long ago."""
+    """Whether its batches may contain replayed columns, chosen by policies of long ago. With a
+    recurrent network it then writes their `final_agent_state`; `unroll` does."""
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Names of the extras of acting that its batches must contain."""

@@ -20,11 +20,6 @@ class Window(NamedTuple):
     position: int  # position of the window's first row
 
     @property
-    def agent(self) -> int:
-        """The agent that acted."""
-        return self.track.agent
-
-    @property
     def begins(self) -> bool:
         """Whether the first row is the episode's: the recurrent state before it is zero."""
         return self.position == self.episode
@@ -41,7 +36,7 @@ class EpisodeSampler:
         self._stored = stored
         self._unroll_length = unroll_length
         self._generator = np.random.default_rng(seed)
-        self._walks: dict[int, tuple[int, int]] = {}  # by number
+        self._walks: dict[tuple[int, int], tuple[int, int]] = {}  # by agent and number
 
     def draw(self) -> Window:
         """Returns a window of any episode that begins at any of its rows for which T rows after it
@@ -51,33 +46,37 @@ class EpisodeSampler:
         starts = min(length, track.end - self._unroll_length - start)
         return Window(track, start, start + int(self._generator.integers(starts)))
 
-    def walk(self, number: int) -> Window:
-        """Returns the next window of a walk, T rows after the last one.
+    def walk(self, agent: int, number: int) -> Window:
+        """Returns the next window of a walk of an agent, T rows after the last one.
 
         The walk goes on at the beginning of another episode where its own is over or overwritten,
         or no T rows are stored any further. LookupError when there is no episode.
         """
-        row, before = self._walks.get(number, (-1, 0))
+        row, before = self._walks.get((agent, number), (-1, 0))
         if not self._goes_on(row, before):
             row, before = self._draw_episode(), 0
-        self._walks[number] = row, before + self._unroll_length
+        self._walks[agent, number] = row, before + self._unroll_length
         track, start, _ = self._locate(row)
         return Window(track, start, start + before)
 
-    def forget_walks(self) -> None:
-        """Lets every walk begin with another episode."""
+    def forget_walks(self, agent: int) -> None:
+        """Lets every walk of an agent begin with another episode."""
+        self._walks = {key: walk for key, walk in self._walks.items() if key[0] != agent}
+
+    def clear(self) -> None:
+        """Forgets all walks."""
         self._walks.clear()
 
     def state(self) -> dict[str, Any]:
         """Returns the walks and the random generator's state, as JSON values."""
-        walks = [[number, *walk] for number, walk in self._walks.items()]
+        walks = [[*key, *walk] for key, walk in self._walks.items()]
         return {"walks": walks, "generator": self._generator.bit_generator.state}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Takes over a state."""
         self._walks = {
-            integer(number): (integer(row), integer(before))
-            for number, row, before in state["walks"]
+            (integer(agent), integer(number)): (integer(row), integer(before))
+            for agent, number, row, before in state["walks"]
         }
         self._generator.bit_generator.state = state["generator"]
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from torchbeast.core.checks import require
 
-FORMAT = 1
+FORMAT = 2
 
 _MAGIC = b"torchbeast replay\n"
 _LARGEST_HEADER = 2**28  # bytes

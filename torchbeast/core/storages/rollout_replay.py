@@ -45,15 +45,14 @@ class Facts(NamedTuple):
 
     fill: float  # share of the memory in use; at 1.0 every rollout overwrites the oldest
     samples_per_insert: float  # steps read per step inserted, since the beginning
-    age: float | None  # mean of the steps read since the last facts, in versions of their agent
 
 
 class RolloutReplay:
     """Rollouts joined to episodes, at most `capacity` transitions.
 
-        replay.insert(arrays, slice(0, 8), agent=0, version=12)
+        replay.insert(arrays, slice(0, 8), agent=0)
         if replay.episodes:
-            window = replay.draw()                      or replay.walk(0), for recurrent networks
+            window = replay.draw()                   or replay.walk(0, 0), for recurrent networks
             finals = replay.read(window, batch, column=8)
 
     `arrays` and `batch` are dicts of numpy arrays [T+1, B, ...] by field of Rollout, and may be
@@ -110,10 +109,8 @@ class RolloutReplay:
     def _clear(self, first_chunk: int) -> None:
         """Forgets everything stored and counted; chunks are numbered from first_chunk on."""
         self._stored.clear(first_chunk)
-        self._sampler.forget_walks()
+        self._sampler.clear()
         self._open: dict[tuple[int, int], Track] = {}  # by agent and environment: may be continued
-        self._versions: dict[int, int] = {}  # by agent: its newest
-        self._age_sum, self._ages = 0.0, 0
         self.inserted = 0
         self.sampled = 0
 
@@ -130,22 +127,19 @@ class RolloutReplay:
         return len(self._stored.episodes)
 
     def facts(self) -> Facts:
-        """Returns figures for logs, and begins a new mean of ages."""
-        age = self._age_sum / self._ages if self._ages else None
-        self._age_sum, self._ages = 0.0, 0
+        """Returns figures for logs."""
         return Facts(
             fill=len(self._stored.chunks) / self._ring.num_chunks,
             samples_per_insert=self.sampled / max(1, self.inserted),
-            age=age,
         )
 
     # --- inserting
 
-    def insert(self, arrays: Arrays, columns: slice, agent: int, version: int) -> None:
+    def insert(self, arrays: Arrays, columns: slice, agent: int) -> None:
         """Stores columns of a batch of rollouts.
 
         arrays: with final_observation, leaves [K, *shape] of the truncations in rows 1..T of all
-        columns, by column, then row. agent: number of the agent that acted. version: its newest.
+        columns, by column, then row. agent: number of the agent that acted.
 
         A rollout whose rollout_index does not follow its environment's last one begins a new track.
 
@@ -158,7 +152,6 @@ class RolloutReplay:
             raise ValueError(
                 f"the replay stores rollouts of {self.unroll_length} steps, not {steps}"
             )
-        self._versions[agent] = int(version)
         for column in columns_of(arrays, self._fields, columns):
             column.check_stacks(self.frame_stack)
             self._insert(column, agent)
@@ -236,17 +229,20 @@ class RolloutReplay:
         """
         return self._sampler.draw()
 
-    def walk(self, number: int) -> Window:
+    def walk(self, agent: int, number: int) -> Window:
         """Returns the next window of a walk through an episode, T rows after the last one.
+
+        agent, number: of the agent that learns from it, and of its walk. The episode may be
+        another agent's.
 
         Where the episode is over or overwritten, or no T rows are stored any further, the walk goes
         on at the beginning of another (`Window.begins`). LookupError when there is no episode.
         """
-        return self._sampler.walk(number)
+        return self._sampler.walk(agent, number)
 
-    def forget_walks(self) -> None:
-        """Lets every walk go on at the beginning of another episode."""
-        self._sampler.forget_walks()
+    def forget_walks(self, agent: int) -> None:
+        """Lets every walk of an agent go on at the beginning of another episode."""
+        self._sampler.forget_walks(agent)
 
     # --- reading
 
@@ -264,7 +260,7 @@ class RolloutReplay:
         frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
         frame_rows = window.track.ring_rows(frames, self._ring)
         self._read_stacks(frame_rows, [leaf[:, column] for leaf in flatten(batch["observation"])])
-        self._count_read(window.agent, batch["policy_version"][1:, column])
+        self.sampled += self.unroll_length
         cuts = 1 + np.flatnonzero(batch["truncated"][1:, column])
         return [
             (row, self._final(window.track.row(window.position + row), frame_rows[row - 1]))
@@ -310,11 +306,6 @@ class RolloutReplay:
             for frames, final in zip(self._frames, finals, strict=True)
         ]
 
-    def _count_read(self, agent: int, versions: np.ndarray) -> None:
-        self.sampled += self.unroll_length
-        self._age_sum += self._versions[agent] - float(versions.mean())
-        self._ages += 1
-
     # --- files
 
     def save(self, file: BinaryIO) -> None:
@@ -326,7 +317,6 @@ class RolloutReplay:
             "chunks": len(self._stored.chunks),
             "tracks": [self._saved(track) for track in tracks],
             "episodes": len(self._stored.episodes),
-            "versions": list(self._versions.items()),
             "inserted": self.inserted,
             "sampled": self.sampled,
             **self._sampler.state(),
@@ -359,7 +349,6 @@ class RolloutReplay:
         header = reader.header
         self._check_alike(header)
         self._clear(integer(header["first_chunk"]))
-        self._versions = {integer(agent): integer(version) for agent, version in header["versions"]}
         tracks = [self._restored(*entry) for entry in header["tracks"]]
         chunks, count = integer(header["chunks"]), integer(header["episodes"])
         self._stored.read(reader, tracks, chunks)
@@ -378,7 +367,6 @@ class RolloutReplay:
 
     def _restored(self, *entry: int) -> Track:
         agent, env_index, rollout, overwritten, is_open = map(integer, entry)
-        require(agent in self._versions, f"agent {agent} has no version")
         track = Track(agent, env_index, rollout, self.unroll_length, overwritten)
         if is_open:
             self._open[agent, env_index] = track
