@@ -21,11 +21,11 @@ from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import (
     FILE,
     check_learns_from_replay,
-    in_bytes,
     make_replay,
     resume_replay,
 )
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
+from torchbeast.sources.replay_memory import in_bytes
 
 T, B = 10, 4
 NEEDS = ("policy_logits",)

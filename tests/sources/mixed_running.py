@@ -17,6 +17,7 @@ from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
+from torchbeast.sources.replay import OwnReplay
 
 CAPACITY = 400  # transitions: soon full
 IN_FLIGHT = 4  # the compliance suite has three learner threads
@@ -74,7 +75,7 @@ def mixing(online: AbstractContextManager[Running], setup: Setup) -> Iterator[Ru
     with online as running:
         source = MixedSource(
             NotStarted(running.source),
-            replay_of(running, setup),
+            OwnReplay(replay_of(running, setup)),
             batch_size=setup.batch_size,
             spare_columns=SPARE,
             learn_start=0,

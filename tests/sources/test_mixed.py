@@ -26,6 +26,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
+from torchbeast.sources.replay import OwnReplay
 
 SOON = 30.0
 T, B, SPARE = 4, 2, 5
@@ -189,6 +190,7 @@ class Started:
     source: MixedSource
     online: Line
     replay: Recorded
+    own: OwnReplay
     supervisor: Supervisor
     events: list[Event]
 
@@ -209,9 +211,10 @@ def started(
     online = Line(events, spare, is_recurrent)
     replay = Recorded(specs(is_recurrent), capacity, seed=seed)
     replay.events = events
+    own = OwnReplay(replay)
     source = MixedSource(
         online,
-        replay,
+        own,
         batch_size=B,
         spare_columns=spare,
         learn_start=learn_start,
@@ -221,7 +224,7 @@ def started(
     supervisor = Supervisor()
     try:
         source.start(supervisor)
-        yield Started(source, online, replay, supervisor, events)
+        yield Started(source, online, replay, own, supervisor, events)
     finally:
         supervisor.stop("the test ended")
         assert supervisor.join(SOON) == []
@@ -551,8 +554,9 @@ def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
     file = Blocking()
     with started() as run:
         learn(run, 20)
-        wait_for(lambda: ("taken", 21) in run.events)  # now all wait for the learner
-        saving = Background(run.source.save_replay, file)
+        ready = 3 + 2 * B  # of the online source, and batches 20 and 21: now all wait
+        wait_for(lambda: run.source.status()["learner_queue_size"] == ready)
+        saving = Background(run.own.save_replay, file)
         assert file.is_written_to.wait(SOON)
         size, inserted = run.replay.size, run.happened("inserted")
         learning = Background(learn, run, 4)

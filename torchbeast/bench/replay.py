@@ -22,6 +22,7 @@ from torchbeast.learning.replay import make_replay, mixed_source
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away
+from torchbeast.sources.replay import OwnReplay
 
 _IN_FLIGHT = 2  # batches
 _SEED = 0
@@ -37,7 +38,7 @@ def replay(
     batch = still_rollout(config, agent, extras)
     online = _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)])
     stored = make_replay(config, agent, extras, _SEED, free_memory())
-    source = mixed_source(online, stored, config, agent, _IN_FLIGHT)
+    source = mixed_source(online, OwnReplay(stored), config, agent, _IN_FLIGHT)
     source.start(supervisor)
     batches = source.batches()
 

@@ -23,7 +23,6 @@ from torchbeast.core.actors.contract import Mode
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -54,6 +53,7 @@ from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.sources.contract import Source
+from torchbeast.sources.replay import OwnReplay
 
 _log = logging.getLogger("torchbeast.learner")
 
@@ -153,19 +153,19 @@ class LearnerRun:
             return
         mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
         is_saved = config.replay.checkpoint_replay
-        self._learn(made, mixed, progress, mixed if is_saved else None)
+        self._learn(made, mixed, progress, replay if is_saved else None)
 
     @property
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
 
-    def _replay(self, made: Assembled[Any]) -> RolloutReplay:
+    def _replay(self, made: Assembled[Any]) -> OwnReplay:
         """Makes the replay, with the contents that the earlier run saved."""
         config, seed = self._settings.learner, self._recorded["seed"]
         replay = make_replay(config, made.agent, made.algo.needs, seed, free_memory())
         if self._earlier.recorded is not None:
             resume_replay(replay, self._session.folder.path, config.replay.checkpoint_replay)
-        return replay
+        return OwnReplay(replay)
 
     def _learn(
         self,

@@ -18,11 +18,12 @@ from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
-from torchbeast.sources.mixed import AGENT, MixedSource
+from torchbeast.sources.mixed import MixedSource
+from torchbeast.sources.replay import AGENT, Replay
+from torchbeast.sources.replay_memory import check_memory, in_bytes
 
 FILE = "replay.bin"
 _BATCHES = 3  # in the making, ready, and learnt from: a run has as many or more
-_MOST = 0.9  # of the free memory, so that something is left for the rest of the program
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
@@ -92,7 +93,7 @@ def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
 
 
 def mixed_source(
-    online: Source, replay: RolloutReplay, config: LearnerConfig, agent: Agent, in_flight: int
+    online: Source, replay: Replay, config: LearnerConfig, agent: Agent, in_flight: int
 ) -> MixedSource:
     """Returns the source of new and replayed rollouts; see MixedSource."""
     state = map_leaves(Tensor.cpu, agent.model.initial_state(1))
@@ -105,22 +106,3 @@ def mixed_source(
         in_flight=in_flight,
         initial_state=state,
     )
-
-
-def check_memory(size: int, each: int, batches: int, free: int | None) -> None:
-    """Raises UsageError when so many steps of so many bytes do not fit, beside these bytes of
-    batches.
-    """
-    if free is None or size * each + batches <= _MOST * free:
-        return
-    most = max(0, int(_MOST * free) - batches) // each
-    raise UsageError(
-        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
-        f"{in_bytes(batches)} for batches, but {in_bytes(free)} are free on this machine: give at "
-        f"most --replay_size {most}"
-    )
-
-
-def in_bytes(count: float) -> str:
-    """Formats a number of bytes as "7.1 GB", or "2.3 MB" where it is small."""
-    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"

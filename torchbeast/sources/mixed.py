@@ -21,6 +21,7 @@ those of batch k - in_flight, from the states that its update computed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -28,23 +29,22 @@ import math
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
-from torchbeast.core.storages.episode_sampler import Window
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_replay import Facts, RolloutReplay
+from torchbeast.core.storages.rollout_replay import Facts
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.replay import Filled, Replay, ReplayClosed
 
 _log = logging.getLogger("torchbeast.replay")
 
-AGENT = 0  # the number of the run's only agent
 _NOT_WRITTEN = (
     "final_agent_state of a batch with replayed columns was left unwritten, or is NaN: the next "
     "replayed rollouts begin with it. An algorithm that learns from replay with a recurrent "
@@ -67,7 +67,7 @@ class MixedSource:
     def __init__(
         self,
         online: Source,
-        replay: RolloutReplay,
+        replay: Replay,
         *,
         batch_size: int,
         spare_columns: int,
@@ -92,7 +92,6 @@ class MixedSource:
         self._ready: queue.SimpleQueue[_Mixed | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._closed = False
-        self._replay_lock = threading.Lock()
         self._facts = _EMPTY
         self._is_too_small = False
         self._is_reached = False  # learn_start, once; tracks that begin later take room
@@ -100,6 +99,7 @@ class MixedSource:
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting."""
         supervisor.on_close(self.close)
+        self._replay.start(supervisor)
         self._online.start(supervisor)
         supervisor.start_thread("replay", self._mix)
 
@@ -117,21 +117,12 @@ class MixedSource:
         self._ready.put(None)  # for the next thread
 
     def close(self) -> None:
-        """Ends every wait here and in the online source; may be called again."""
+        """Ends every wait here, in the online source and in the replay; may be called again."""
         self._online.close()
+        self._replay.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()  # the replay thread ends, and tells the learner threads
-
-    @property
-    def inserted(self) -> int:
-        """Steps inserted into the replay so far."""
-        return self._replay.inserted
-
-    def save_replay(self, file: BinaryIO) -> None:
-        """Writes the replay's contents to a file. No batch is prepared meanwhile."""
-        with self._replay_lock:
-            self._replay.save(file)
 
     def status(self) -> Mapping[str, float]:
         """Returns the figures of the online source, with the batches that are ready in
@@ -169,15 +160,19 @@ class MixedSource:
 
     def _mix(self) -> None:
         try:
-            for lane in itertools.cycle(self._lanes):
-                if not self._is_free(lane):
-                    return
-                if (rollout := next(lane.batches, None)) is None:
-                    return
-                lane.mixed = _Mixed(self._joined(rollout, lane))
-                self._ready.put(lane.mixed)
+            with contextlib.suppress(ReplayClosed):
+                self._mix_until_closed()
         finally:
             self._ready.put(None)
+
+    def _mix_until_closed(self) -> None:
+        for lane in itertools.cycle(self._lanes):
+            if not self._is_free(lane):
+                return
+            if (rollout := next(lane.batches, None)) is None:
+                return
+            lane.mixed = _Mixed(self._joined(rollout, lane))
+            self._ready.put(lane.mixed)
 
     def _is_free(self, lane: _Lane) -> bool:
         """Waits until the lane's batch is learnt and inserts it; returns False once closed."""
@@ -195,11 +190,9 @@ class MixedSource:
         return True
 
     def _insert(self, rollout: Rollout) -> None:
-        arrays, columns = _arrays(rollout), slice(0, self._batch_size)
-        with self._replay_lock:
-            self._replay.insert(arrays, columns, AGENT)
-            self._facts = self._replay.facts()
-            self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
+        self._replay.insert(_arrays(rollout), slice(0, self._batch_size))
+        self._facts = self._replay.facts()
+        self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
 
     def _warn_if_too_small(self, is_too_small: bool) -> None:
         if is_too_small and not self._is_too_small:
@@ -213,45 +206,35 @@ class MixedSource:
     def _joined(self, rollout: Rollout, lane: _Lane) -> Rollout:
         """Returns the batch with replayed columns, or without the spare ones."""
         self._is_reached = self._is_reached or self._replay.size >= self._learn_start
-        if not self._is_reached or not self._replay.episodes:
+        filled = self._fill(rollout, lane) if self._is_reached else None
+        if filled is None:
             return rollout.columns(0, self._batch_size)
-        with self._replay_lock:
-            finals = self._fill(rollout, lane)
+        self._write_states(rollout, lane, filled.begins)
         return dataclasses.replace(
             rollout,
-            final_observation=_with_finals(rollout, finals),
+            final_observation=_with_finals(rollout, filled.finals),
             replayed=self._replayed(rollout),
             collected=rollout.unroll_length * self._batch_size,
             final_agent_state=lane.state if flatten(self._initial_state) else None,
         )
 
-    def _fill(self, rollout: Rollout, lane: _Lane) -> list[list[np.ndarray]]:
-        """Writes a window into each spare column; returns the leaves of their final observations,
-        by column, then row.
+    def _fill(self, rollout: Rollout, lane: _Lane) -> Filled | None:
+        """Writes a window into each spare column, if there are any."""
+        columns = slice(self._batch_size, self._batch_size + self._spare_columns)
+        is_walking = bool(flatten(self._initial_state))
+        first_walk = lane.number * self._spare_columns if is_walking else None
+        return self._replay.fill(_arrays(rollout), columns, first_walk)
+
+    def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
+        """Writes the state before every window: the initial one at an episode's start, else the
+        state after the walk's window before.
         """
-        arrays, finals = _arrays(rollout), []
         lane.prepare(rollout.initial_agent_state)
-        for place in range(self._spare_columns):
-            column = self._batch_size + place
-            window = self._window(lane.number * self._spare_columns + place)
-            self._write_state(rollout, lane, column, window.begins)
-            finals += [leaves for _, leaves in self._replay.read(window, arrays, column)]
-        lane.clear_state()
-        return finals
-
-    def _window(self, slot: int) -> Window:
-        """Returns the next window of a walk; any window for a network without memory."""
-        if flatten(self._initial_state):
-            return self._replay.walk(AGENT, slot)
-        return self._replay.draw()
-
-    def _write_state(self, rollout: Rollout, lane: _Lane, column: int, begins: bool) -> None:
-        """Writes the state before a window: the initial one at an episode's start, else the state
-        after the walk's window before.
-        """
         states = rollout.initial_agent_state, self._initial_state, lane.state
         for to, initial, after in zip(*map(flatten, states), strict=True):
-            to[:, column] = initial[:, 0] if begins else after[:, column]
+            for column, is_first in enumerate(begins, start=self._batch_size):
+                to[:, column] = initial[:, 0] if is_first else after[:, column]
+        lane.clear_state()
 
     def _replayed(self, rollout: Rollout) -> Tensor:
         replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
@@ -303,12 +286,11 @@ def _arrays(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def _with_finals(rollout: Rollout, finals: list[list[np.ndarray]]) -> Nest[Tensor]:
+def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:
     """Returns the batch's final observations, and these after them, leaves [K, *shape]."""
     if not finals:
         return rollout.final_observation
-    more = [torch.from_numpy(np.stack(leaf)) for leaf in zip(*finals, strict=True)]
-    own = flatten(rollout.final_observation)
+    own, more = flatten(rollout.final_observation), map(torch.from_numpy, finals)
     joined = [torch.cat(pair) for pair in zip(own, more, strict=True)]
     packed: Nest[Tensor] = pack_as(rollout.final_observation, joined)
     return packed

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of a run, as a source sees it: its own, or one that agents share.
+
+A source inserts the online columns of batches that were learnt from, and has windows written into
+the spare columns of others. `OwnReplay` is the run's own replay, `sharing/client.py` and
+`schemes/ray_replay.py` are clients of a shared one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import numpy as np
+
+from torchbeast.core.storages.episode_sampler import Window
+from torchbeast.core.storages.rollout_replay import Facts, RolloutReplay
+from torchbeast.processes.supervisor import Supervisor
+
+Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of numpy arrays [T+1, B, ...]
+
+AGENT = 0  # the number of the only agent of a replay that is not shared
+
+
+class ReplayClosed(Exception):
+    """The replay was closed, before or during the call."""
+
+
+class Filled(NamedTuple):
+    """Columns that were read from a replay."""
+
+    begins: list[bool]  # by column: whether its first row is an episode's
+    finals: list[np.ndarray]  # leaves [K, *shape] of their final observations, by column, then row
+
+
+class Replay(Protocol):
+    """A replay of rollouts. One thread makes all calls but `close`.
+
+    Calls raise ReplayClosed once it is closed.
+    """
+
+    @property
+    def capacity(self) -> int:
+        """The number of transitions for which there is room."""
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions; of a shared replay, when it was last used."""
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that can be sampled; of a shared replay, when it was last used."""
+
+    def facts(self) -> Facts:
+        """Returns figures for logs."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Begins to tell the supervisor if the replay fails while nobody uses it."""
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; `arrays` has its final observations too.
+
+        Raises ValueError when they cannot be stored.
+        """
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes a window into each of these columns; returns None, and writes nothing, while no
+        episode can be sampled.
+
+        first_walk: number of the walk that goes on in the first column; the next ones go on in the
+            next columns. None: any windows, for a network without memory.
+        """
+
+    def close(self) -> None:
+        """Ends every call; may be called by any thread, and again."""
+
+
+class OwnReplay:
+    """The replay of one run alone, which may be saved by another thread meanwhile."""
+
+    def __init__(self, replay: RolloutReplay) -> None:
+        self._replay = replay
+        self._lock = threading.Lock()
+
+    @property
+    def capacity(self) -> int:
+        """The number of transitions for which there is room."""
+        return self._replay.capacity
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions."""
+        return self._replay.size
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that can be sampled."""
+        return self._replay.episodes
+
+    @property
+    def inserted(self) -> int:
+        """Steps inserted so far."""
+        return self._replay.inserted
+
+    def facts(self) -> Facts:
+        """Returns figures for logs."""
+        return self._replay.facts()
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Does nothing: this replay fails only in calls."""
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; see Replay."""
+        with self._lock:
+            self._replay.insert(arrays, columns, AGENT)
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes windows into columns; see Replay."""
+        with self._lock:
+            return read_windows(self._replay, AGENT, arrays, columns, first_walk)
+
+    def save_replay(self, file: BinaryIO) -> None:
+        """Writes the contents to a file. Nothing is inserted or read meanwhile."""
+        with self._lock:
+            self._replay.save(file)
+
+    def close(self) -> None:
+        """Does nothing: no call waits for anyone but a `save_replay`."""
+
+
+def read_windows(
+    replay: RolloutReplay, agent: int, arrays: Arrays, columns: slice, first_walk: int | None
+) -> Filled | None:
+    """Writes windows into columns of a batch; see Replay.fill. agent: the one that learns."""
+    if not replay.episodes:
+        return None
+    begins: list[bool] = []
+    finals: list[list[np.ndarray]] = []  # by column, then row: leaves
+    for column in range(columns.start, columns.stop):
+        window = _window(replay, agent, first_walk, len(begins))
+        begins.append(window.begins)
+        finals += [leaves for _, leaves in replay.read(window, arrays, column)]
+    return Filled(begins, [np.stack(leaf) for leaf in zip(*finals, strict=True)])
+
+
+def _window(replay: RolloutReplay, agent: int, first_walk: int | None, place: int) -> Window:
+    return replay.draw() if first_walk is None else replay.walk(agent, first_walk + place)

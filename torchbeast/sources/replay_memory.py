@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check that a replay fits the memory of a machine."""
+
+from __future__ import annotations
+
+from torchbeast.errors import UsageError
+
+_MOST = 0.9  # of the free memory, so that something is left for the rest of the program
+
+
+def check_memory(size: int, each: int, batches: int, free: int | None) -> None:
+    """Raises UsageError when so many steps of so many bytes do not fit, beside these bytes of
+    batches.
+    """
+    if free is None or size * each + batches <= _MOST * free:
+        return
+    most = max(0, int(_MOST * free) - batches) // each
+    raise UsageError(
+        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
+        f"{in_bytes(batches)} for batches, but {in_bytes(free)} are free on this machine: give at "
+        f"most --replay_size {most}"
+    )
+
+
+def in_bytes(count: float) -> str:
+    """Formats a number of bytes as "7.1 GB", or "2.3 MB" where it is small."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
