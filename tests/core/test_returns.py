@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from torchbeast.core.returns import value_targets
+from torchbeast.core.returns import gae, value_targets
 
 T, B = 7, 4
 
@@ -186,3 +187,101 @@ def test_targets_are_float32_without_a_graph_whatever_the_networks_are() -> None
     targets = value_targets(**arguments)
     assert targets.dtype == torch.float32
     assert not targets.requires_grad
+
+
+def gae_arguments(**overrides: Any) -> dict[str, Any]:
+    """Random arguments of `gae`; column 0 ends at step 2, column 1 at step 4."""
+    arguments = random_arguments()
+    names = ("rewards", "values", "bootstrap_value", "discounts", "lambda_")
+    return {**{name: arguments[name] for name in names}, **overrides}
+
+
+def gae_by_definition(
+    rewards: Any,
+    values: Any,
+    bootstrap_value: Any,
+    discounts: Any,
+    lambda_: float,
+    mask: Any = None,
+) -> np.ndarray:
+    """Sum over l of (gamma lambda)^l delta, step by step, until an end or a masked step."""
+    following = [*values[1:], bootstrap_value]
+    advantages = np.zeros((T, B))
+    for b in range(B):
+        for t in range(T):
+            weight = 1.0
+            for s in range(t, T):
+                if mask is not None and not mask[s, b]:
+                    break
+                delta = rewards[s, b] + discounts[s, b] * following[s][b] - values[s, b]
+                advantages[t, b] += weight * delta
+                weight *= discounts[s, b] * lambda_
+    return advantages
+
+
+@pytest.mark.parametrize("with_mask", [False, True])
+@pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.95, 1.0])
+def test_gae_equals_the_sum_of_its_definition(lambda_: float, with_mask: bool) -> None:
+    arguments = gae_arguments(lambda_=lambda_)
+    if with_mask:
+        arguments["mask"] = torch.rand(T, B) < 0.7
+        assert 0 < arguments["mask"].sum() < T * B
+    expected = gae_by_definition(**as_float64(arguments))
+    np.testing.assert_allclose(gae(**arguments), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gae_of_three_steps_is_what_one_computes_by_hand() -> None:
+    """Gamma 0.5, lambda 0.5: errors 1 + 0.5 * 4 - 2 = 1, 2 + 0.5 * 6 - 4 = 1, 3 + 0.5 * 8 - 6 = 1.
+    With an end after the second step that step's error is 2 - 4 = -2.
+    """
+
+    def advantages(*discounts: float) -> list[float]:
+        found = gae(
+            rewards=torch.tensor([[1.0], [2.0], [3.0]]),
+            values=torch.tensor([[2.0], [4.0], [6.0]]),
+            bootstrap_value=torch.tensor([8.0]),
+            discounts=torch.tensor(discounts).unsqueeze(1),
+            lambda_=0.5,
+        )
+        return list(found.squeeze(1).tolist())
+
+    assert advantages(0.5, 0.5, 0.5) == [1 + 0.25 * 1.25, 1 + 0.25, 1.0]
+    assert advantages(0.5, 0.0, 0.5) == [1 + 0.25 * -2.0, -2.0, 1.0]
+
+
+def test_gae_with_lambda_1_is_the_discounted_return_minus_the_value() -> None:
+    arguments = gae_arguments(lambda_=1.0)
+    outcome = arguments["bootstrap_value"]
+    for t in reversed(range(T)):
+        outcome = arguments["rewards"][t] + arguments["discounts"][t] * outcome
+        found = gae(**arguments)[t]
+        torch.testing.assert_close(found, outcome - arguments["values"][t], rtol=1e-4, atol=1e-5)
+
+
+def test_gae_with_lambda_0_is_the_error_of_one_step() -> None:
+    arguments = gae_arguments(lambda_=0.0)
+    values = arguments["values"]
+    following = torch.cat([values[1:], arguments["bootstrap_value"][None]])
+    errors = arguments["rewards"] + arguments["discounts"] * following - values
+    torch.testing.assert_close(gae(**arguments), errors)
+
+
+def test_values_plus_gae_are_the_targets_of_the_recursion() -> None:
+    arguments = gae_arguments()
+    torch.testing.assert_close(arguments["values"] + gae(**arguments), value_targets(**arguments))
+
+
+def test_a_masked_step_has_no_advantage_whatever_it_holds() -> None:
+    arguments = gae_arguments(mask=torch.ones(T, B, dtype=torch.bool))
+    arguments["mask"][3:5, 1] = False
+    before = gae(**arguments)
+    assert not before[3:5, 1].any()
+    for name in ("rewards", "discounts"):
+        arguments[name][3:5, 1] = math.nan
+    arguments["values"][4, 1] = math.nan
+    torch.testing.assert_close(gae(**arguments), before, rtol=0, atol=0)
+
+
+def test_gae_of_a_wrong_shape_is_an_error_with_both_sides() -> None:
+    with pytest.raises(ValueError, match=r"mask has shape \[4, 7\] but values has shape \[7, 4\]"):
+        gae(**gae_arguments(mask=torch.ones(B, T)))

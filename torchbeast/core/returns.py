@@ -6,8 +6,8 @@
     vs_t    = V_t + acc_t
 
 T is time, B is batch. Entry t of every [T, B] argument belongs to step t; V_T is the bootstrap
-value; m is an optional mask. With rho = c = 1 the result is the lambda-return: the discounted
-return for lambda = 1, and for smaller lambda the value target of GAE, whose advantage is `vs - V`.
+value; m is an optional mask. With rho = c = 1, acc is the advantage of GAE, generalised advantage
+estimation, and vs the lambda-return, which for lambda = 1 is the discounted return.
 Espeholt et al. 2018 (arXiv 1802.01561), Schulman et al. 2016 (arXiv 1506.02438), Schmitt et al.
 2019 (arXiv 1909.11583).
 """
@@ -47,6 +47,59 @@ def value_targets(
 
     Trailing dimensions beyond [T, B] broadcast. Raises ValueError when shapes do not match.
     """
+    errors = _errors(
+        rewards=rewards,
+        values=values,
+        bootstrap_value=bootstrap_value,
+        discounts=discounts,
+        rhos=rhos,
+        cs=cs,
+        mask=mask,
+        lambda_=lambda_,
+    )
+    return values.float() + errors
+
+
+@torch.no_grad()
+def gae(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    discounts: Tensor,
+    lambda_: float,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Returns the advantages [T, B] of generalised advantage estimation, float32, without a graph.
+
+        A_t = sum over l >= 0 of (gamma lambda)^l delta_{t+l}
+
+    For lambda = 0 it is the error of one step, for lambda = 1 the discounted return minus V. Where
+    the mask is 0 the advantage is 0. `values` plus this are the targets that `value_targets` gives
+    for the same arguments, which are explained there.
+    """
+    return _errors(
+        rewards=rewards,
+        values=values,
+        bootstrap_value=bootstrap_value,
+        discounts=discounts,
+        mask=mask,
+        lambda_=lambda_,
+    )
+
+
+def _errors(
+    *,
+    rewards: Tensor,
+    values: Tensor,
+    bootstrap_value: Tensor,
+    discounts: Tensor,
+    rhos: Tensor | None = None,
+    cs: Tensor | None = None,
+    mask: Tensor | None = None,
+    lambda_: float,
+) -> Tensor:
+    """Returns acc [T, B] of the recursion above; arguments as of `value_targets`."""
     optional = {"rhos": rhos, "cs": cs, "mask": mask}
     given = {name: tensor for name, tensor in optional.items() if tensor is not None}
     check_shapes(values, bootstrap_value, rewards=rewards, discounts=discounts, **given)
@@ -59,7 +112,7 @@ def value_targets(
         decays = decays * cs.float()
     if mask is not None:
         deltas, decays = masked(deltas, mask.bool()), masked(decays, mask.bool())
-    return values + _accumulate(deltas, decays)
+    return _accumulate(deltas, decays)
 
 
 def next_values(values: Tensor, bootstrap_value: Tensor) -> Tensor:
