@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from torchbeast.core.algos.config import RMSpropConfig, StepConfig
+from torchbeast.core.algos.config import OptimiserConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.distributions import distribution_for
@@ -22,9 +22,9 @@ def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> Optimise
     if not hasattr(actor, "distribution"):
         actor.distribution = distribution_for(Discrete(3))
     settings = {"reward_clipping": "abs_one", "total_steps": 10_000} | settings
-    optimiser, step = (_taken(settings, config) for config in (RMSpropConfig, StepConfig))
+    optimiser, step = (_taken(settings, config) for config in (OptimiserConfig, StepConfig))
     own = _taken(settings, kind.Config)
-    config = kind.Config(optimiser=RMSpropConfig(**optimiser), **own)
+    config = kind.Config(optimiser=OptimiserConfig(**optimiser), **own)
     return OptimiserStep(kind(actor, config), StepConfig(**step), **settings)
 
 

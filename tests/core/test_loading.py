@@ -11,11 +11,13 @@ LEARNER_SIDE = "import torchbeast.core.algos.impala, torchbeast.core.actors.regi
 
 UPDATE = """
 import torch
+from torchbeast.core.algos.adam import Adam
 from torchbeast.core.algos.rmsprop import RMSprop
 network = torch.nn.Linear(2, 1)
-optimizer = RMSprop(network.parameters(), lr=0.1)
-network(torch.ones(3, 2)).sum().backward()
-optimizer.step()
+for kind in (RMSprop, Adam):
+    optimizer = kind(network.parameters(), lr=0.1)
+    network(torch.ones(3, 2)).sum().backward()
+    optimizer.step()
 """
 
 

@@ -24,7 +24,7 @@ from torchbeast.cli.flags import (
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.config import ModelConfig
-from torchbeast.core.algos.config import ImpalaConfig, RMSpropConfig
+from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
@@ -199,7 +199,7 @@ def test_resuming_with_other_settings_lists_them(
     assert "recorded" not in capsys.readouterr().out, "nothing was changed"
     other = {
         "rollouts": RolloutConfig(batch_size=16),
-        "algorithm": ImpalaConfig(optimiser=RMSpropConfig(learning_rate=0.0004)),
+        "algorithm": ImpalaConfig(optimiser=OptimiserConfig(learning_rate=0.0004)),
         "processes": ProcessesConfig(num_actors=8),
     }
     train(tmp_path, GOOD, groups=other)

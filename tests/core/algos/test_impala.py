@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos.config import ImpalaConfig, RMSpropConfig, StepConfig
+from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig, StepConfig
 from torchbeast.core.algos.gradients import clip_gradients, gradient_norm
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
@@ -396,6 +396,28 @@ def test_a_checkpoint_without_our_counts_is_refused_and_changes_nothing(
     torch.testing.assert_close(weights(algorithm), before, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("before", "now"), [("rmsprop", "adam"), ("adam", "rmsprop")])
+def test_a_checkpoint_of_another_optimiser_is_refused_and_changes_nothing(
+    make_rollout: Make, before: str, now: str
+) -> None:
+    saved, other = impala(optimiser=before), impala(optimiser=now)
+    saved.update(make_rollout(T, B))
+    unchanged = copy.deepcopy(other.state_dict())
+    names = {"adam": "Adam", "rmsprop": "RMSprop"}
+    message = f"another one: it has the settings of {names[before]}, .*has those of {names[now]}"
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(saved.state_dict())
+    torch.testing.assert_close(other.state_dict(), unchanged, rtol=0, atol=0)
+
+
+def test_a_run_with_adam_continues_with_adamw(make_rollout: Make) -> None:
+    adam, adamw = impala(optimiser="adam"), impala(optimiser="adamw", weight_decay=0.1)
+    adam.update(make_rollout(T, B))
+    adamw.load_state_dict(saved_and_loaded(adam.state_dict()))
+    assert adamw.state_dict()["optimizer_state_dict"]["state"][0]["step"] == 1
+    adamw.update(make_rollout(T, B))
+
+
 def test_a_checkpoint_with_other_layers_is_refused_by_the_first_missing_one() -> None:
     spaces = (ArraySpec((4,), "float32"), Discrete(ACTIONS))
     plain, recurrent = (impala(MLPNet(*spaces, use_lstm)) for use_lstm in (False, True))
@@ -452,11 +474,11 @@ def test_the_better_arm_of_a_bandit_is_learnt(make_rollout: Make) -> None:
             "reward_clipping must be one of auto, abs_one, none, got 'soft'",
         ),
         (
-            RMSpropConfig,
+            OptimiserConfig,
             {"learning_rate": math.nan},
             "learning_rate must be greater than 0, got nan",
         ),
-        (RMSpropConfig, {"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
+        (OptimiserConfig, {"momentum": -0.1}, "momentum must be at least 0, got -0.1"),
         (StepConfig, {"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
         (
             StepConfig,

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
-from torchbeast.core.checks import above, at_least, between, one_of
+from torchbeast.core.checks import above, at_least, between, one_of, require
 from torchbeast.core.choices import RewardClipping
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchbeast.core.algos.rmsprop import RMSprop
+    from torchbeast.core.algos.foreach import Foreach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,33 +37,53 @@ class StepConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSpropConfig:
-    """RMSprop, PyTorch's (epsilon is added outside the root)."""
+class OptimiserConfig:
+    """The optimiser: RMSprop, Adam or AdamW as PyTorch computes them."""
 
+    optimiser: Literal["rmsprop", "adam", "adamw"] = "rmsprop"
+    """adam and adamw want a smaller --epsilon, such as 0.00001. A run that is resumed keeps its
+    optimiser."""
     learning_rate: float = 0.00048
     """It falls linearly from this to 0 at --total_steps."""
-    alpha: float = 0.99
-    """Smoothing of the squared gradient."""
-    momentum: float = 0.0
-    """Momentum."""
     epsilon: float = 0.01
-    """Added to the root of the squared gradient."""
+    """Added to the root of the squared gradient (outside it)."""
+    alpha: float = 0.99
+    """Smoothing of the squared gradient by rmsprop."""
+    momentum: float = 0.0
+    """Momentum of rmsprop."""
+    beta1: float = 0.9
+    """Smoothing of the gradient by adam and adamw."""
+    beta2: float = 0.999
+    """Smoothing of the squared gradient by adam and adamw."""
+    weight_decay: float = 0.0
+    """Share of the weights that adamw subtracts in every step, times the learning rate."""
 
     def __post_init__(self) -> None:
+        one_of(("rmsprop", "adam", "adamw"), optimiser=self.optimiser)
         above(0, learning_rate=self.learning_rate, epsilon=self.epsilon)
-        at_least(0, alpha=self.alpha, momentum=self.momentum)
+        at_least(0, alpha=self.alpha, momentum=self.momentum, weight_decay=self.weight_decay)
+        for name, beta in {"beta1": self.beta1, "beta2": self.beta2}.items():
+            require(0 <= beta < 1, f"{name} must be at least 0 and below 1, got {beta}")
+        self._check_is_used("momentum", self.momentum, "rmsprop")
+        self._check_is_used("weight_decay", self.weight_decay, "adamw")
 
-    def make(self, parameters: Iterable[nn.Parameter]) -> RMSprop:
-        """Returns an optimiser of these parameters."""
-        from torchbeast.core.algos.rmsprop import RMSprop  # imports torch
-
-        return RMSprop(
-            parameters,
-            lr=self.learning_rate,
-            alpha=self.alpha,
-            eps=self.epsilon,
-            momentum=self.momentum,
+    def _check_is_used(self, name: str, value: float, by: str) -> None:
+        require(
+            not value or self.optimiser == by,
+            f"{name} {value:g} is for optimiser {by}, got {self.optimiser}: leave it out, or "
+            f"choose {by}",
         )
+
+    def make(self, parameters: Iterable[nn.Parameter]) -> Foreach:
+        """Returns an optimiser of these parameters."""
+        from torchbeast.core.algos.adam import Adam  # these import torch
+        from torchbeast.core.algos.rmsprop import RMSprop
+
+        rates = {"lr": self.learning_rate, "eps": self.epsilon}
+        if self.optimiser == "rmsprop":
+            return RMSprop(parameters, alpha=self.alpha, momentum=self.momentum, **rates)
+        betas = self.beta1, self.beta2
+        return Adam(parameters, betas=betas, weight_decay=self.weight_decay, **rates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +104,7 @@ class ImpalaConfig:
     """Weight of the entropy bonus: more keeps exploring longer."""
     baseline_cost: float = 0.5
     """Weight of the value loss."""
-    optimiser: RMSpropConfig = field(default_factory=RMSpropConfig)
+    optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
         between(0, 1, discounting=self.discounting)

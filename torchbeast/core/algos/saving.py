@@ -23,6 +23,8 @@ _LIKE_PARAMETER = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"),
     *("momentum_buffer", "sum", "acc_delta"),
 }
+# Settings that tell optimisers apart whose parameters have equal shapes.
+_KINDS = {"alpha": "RMSprop", "betas": "Adam"}
 
 
 def state_of(algo: Algorithm[Any]) -> dict[str, Any]:
@@ -97,7 +99,7 @@ def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]
 
 
 def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
-    """Raises ValueError unless groups, numbers of parameters and shapes are the optimiser's.
+    """Raises ValueError unless groups, numbers of parameters, kind and shapes are the optimiser's.
 
     Only what is in the form of torch.optim can be compared. name: "", or the name after a space.
     """
@@ -107,6 +109,7 @@ def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) 
     found = [len(group["params"]) for group in saved.get("param_groups", [])]
     if found != own:
         raise _another_optimiser(name, f"groups of {found} parameters", f"groups of {own}")
+    _check_kind(name, optimiser, saved)
     parameters = [p for group in optimiser.param_groups for p in group["params"]]
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=True):
@@ -114,6 +117,18 @@ def _check_optimiser(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) 
             if entry in _LIKE_PARAMETER and tensor is not None and tensor.shape != parameter.shape:
                 what = f"{entry} of parameter {number} as {list(tensor.shape)}"
                 raise _another_optimiser(name, what, f"{list(parameter.shape)}")
+
+
+def _check_kind(name: str, optimiser: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Raises ValueError if one of both is Adam and the other RMSprop."""
+    own, found = (
+        {_KINDS[setting] for group in groups for setting in _KINDS.keys() & group.keys()}
+        for groups in (optimiser.param_groups, saved["param_groups"])
+    )
+    if own and found and own != found:
+        raise _another_optimiser(
+            name, f"the settings of {_listed(found)}", f"those of {_listed(own)}"
+        )
 
 
 def _another_optimiser(name: str, saved: str, own: str) -> ValueError:
