@@ -177,10 +177,10 @@ def check_takes(
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
     unknown = {key: value for key, value in kwargs.items() if key not in taken}
     if unknown and (not takes_any or unknown.keys() & ours):
-        raise SpecError(f"{name} takes {_arguments(taken)}, got {_values(unknown)}")
+        raise SpecError(f"{name} takes {_arguments(taken)}, got {values_in(unknown)}")
     needed = [p.name for p in named if p.default is inspect.Parameter.empty]
     if missing := [key for key in needed if key not in kwargs]:
-        raise SpecError(f"{name} needs {_arguments(missing)}, got {_values(kwargs)}")
+        raise SpecError(f"{name} needs {_arguments(missing)}, got {values_in(kwargs)}")
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -192,7 +192,8 @@ def _arguments(names: Collection[str]) -> str:
     return f"the keyword argument{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
-def _values(kwargs: Mapping[str, Any]) -> str:
+def values_in(kwargs: Mapping[str, Any]) -> str:
+    """Formats keyword arguments as "hidden=64, depth=2"; "none" without any."""
     return ", ".join(f"{key}={json.dumps(value)}" for key, value in kwargs.items()) or "none"
 
 

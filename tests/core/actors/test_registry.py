@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
 from torchbeast.core.actors.registry import MODELS, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
@@ -127,7 +129,6 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
     [
         ({"size": 8}, "^model mlp takes the keyword argument hidden, got size=8$"),
         ({"use_lstm": True}, "^model mlp takes the keyword argument hidden, got use_lstm=true$"),
-        ({"hidden": 0}, "hidden must be at least 1, got 0"),
     ],
 )
 def test_keyword_arguments_that_a_model_does_not_take_are_refused(
@@ -135,6 +136,30 @@ def test_keyword_arguments_that_a_model_does_not_take_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=sentence):
         make_model(ActorSpec("mlp", kwargs), OBSERVATION, ACTIONS)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("hidden", [0, -3, 1.5, 64.0, "64", None, True, [64]])
+def test_a_width_that_no_layer_can_have_is_refused_by_its_name(
+    name: str, use_lstm: bool, hidden: object
+) -> None:
+    """The environment is not to blame, so that the sentence is left as it is."""
+    spec = ActorSpec(name, {"hidden": hidden}, use_lstm=use_lstm)
+    with pytest.raises(SpecError) as error:
+        make_agent(spec, ArraySpec((4, 40, 40), "uint8"), ACTIONS, frame_stack=1)
+    assert str(error.value) == (
+        "the model's keyword argument hidden must be a whole number, at least 1, got "
+        f"{json.dumps(hidden)}"
+    )
+
+
+def test_arguments_of_a_model_that_fails_are_named() -> None:
+    spec = ActorSpec("mlp", {"hidden": 10**15})  # more than any machine can address
+    with pytest.raises(
+        ValueError, match="^the model mlp with hidden=1000000000000000 does not work"
+    ):
+        make_agent(spec, OBSERVATION, ACTIONS, frame_stack=1)
 
 
 def test_keyword_arguments_that_a_users_model_needs_are_named(user_module: str) -> None:

@@ -15,7 +15,7 @@ from torchbeast.core.actors.registry import make_model
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec, SpecError
+from torchbeast.core.specs import ActorSpec, SpecError, values_in
 from torchbeast.errors import RunError, what_users_code_raised
 
 
@@ -57,8 +57,9 @@ def make_agent(
     except Exception as error:
         if theirs := what_users_code_raised(error):
             raise RunError(f"the model {name} failed: {theirs}") from error
+        given = f" with {values_in(spec.kwargs)}" if spec.kwargs else ""
         raise ValueError(
-            f"the model {name} does not work with this environment: {error}"
+            f"the model {name}{given} does not work with this environment: {error}"
         ) from error
     return Agent(model, resolved, sum(map(_num_bytes, flatten(seen))), seen, frame_stack)
 

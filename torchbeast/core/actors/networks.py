@@ -11,6 +11,7 @@ programs, so that published checkpoints load.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -35,6 +36,7 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten
 from torchbeast.core.precision import computing_in
+from torchbeast.core.specs import SpecError
 
 OverImages = Callable[[tuple[int, ...]], Torso] | None
 
@@ -57,8 +59,7 @@ class TorsoNetwork(Actor):
         sees_last_action: bool,
     ) -> None:
         super().__init__()
-        if fc_size < 1:
-            raise ValueError(f"hidden must be at least 1, got {fc_size}")
+        _check_hidden(fc_size)
         self.distribution = distribution_for(action_space)
         self._sees_last_action = sees_last_action
         self._torsos = self._adopt(torsos)
@@ -214,6 +215,15 @@ class MLPNet(TorsoActorCritic):
         torsos = torsos_from(observation_space, None)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
+
+
+def _check_hidden(size: object) -> None:
+    """Raises SpecError unless a layer can have this size."""
+    if type(size) is not int or size < 1:  # True is an int too
+        raise SpecError(
+            "the model's keyword argument hidden must be a whole number, at least 1, got "
+            f"{json.dumps(size)}"
+        )
 
 
 def torsos_from(space: ObservationSpace, over_images: OverImages, smallest: int = 1) -> list[Torso]:
