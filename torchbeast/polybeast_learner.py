@@ -91,6 +91,7 @@ def train(
             mode=learner.mode,
             seed=learner.seed,
             spare_columns=learner.spare_columns,
+            num_batches=1 + learner.batches_at_once,
         )
 
     settings = run_settings(flags, env.name, collection)

@@ -97,6 +97,7 @@ class Recording:
     setup: Setup
     agent: Agent
     rollouts: list[Rollout]
+    num_bytes: int  # of the source
 
 
 # One group whose rollouts fill a batch: column b is environment b in every batch.
@@ -128,6 +129,18 @@ class SourceCompliance:
     def recording(cls, record: Any, request: Any) -> Recording:
         """Returns the recording of a case; all tests of one case run before those of the next."""
         return record(request.param)
+
+    # --- memory
+
+    def test_it_counts_two_batches_and_the_rollouts_that_are_written(
+        self, recording: Recording
+    ) -> None:
+        setup, one = recording.setup, recording.rollouts[0]
+        fields = [field.name for field in dataclasses.fields(one)]
+        nests = [getattr(one, name) for name in fields if name != "final_observation"]
+        of_batch = sum(leaf.nbytes for leaf in flatten(nests) if isinstance(leaf, Tensor))
+        columns = 2 * setup.batch_size + setup.num_envs
+        assert recording.num_bytes >= columns * of_batch // setup.batch_size > 0
 
     # --- rows
 
@@ -418,8 +431,9 @@ def copy_of(rollout: Rollout) -> Rollout:
 def _record(context: AbstractContextManager[Running], setup: Setup) -> Recording:
     with context as running:
         rollouts = take(running, NUM_ROLLOUTS)
+        num_bytes = running.source.num_bytes
     assert running.supervisor.failure is None
-    return Recording(setup, running.agent, rollouts)
+    return Recording(setup, running.agent, rollouts, num_bytes)
 
 
 @torch.no_grad()

@@ -32,9 +32,7 @@ NEEDS = ("policy_logits",)
 # An 8-byte observation; reward 4, done, truncated, episode_end 1 each, episode_step 4,
 # episode_return 4, action 8, policy_logits 4 * 3, policy_version 8, the list of episodes 16.
 STACKED, EACH = 4, 8 + 4 + 3 + 4 + 4 + 8 + 12 + 8 + 16
-# Three batches of B new and B replayed columns of T + 1 rows, with whole stacks, which have the
-# numbers of environment and rollout too.
-BATCHES = 3 * 2 * B * (T + 1) * (EACH - 8 - 16 + 4 * 8 + 16)
+BUFFERS = 12_345_678  # bytes
 
 
 def agent() -> Agent:
@@ -49,7 +47,7 @@ def config(*words: str) -> LearnerConfig:
 
 
 def made(size: int = 1000, free: int | None = None) -> RolloutReplay:
-    return make_replay(config("--replay_size", str(size)), agent(), NEEDS, 1, free)
+    return make_replay(config("--replay_size", str(size)), agent(), NEEDS, 1, BUFFERS, free)
 
 
 # --- memory
@@ -59,22 +57,22 @@ def test_the_start_says_what_the_memory_takes(capsys: pytest.CaptureFixture[str]
     replay = made(10**7, free=2 * 10**9)
     assert replay.capacity == 10**7 and replay.frame_stack == STACKED
     assert capsys.readouterr().out == (
-        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.7 GB when it is full, and 0.0 MB "
-        "of batches, of 2.0 GB that are free on this machine.\n"
+        f"The replay holds 10,000,000 steps of {EACH} bytes: 0.7 GB when it is full, and 12.3 MB "
+        "of other buffers, of 2.0 GB that are free on this machine.\n"
     )
     made(1000)
-    assert capsys.readouterr().out.endswith("of batches.\n"), "nobody knows what is free"
+    assert capsys.readouterr().out.endswith("of other buffers.\n"), "nobody knows what is free"
 
 
 def test_what_does_not_fit_is_refused_and_what_would_is_told() -> None:
-    free = 1_000_000
-    most = (9 * free // 10 - BATCHES) // EACH
+    free = 20_000_000
+    most = (9 * free // 10 - BUFFERS) // EACH
     made(most, free)
     with pytest.raises(UsageError) as error:
         made(most + 1, free)
     assert str(error.value) == (
-        f"--replay_size {most + 1} needs 0.9 MB of memory, {EACH} bytes a step, and 0.0 MB for "
-        f"batches, but 1.0 MB are free on this machine: give at most --replay_size {most}"
+        f"--replay_size {most + 1} needs 5.7 MB of memory, {EACH} bytes a step, and 12.3 MB for "
+        f"other buffers, but 20.0 MB are free on this machine: give at most --replay_size {most}"
     )
 
 

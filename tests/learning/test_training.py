@@ -75,6 +75,8 @@ class ListSource:
             self._given += 1
             yield batch
 
+    num_bytes = 0
+
     def status(self) -> dict[str, int]:
         return {"learner_queue_size": 0}
 

@@ -113,6 +113,7 @@ class Line:
     """An online source that plays the line in the thread that asks."""
 
     yields = Rollout
+    num_bytes = 1000
 
     def __init__(self, events: list[Event], spare: int, is_recurrent: bool) -> None:
         self._events = events

@@ -17,6 +17,7 @@ from torchbeast.bench.sample import Measure, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import make_replay, mixed_source
 from torchbeast.processes.memory import free_memory
@@ -35,9 +36,12 @@ def replay(
     """Yields the measurement of batches with replayed rollouts; its steps are env steps."""
     at_once = dataclasses.replace(config.replay, learn_start=0)
     config = dataclasses.replace(config, replay=at_once)
+    free = free_memory()
     batch = still_rollout(config, agent, extras)
-    online = _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)])
-    stored = make_replay(config, agent, extras, _SEED, free_memory())
+    columns, unroll_length = _IN_FLIGHT * batch.batch_size, config.rollouts.unroll_length
+    size = rollout_bytes(agent.model, agent.observation_space, extras, unroll_length, columns)
+    online = _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)], size)
+    stored = make_replay(config, agent, extras, _SEED, size, free)
     source = mixed_source(online, OwnReplay(stored), config, agent, _IN_FLIGHT)
     source.start(supervisor)
     batches = source.batches()
@@ -98,9 +102,15 @@ class _Endless:
 
     yields = Rollout
 
-    def __init__(self, rollouts: Sequence[Rollout]) -> None:
+    def __init__(self, rollouts: Sequence[Rollout], num_bytes: int) -> None:
         self._rollouts = iter(rollouts)
+        self._num_bytes = num_bytes
         self._numbers = itertools.count()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all batches."""
+        return self._num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Does nothing."""

@@ -135,7 +135,6 @@ class LearnerRun:
         if progress.step >= self._total_steps:
             self._say_complete(progress)
             return
-        replay = self._replay(made) if config.replay.is_used else None
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
@@ -144,13 +143,15 @@ class LearnerRun:
             mode=made.algo.mode,
             seed=_environment_seed(self._recorded["seed"], progress.step),
             spare_columns=config.spare_columns,
-            batches_at_once=made.compute.learner_threads + (replay is not None),
+            batches_at_once=made.compute.learner_threads + config.replay.is_used,
         )
+        free = free_memory()  # before the source takes some
         source = make_source(learner)
         check_batches(source.yields, type(made.algo))
-        if replay is None:
+        if not config.replay.is_used:
             self._learn(made, source, progress)
             return
+        replay = self._replay(made, source, free)
         mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
         is_saved = config.replay.checkpoint_replay
         self._learn(made, mixed, progress, replay if is_saved else None)
@@ -159,10 +160,14 @@ class LearnerRun:
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
 
-    def _replay(self, made: Assembled[Any]) -> OwnReplay:
-        """Makes the replay, with the contents that the earlier run saved."""
+    def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> OwnReplay:
+        """Makes the replay, with the contents that the earlier run saved.
+
+        free: bytes of memory that there were before the source was made; None: unknown.
+        """
         config, seed = self._settings.learner, self._recorded["seed"]
-        replay = make_replay(config, made.agent, made.algo.needs, seed, free_memory())
+        needs, taken = made.algo.needs, source.num_bytes
+        replay = make_replay(config, made.agent, needs, seed, taken, free)
         if self._earlier.recorded is not None:
             resume_replay(replay, self._session.folder.path, config.replay.checkpoint_replay)
         return OwnReplay(replay)

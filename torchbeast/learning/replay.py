@@ -9,8 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from torchbeast.core.actors.agent import Agent
-from torchbeast.core.nest_py import flatten, map_leaves
-from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.core.storages.stored_rows import bytes_per_transition
@@ -23,7 +22,6 @@ from torchbeast.sources.replay import AGENT, Replay
 from torchbeast.sources.replay_memory import check_memory, in_bytes
 
 FILE = "replay.bin"
-_BATCHES = 3  # in the making, ready, and learnt from: a run has as many or more
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
@@ -41,12 +39,17 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
 
 
 def make_replay(
-    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, free: int | None
+    config: LearnerConfig,
+    agent: Agent,
+    extras: Sequence[str],
+    seed: int,
+    buffers: int,
+    free: int | None,
 ) -> RolloutReplay:
     """Makes an empty replay and prints how much memory it needs.
 
-    extras: of acting, that travel in the rollouts. seed: of the run. free: bytes of memory that the
-    program may still use; None: unknown.
+    extras: of acting, that travel in the rollouts. seed: of the run. buffers: bytes that the online
+    source takes. free: bytes of memory that the program may use for both; None: unknown.
 
     Raises UsageError when it needs more.
     """
@@ -54,13 +57,11 @@ def make_replay(
     specs = rollout_specs(agent.model, agent.observation_space, extras, unroll_length, columns=1)
     with as_usage_error():
         each = bytes_per_transition(specs, agent.frame_stack)
-    columns = _BATCHES * (config.rollouts.batch_size + config.spare_columns)
-    batches = columns * row_bytes(flatten(specs))  # specs are those of one column
-    check_memory(size, each, batches, free)
+    check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
     print(
         f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
-        f"full, and {in_bytes(batches)} of batches{has}.",
+        f"full, and {in_bytes(buffers)} of other buffers{has}.",
         flush=True,
     )
     try:

@@ -37,20 +37,20 @@ from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import Deaths
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
+from torchbeast.schemes.room import stored_bytes
 from torchbeast.schemes.worker import END_S, ActivityReport, Failed, Packed, Played, packed
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.rollout_buffers import Batch
-from torchbeast.sources.processes.shared_memory import slot_size
 from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.ray")
@@ -82,14 +82,6 @@ class RaySourceConfig:
     num_batches: int = 2  # one in preparation, the others used by learner threads
     spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
     seed: int
-
-
-def rollout_bytes(
-    agent: Agent, observation_space: ObservationSpace, config: RaySourceConfig
-) -> int:
-    """Returns the size of a rollout of one environment, without final observations."""
-    length = config.rollouts.unroll_length
-    return slot_size(rollout_specs(agent.model, observation_space, config.extras, length, 1))
 
 
 class FleetWeights:
@@ -150,6 +142,7 @@ class RaySource:
             Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
         self._collector = Collector(batches)
+        self._rollout_bytes = rollout_bytes(*shape, columns=1)
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._played: queue.Queue[Written | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
@@ -161,6 +154,13 @@ class RaySource:
         counts = split_evenly(config.fleet.num_actors, config.num_workers)
         first_envs = [0, *itertools.accumulate(counts)]
         self._actors = [_Actor(*both) for both in enumerate(zip(counts, first_envs, strict=False))]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the batches, and of what may be in the object store."""
+        rollouts = self._config.fleet.buffers()
+        stored = stored_bytes(self._rollout_bytes, rollouts, self._weights.num_bytes)
+        return self._collector.num_bytes + stored
 
     def start(self, supervisor: Supervisor) -> None:
         """Asks for workers, and starts the threads that collect from them."""

@@ -56,12 +56,21 @@ def num_workers(config: RayConfig, room: Room) -> int:
     return max(1, min(config.num_actors, fitting, math.floor(_free_cpus(config, room))))
 
 
+def stored_bytes(rollout_bytes: int, rollouts: int, weights_bytes: int) -> int:
+    """Returns the bytes that a run may have in the learner's object store.
+
+    rollout_bytes: of one environment. rollouts: of one environment, that may wait for the learner.
+    weights_bytes: of one version.
+    """
+    return rollouts * rollout_bytes + _VERSIONS * weights_bytes
+
+
 def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_bytes: int) -> None:
     """Raises UsageError if what a run may have in the learner's object store does not fit.
 
-    rollout_bytes: of one environment. rollouts: of one environment, that may wait for the learner.
+    The other arguments are those of `stored_bytes`.
     """
-    needed = rollouts * rollout_bytes + _VERSIONS * weights_bytes
+    needed = stored_bytes(rollout_bytes, rollouts, weights_bytes)
     stores = [node.object_store_bytes for node in room.nodes if node.is_learners]
     if not stores or needed <= stores[0]:
         return

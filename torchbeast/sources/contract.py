@@ -37,6 +37,12 @@ class Source(Protocol):
     def yields(self) -> type:
         """The class of its batches."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of memory that it and its batches take on the learner's machine, once all of it is
+        in use.
+        """
+
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting, in threads of the supervisor."""
 

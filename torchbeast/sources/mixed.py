@@ -96,6 +96,11 @@ class MixedSource:
         self._is_too_small = False
         self._is_reached = False  # learn_start, once; tracks that begin later take room
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the online source; those of the replay are its own."""
+        return self._online.num_bytes
+
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting."""
         supervisor.on_close(self.close)

@@ -8,17 +8,17 @@ from torchbeast.errors import UsageError
 _MOST = 0.9  # of the free memory, so that something is left for the rest of the program
 
 
-def check_memory(size: int, each: int, batches: int, free: int | None) -> None:
+def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
     """Raises UsageError when so many steps of so many bytes do not fit, beside these bytes of
-    batches.
+    buffers.
     """
-    if free is None or size * each + batches <= _MOST * free:
+    if free is None or size * each + buffers <= _MOST * free:
         return
-    most = max(0, int(_MOST * free) - batches) // each
+    most = max(0, int(_MOST * free) - buffers) // each
     raise UsageError(
         f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
-        f"{in_bytes(batches)} for batches, but {in_bytes(free)} are free on this machine: give at "
-        f"most --replay_size {most}"
+        f"{in_bytes(buffers)} for other buffers, but {in_bytes(free)} are free on this machine: "
+        f"give at most --replay_size {most}"
     )
 
 

@@ -15,6 +15,7 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import psutil
@@ -34,12 +35,46 @@ from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import MonoSource
+from torchbeast.sources.processes.source import MonoSource, ring_size
 
 
 class TestMonoSource(SourceCompliance):
     def running(self, setup: Setup) -> AbstractContextManager[Running]:
         return running_mono(setup)
+
+
+# --- memory
+
+# Of a rollout of one environment with T = 9: per row an observation of 4 floats, reward 4, done,
+# truncated, episode_end 1 each, episode_step 4, episode_return 4, action 8, and policy_version,
+# env_index, rollout_index 8 each.
+ROLLOUT = 10 * (16 + 4 + 3 + 4 + 4 + 8 + 24)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rollouts", "versions"),
+    [
+        ({}, 2 * 2 + 4, 4),
+        ({"num_batches": 5}, 5 * 2 + 4, 4),
+        ({"spare_columns": 6}, 2 * (2 + 6) + 4, 4),
+        ({"num_buffers": 8}, 2 * 2 + 8, 4),
+        ({"num_buffers": 7}, 2 * 2 + 6, 4),  # three slots of two rollouts
+        ({"num_buffers": 7, "batch_size": 1}, 3 * 1 + 6, 4),  # and one batch ahead
+        ({"fixed_lag": 100}, 2 * 2 + 4, 102),
+    ],
+)
+def test_every_buffer_and_every_version_of_the_weights_counts_as_memory(
+    settings: dict[str, Any], rollouts: int, versions: int
+) -> None:
+    spec = ActorSpec("mlp")
+    agent = make_agent(spec, ArraySpec((4,), "float32"), Discrete(2), 1)
+    sizes = {"num_actors": 2, "num_processes": 1, "batch_size": 2, "unroll_length": 9}
+    env = EnvSpec("never made")
+    config = config_of(env=env, actor=spec, extras=(), **{"num_buffers": 4, **sizes, **settings})
+    weights = SharedWeights(agent.model, 0, ring_size(config.processes.fixed_lag))
+    source = MonoSource(agent, agent.observation_space, weights, torch.device("cpu"), config)
+    own = sum(-(-tensor.nbytes // 64) * 64 for tensor in agent.model.state_dict().values())
+    assert source.num_bytes == rollouts * ROLLOUT + versions * own
 
 
 # --- processes that die

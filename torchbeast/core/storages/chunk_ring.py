@@ -51,5 +51,5 @@ class ChunkRing:
 
 
 def row_bytes(specs: Sequence[ArraySpec]) -> int:
-    """Returns the bytes of one row."""
+    """Returns the bytes of one array for each spec."""
     return sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in specs)

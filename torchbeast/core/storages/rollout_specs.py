@@ -10,7 +10,8 @@ import torch
 
 from torchbeast.core.actors.contract import Actor, specs_of_extras
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.storages.chunk_ring import row_bytes
 
 
 def rollout_specs(
@@ -48,6 +49,21 @@ def rollout_specs(
             actor.initial_state(columns),
         ),
     }
+
+
+def rollout_bytes(
+    actor: Actor,
+    observation_space: ObservationSpace,
+    extras: Sequence[str],
+    unroll_length: int,
+    columns: int,
+) -> int:
+    """Returns the bytes of a batch of rollouts, without final observations.
+
+    The arguments are those of `rollout_specs`.
+    """
+    specs = rollout_specs(actor, observation_space, extras, unroll_length, columns)
+    return row_bytes(flatten(specs))
 
 
 def _dtype(tensor: torch.Tensor) -> str:

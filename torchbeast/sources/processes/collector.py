@@ -28,13 +28,17 @@ class Written(NamedTuple):
 class Collector:
     """Fills batches in one thread for learner threads.
 
+    num_bytes: of all its batches.
+
     Closing: `close` ends `collect`, and every iterator once the full batches are taken.
     """
 
     def __init__(self, batches: Iterable[Batch]) -> None:
+        self.num_bytes = 0
         self._ready: queue.Queue[Batch | None] = queue.Queue()
         self._free: queue.Queue[Batch | None] = queue.Queue()
         for batch in batches:
+            self.num_bytes += batch.num_bytes
             self._free.put(batch)
 
     def __len__(self) -> int:

@@ -151,6 +151,11 @@ class Batch:
         """Number of columns not yet filled."""
         return self._size - self._filled
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffer."""
+        return sum(leaf.nbytes for leaf in flatten(self._tensors))
+
     def clear(self) -> None:
         """Empties the buffer."""
         self._filled = 0

@@ -59,6 +59,11 @@ class SharedWeights:
         """Newest published version."""
         return int(self._versions[0])
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all places of the ring."""
+        return self.size * self._stride
+
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as the newest version."""

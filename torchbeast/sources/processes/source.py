@@ -36,6 +36,7 @@ from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
 from torchbeast.processes.supervisor import Supervisor
@@ -119,6 +120,7 @@ class MonoSource:
         processes, num_processes = config.processes, config.processes.processes()
         pin = device.type == "cuda"
         num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
+        self._rollout_bytes = rollout_bytes(*shape, processes.num_actors)
         self._collector = Collector(
             Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
@@ -142,6 +144,12 @@ class MonoSource:
     def pids(self) -> list[int]:
         """Ids of the actor processes."""
         return [actor.pid for actor in self._actors]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the batches, of the slots without their final observations, of the weights."""
+        slots = self._config.processes.slots_per_process() * self._rollout_bytes
+        return self._collector.num_bytes + slots + self._weights.num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts the actor processes and the threads that collect from them."""

@@ -25,8 +25,10 @@ from torch import Tensor
 import libtorchbeast
 from torchbeast.core.actors.contract import Actor, Mode, specs_of_extras
 from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
@@ -61,12 +63,14 @@ class PolySource:
         mode: Mode = "sample",
         seed: int,
         spare_columns: int = 0,
+        num_batches: int = 2,
     ) -> None:
         """Prepares queue, batcher and pool.
 
         actor: on `device`; it is only copied, and the copies act with the published weights.
         extras: names of the outputs of acting to put into rollouts.
         spare_columns: number of columns for other data after the first batch_size of every batch.
+        num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         """
         specs_of_extras(actor, extras)
         self._actor = actor
@@ -88,6 +92,16 @@ class PolySource:
             rollout_columns=columns,
             seed=seed,
         )
+        written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
+        joined = num_batches * (self._batch_size + spare_columns)
+        space = stacked_space(fleet.observation_space, fleet.frame_stack)
+        shape = actor, space, extras, rollouts.unroll_length
+        self._num_bytes = rollout_bytes(*shape, columns=written + queued + joined)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of rollouts that are written, wait or were joined to batches."""
+        return self._num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts inference and the pool."""
