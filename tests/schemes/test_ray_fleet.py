@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -12,18 +13,35 @@ import pytest
 
 from torchbeast.errors import RunError
 from torchbeast.schemes.config import RayConfig
+from torchbeast.schemes.fleet import Place, WorkerLost
 from torchbeast.schemes.ray_fleet import RayFleet
 
 GONE = ConnectionError("the Ray client has already been disconnected")
-MODULES = ("ray", "ray.util", "ray.util.placement_group")
+LOST = (
+    f"the connection to Ray was lost ({GONE}): the checkpoint of the run is kept; the same --xpid "
+    "resumes it once the cluster can be reached"
+)
+MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.placement_group")
 
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
     imitation = MagicMock(spec=ModuleType("ray"))
-    for name in ("init", "kill", "method", "nodes", "remote", "shutdown", "util", "_private"):
+    for name in (
+        "init",
+        "kill",
+        "method",
+        "nodes",
+        "put",
+        "remote",
+        "shutdown",
+        "util",
+        "_private",
+    ):
         setattr(imitation, name, MagicMock())
     imitation.__version__ = "2"
+    for name in ("ObjectStoreFullError", "OutOfDiskError"):
+        setattr(imitation, name, type(name, (Exception,), {}))
     for name in MODULES:
         monkeypatch.setitem(sys.modules, name, imitation)
     imitation.placement_group = MagicMock()
@@ -52,4 +70,25 @@ def test_a_call_without_connection_is_answered_with_the_runs_failure(ray: Any) -
         worker._handle.end.remote.side_effect = GONE
         worker.call(answers.append, "end")
     (answer,) = answers
-    assert isinstance(answer, RunError) and "already been disconnected" in str(answer)
+    assert isinstance(answer, RunError) and str(answer) == LOST
+
+
+@pytest.mark.parametrize(
+    ("needs", "ask"),
+    [
+        ("put", lambda fleet: fleet.put(b"weights")),
+        ("nodes", lambda fleet: fleet.explain(WorkerLost("it died"), Place("10.0.0.2", 7, "b"))),
+        ("nodes", lambda fleet: fleet.room()),
+        ("remote", lambda fleet: fleet.worker("one")),
+    ],
+)
+def test_whatever_needs_the_connection_says_that_it_is_lost_and_how_to_go_on(
+    ray: Any, needs: str, ask: Callable[[RayFleet], Any]
+) -> None:
+    with RayFleet(RayConfig(address="auto"), "run") as fleet:
+        # The class of actors, which ray.remote has returned, makes an actor by its own remote().
+        cut = ray.remote()().options() if needs == "remote" else ray
+        getattr(cut, needs).side_effect = GONE
+        with pytest.raises(RunError) as error:
+            ask(fleet)
+    assert str(error.value) == LOST

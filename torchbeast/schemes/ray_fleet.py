@@ -56,6 +56,9 @@ _MARK = ":"  # begins lines that Ray itself writes to the output of workers, suc
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
+_GO_ON = (
+    "the checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
+)
 _FULL = (
     "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
     "or --num_actors, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
@@ -97,6 +100,22 @@ def _fetched(references: list[Any]) -> Packed:
 
     weights: Packed = ray.get(references[0])
     return weights
+
+
+def _failure(error: BaseException) -> RunError:
+    """Returns an error of Ray as the run's failure."""
+    if isinstance(error, ConnectionError):
+        return RunError(f"the connection to Ray was lost ({_first_sentence(error)}): {_GO_ON}")
+    return RunError(f"Ray: {error!r}")
+
+
+@contextmanager
+def _needing_connection() -> Iterator[None]:
+    """Raises a lost connection as the run's failure."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise _failure(error) from error
 
 
 class RayWorker:
@@ -163,6 +182,7 @@ class RayFleet:
         where = f"the cluster {self._address}" if self._address else "this machine"
         return f"Ray {self._ray.__version__} on {where}: {self.room()}"
 
+    @_needing_connection()
     def room(self) -> Room:
         """Returns the resources of the cluster at present."""
         here = self._own_node
@@ -191,6 +211,7 @@ class RayFleet:
         if self._config.learner_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus_of(group))
 
+    @_needing_connection()
     def worker(self, name: str) -> RayWorker:
         """Asks for an actor, which begins once there is room for it."""
         options = self._actor_class.options(
@@ -203,6 +224,7 @@ class RayFleet:
             self._workers.add(worker)
         return worker
 
+    @_needing_connection()
     def put(self, value: Any) -> Any:
         """Puts a value into the object store; returns its reference."""
         from ray.exceptions import ObjectStoreFullError, OutOfDiskError
@@ -212,6 +234,7 @@ class RayFleet:
         except (ObjectStoreFullError, OutOfDiskError) as error:
             raise RunError(_FULL) from error
 
+    @_needing_connection()
     def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
         """Returns the loss with the worker's place, its last words, and the end of its node."""
         if place is None:
@@ -319,10 +342,6 @@ def _end_with(end: Callable[..., Any], *arguments: Any) -> None:
         end(*arguments)
     except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
         _log.info("Ray, at the end: %r", error)
-
-
-def _failure(error: BaseException) -> RunError:
-    return RunError(f"Ray: {error!r}")
 
 
 def _result(done: concurrent.futures.Future[Any]) -> Any:
