@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -14,7 +16,7 @@ import pytest
 from torchbeast.errors import RunError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Place, WorkerLost
-from torchbeast.schemes.ray_fleet import RayFleet
+from torchbeast.schemes.ray_fleet import _ENDED, RayFleet
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (
@@ -28,6 +30,7 @@ MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.placement_group")
 def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
     imitation = MagicMock(spec=ModuleType("ray"))
     for name in (
+        "get_runtime_context",
         "init",
         "kill",
         "method",
@@ -92,3 +95,25 @@ def test_whatever_needs_the_connection_says_that_it_is_lost_and_how_to_go_on(
         with pytest.raises(RunError) as error:
             ask(fleet)
     assert str(error.value) == LOST
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        ("os._exit(1)", 1, f"{_ENDED}\n"),  # as Ray does when its raylet has died
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, f"{_ENDED}\n"),
+        ("pass", 0, ""),
+        ("sys.exit(3)", 3, ""),
+    ],
+)
+def test_a_program_that_is_ended_by_force_still_says_how_to_go_on(
+    end: str, code: int, said: str
+) -> None:
+    program = f"""
+import os, signal, sys
+from torchbeast.schemes.ray_fleet import _last_words
+with _last_words():
+    {end}
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (code, said)

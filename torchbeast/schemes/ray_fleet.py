@@ -23,6 +23,7 @@ import secrets
 import shutil
 import signal
 import socket
+import subprocess
 import tempfile
 import threading
 import warnings
@@ -58,6 +59,10 @@ _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
 _GO_ON = (
     "the checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
+)
+_ENDED = (
+    "raybeast: the program was ended by force: it was killed, or Ray's process on this machine "
+    "(raylet) was. The last checkpoint of the run is kept; the same --xpid resumes it."
 )
 _FULL = (
     "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
@@ -164,6 +169,7 @@ class RayFleet:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         with self._closing_on_error(), _signal_handlers_kept():
+            self._closing.enter_context(_last_words())
             folder = self._closing.enter_context(_own_files()) if self._address is None else None
             self._ray = _import_ray()
             if folder is not None:
@@ -420,6 +426,20 @@ def _own_files() -> Iterator[Path]:
         for name in ours:
             os.environ.pop(name, None)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _last_words() -> Iterator[None]:
+    """Lets a shell say how to go on if this process ends within.
+
+    When the raylet dies, Ray ends every process that uses it at once, without an exception.
+    """
+    command = ["sh", "-c", 'read -r line || echo "$0" >&2', _ENDED]
+    shell = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        yield
+    finally:
+        shell.communicate("an end as it should be\n")
 
 
 @contextmanager
