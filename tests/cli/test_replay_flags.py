@@ -60,6 +60,15 @@ WRONG = [
         "--checkpoint_replay saves the replay with every checkpoint; leave out "
         "--disable_checkpoint.",
     ),
+    (
+        ["--replay_service", "/s"],
+        "--replay_service is of a replay: give its --replay_size too, and no --replay_ratio 0.",
+    ),
+    (
+        ["--replay_size", "9000", "--replay_service", "/s", "--checkpoint_replay"],
+        "--checkpoint_replay saves the replay of one run, but that of --replay_service belongs to "
+        "several: leave out one of them.",
+    ),
     (["--replay_kl_threshold", "1"], "Unrecognized options: --replay_kl_threshold"),
 ]
 

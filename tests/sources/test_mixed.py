@@ -7,18 +7,21 @@ The online source here plays a line of numbers: of every row everything is known
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import itertools
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from background import Background, wait_for
 from compliance.source import copy_of
+from shared_running import agent_of, joining, service_at
 
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import map_leaves
@@ -26,7 +29,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
-from torchbeast.sources.replay import OwnReplay
+from torchbeast.sources.replay import OwnReplay, Replay
 
 SOON = 30.0
 T, B, SPARE = 4, 2, 5
@@ -158,16 +161,28 @@ class Line:
         return []
 
 
-class Recorded(RolloutReplay):
+class Recorded:
     """A replay that tells what is done with it."""
 
-    events: list[Event]
-    restarts = False  # the environments, before the next batch
+    def __init__(self, replay: Replay, events: list[Event]) -> None:
+        self._replay = replay
+        self._events = events
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._replay, name)
+
+    def insert(self, arrays: Any, columns: slice) -> None:
+        assert columns == slice(0, B)
+        self._events.append(("inserted", int(arrays["rollout_index"][0, 0])))
+        self._replay.insert(arrays, columns)
+
+
+class Restarted(RolloutReplay):
+    """A replay that is told once, before an insertion, that the environments were restarted."""
+
+    restarts = False
 
     def insert(self, arrays: Any, columns: slice, agent: int) -> None:
-        assert columns == slice(0, B) and agent == 0
-        index = int(arrays["rollout_index"][0, 0])
-        self.events.append(("inserted", index))
         if self.restarts:
             self.new_source(agent)
             self.restarts = False
@@ -191,7 +206,6 @@ class Started:
     source: MixedSource
     online: Line
     replay: Recorded
-    own: OwnReplay
     supervisor: Supervisor
     events: list[Event]
 
@@ -199,8 +213,34 @@ class Started:
         return [event for event in self.events if event[0] in kinds]
 
 
+Make = Callable[[dict[str, Any], int, int, int], AbstractContextManager[Replay]]
+"""Makes a replay of specs, a capacity, a seed, and spare columns."""
+Start = Callable[..., AbstractContextManager[Started]]
+
+
 @contextmanager
-def started(
+def own(specs: dict[str, Any], capacity: int, seed: int, spare: int) -> Iterator[Replay]:
+    yield OwnReplay(RolloutReplay(specs, capacity, seed=seed))
+
+
+@pytest.fixture(params=["own", "shared"])
+def started(request: pytest.FixtureRequest, tmp_path: Path) -> Start:
+    """Starts a source with the run's own replay, and with a shared one that it has for itself."""
+    numbers = itertools.count()
+
+    @contextmanager
+    def shared(specs: dict[str, Any], capacity: int, seed: int, spare: int) -> Iterator[Replay]:
+        path = tmp_path / f"{next(numbers)}.sock"
+        how = joining(specs, B, spare, capacity=capacity, seed=seed)
+        with service_at(path), agent_of(path, how) as agent:
+            yield agent
+
+    return functools.partial(starting, own if request.param == "own" else shared)
+
+
+@contextmanager
+def starting(
+    make: Make,
     learner_threads: int = 1,
     is_recurrent: bool = False,
     learn_start: int = 0,
@@ -210,25 +250,24 @@ def started(
 ) -> Iterator[Started]:
     events: list[Event] = []
     online = Line(events, spare, is_recurrent)
-    replay = Recorded(specs(is_recurrent), capacity, seed=seed)
-    replay.events = events
-    own = OwnReplay(replay)
-    source = MixedSource(
-        online,
-        own,
-        batch_size=B,
-        spare_columns=spare,
-        learn_start=learn_start,
-        in_flight=learner_threads + 1,
-        initial_state=torch.zeros(1, 1, 1) if is_recurrent else (),
-    )
-    supervisor = Supervisor()
-    try:
-        source.start(supervisor)
-        yield Started(source, online, replay, own, supervisor, events)
-    finally:
-        supervisor.stop("the test ended")
-        assert supervisor.join(SOON) == []
+    with make(specs(is_recurrent), capacity, seed, spare) as made:
+        replay = Recorded(made, events)
+        source = MixedSource(
+            online,
+            replay,
+            batch_size=B,
+            spare_columns=spare,
+            learn_start=learn_start,
+            in_flight=learner_threads + 1,
+            initial_state=torch.zeros(1, 1, 1) if is_recurrent else (),
+        )
+        supervisor = Supervisor()
+        try:
+            source.start(supervisor)
+            yield Started(source, online, replay, supervisor, events)
+        finally:
+            supervisor.stop("the test ended")
+            assert supervisor.join(SOON) == []
 
 
 def number_of(rollout: Rollout) -> int:
@@ -251,7 +290,7 @@ def learn(run: Started, count: int) -> list[Rollout]:
 # --- what is in a batch
 
 
-def test_every_batch_has_the_ratio_once_something_can_be_replayed() -> None:
+def test_every_batch_has_the_ratio_once_something_can_be_replayed(started: Start) -> None:
     with started() as run:
         rollouts = learn(run, 12)
     sizes = [rollout.batch_size for rollout in rollouts]
@@ -263,7 +302,7 @@ def test_every_batch_has_the_ratio_once_something_can_be_replayed() -> None:
         assert rollout.replayed.tolist() == [[False] * B + [True] * SPARE] * (T + 1)
 
 
-def test_before_learn_start_batches_are_new_alone() -> None:
+def test_before_learn_start_batches_are_new_alone(started: Start) -> None:
     with started(learn_start=8 * T * B) as run:
         rollouts = learn(run, 12)
     assert [rollout.batch_size for rollout in rollouts] == [B] * 9 + [B + SPARE] * 3
@@ -272,15 +311,16 @@ def test_before_learn_start_batches_are_new_alone() -> None:
 def test_learn_start_is_reached_once() -> None:
     """A restarted environment's row 0 takes room: the replay then holds fewer steps than before."""
     full = 30 * T * B
-    with started(learn_start=full, capacity=full) as run:
+    stored = Restarted(specs(is_recurrent=False), full)
+    with starting(lambda *_: nullcontext(OwnReplay(stored)), learn_start=full) as run:
         assert learn(run, 40)[-1].replayed is not None
-        run.replay.restarts = True
+        stored.restarts = True
         rollouts = learn(run, 6)
-        assert not run.replay.restarts and run.replay.size < full
+        assert not stored.restarts and stored.size < full
     assert [rollout.batch_size for rollout in rollouts] == [B + SPARE] * 6
 
 
-def test_new_columns_are_those_of_the_online_source() -> None:
+def test_new_columns_are_those_of_the_online_source(started: Start) -> None:
     with started() as run:
         rollouts = learn(run, 12)
     for index, rollout in enumerate(rollouts):
@@ -292,7 +332,9 @@ def test_new_columns_are_those_of_the_online_source() -> None:
 
 
 @pytest.mark.parametrize("is_recurrent", [False, True])
-def test_replayed_columns_are_true_rows_of_batches_that_were_inserted(is_recurrent: bool) -> None:
+def test_replayed_columns_are_true_rows_of_batches_that_were_inserted(
+    started: Start, is_recurrent: bool
+) -> None:
     seen = set()
     with started(is_recurrent=is_recurrent) as run:
         rollouts = learn(run, 40)
@@ -310,7 +352,7 @@ def test_replayed_columns_are_true_rows_of_batches_that_were_inserted(is_recurre
     assert len(seen) > 100
 
 
-def test_final_observations_follow_their_columns() -> None:
+def test_final_observations_follow_their_columns(started: Start) -> None:
     replayed = 0
     with started() as run:
         for rollout in learn(run, 40)[4:]:
@@ -321,7 +363,7 @@ def test_final_observations_follow_their_columns() -> None:
     assert replayed > 10
 
 
-def test_only_new_steps_count_as_collected() -> None:
+def test_only_new_steps_count_as_collected(started: Start) -> None:
     with started() as run:
         rollouts = learn(run, 12)
     assert [rollout.env_steps for rollout in rollouts] == [T * B] * 12
@@ -333,7 +375,7 @@ def test_only_new_steps_count_as_collected() -> None:
 # --- who comes first
 
 
-def test_a_batch_is_inserted_when_it_is_learnt_and_before_the_next_but_one() -> None:
+def test_a_batch_is_inserted_when_it_is_learnt_and_before_the_next_but_one(started: Start) -> None:
     with started() as run:
         learn(run, 10)
         mine = run.happened("taken", "inserted")
@@ -347,7 +389,7 @@ def test_a_batch_is_inserted_when_it_is_learnt_and_before_the_next_but_one() -> 
         assert run.events.index(("given back", k)) > run.events.index(("inserted", k))
 
 
-def test_with_two_learner_threads_batches_are_inserted_in_order() -> None:
+def test_with_two_learner_threads_batches_are_inserted_in_order(started: Start) -> None:
     """Batch 1 is learnt before batch 0: neither may be inserted yet."""
     with started(learner_threads=2) as run:
         slow, fast = run.source.batches(), run.source.batches()
@@ -361,7 +403,7 @@ def test_with_two_learner_threads_batches_are_inserted_in_order() -> None:
     assert mine and mine == order[: len(mine)]
 
 
-def test_what_is_replayed_does_not_depend_on_the_learners_speed() -> None:
+def test_what_is_replayed_does_not_depend_on_the_learners_speed(started: Start) -> None:
     def replayed(is_slow: bool) -> list[torch.Tensor]:
         found = []
         with started(seed=3) as run:
@@ -385,7 +427,9 @@ def test_what_is_replayed_does_not_depend_on_the_learners_speed() -> None:
 
 
 @pytest.mark.parametrize("learner_threads", [1, 2])
-def test_a_window_starts_with_the_state_after_the_one_before_it(learner_threads: int) -> None:
+def test_a_window_starts_with_the_state_after_the_one_before_it(
+    started: Start, learner_threads: int
+) -> None:
     """The state that is learnt is the observation of the row to which it belongs."""
     with started(learner_threads, is_recurrent=True) as run:
         learning = [Background(learn, run, 30) for _ in range(learner_threads)]
@@ -404,7 +448,9 @@ def test_a_window_starts_with_the_state_after_the_one_before_it(learner_threads:
 
 
 @pytest.mark.parametrize("written", [0, SPARE - 1])
-def test_an_algorithm_that_leaves_states_unwritten_ends_the_run(written: int) -> None:
+def test_an_algorithm_that_leaves_states_unwritten_ends_the_run(
+    started: Start, written: int
+) -> None:
     with started(is_recurrent=True) as run:
         for rollout in run.source.batches():
             if (state := rollout.final_agent_state) is not None:
@@ -414,7 +460,7 @@ def test_an_algorithm_that_leaves_states_unwritten_ends_the_run(written: int) ->
     assert "An algorithm that learns from replay" in str(run.supervisor.failure)
 
 
-def test_every_walk_goes_through_whole_episodes() -> None:
+def test_every_walk_goes_through_whole_episodes(started: Start) -> None:
     with started(is_recurrent=True) as run:
         rollouts = [rollout for rollout in learn(run, 40) if rollout.replayed is not None]
     for lane in (rollouts[::2], rollouts[1::2]):
@@ -426,7 +472,7 @@ def test_every_walk_goes_through_whole_episodes() -> None:
                 assert after == before + T if goes_on else after % STREAM % LENGTH == 0
 
 
-def test_a_network_without_memory_is_asked_for_no_state() -> None:
+def test_a_network_without_memory_is_asked_for_no_state(started: Start) -> None:
     with started() as run:
         assert all(rollout.final_agent_state is None for rollout in learn(run, 8))
 
@@ -434,7 +480,7 @@ def test_a_network_without_memory_is_asked_for_no_state() -> None:
 # --- endings
 
 
-def test_closing_wakes_whoever_waits_for_a_batch() -> None:
+def test_closing_wakes_whoever_waits_for_a_batch(started: Start) -> None:
     with started() as run:
         run.online.held.clear()
         waiting = [Background(learn, run, 100) for _ in range(2)]
@@ -445,7 +491,7 @@ def test_closing_wakes_whoever_waits_for_a_batch() -> None:
     assert run.supervisor.failure is None
 
 
-def test_closing_wakes_the_replay_thread_that_waits_for_the_learner() -> None:
+def test_closing_wakes_the_replay_thread_that_waits_for_the_learner(started: Start) -> None:
     with started() as run:
         batches = run.source.batches()
         next(batches)
@@ -455,7 +501,7 @@ def test_closing_wakes_the_replay_thread_that_waits_for_the_learner() -> None:
         assert run.happened("inserted") == [], "what was not learnt is not inserted"
 
 
-def test_a_batch_is_not_given_back_while_it_is_learnt() -> None:
+def test_a_batch_is_not_given_back_while_it_is_learnt(started: Start) -> None:
     """Even at the end: the online source would overwrite it."""
     with started() as run:
         batches = run.source.batches()
@@ -465,7 +511,7 @@ def test_a_batch_is_not_given_back_while_it_is_learnt() -> None:
         assert run.happened("given back") == []
 
 
-def test_an_online_source_that_fails_ends_the_run_and_the_learner() -> None:
+def test_an_online_source_that_fails_ends_the_run_and_the_learner(started: Start) -> None:
     with started() as run:
         run.online.fails_at = 6
         assert len(learn(run, 100)) == 6
@@ -474,7 +520,7 @@ def test_an_online_source_that_fails_ends_the_run_and_the_learner() -> None:
     assert "the line is cut" in str(run.supervisor.failure)
 
 
-def test_a_rollout_that_cannot_be_stored_ends_the_run_with_the_reason() -> None:
+def test_a_rollout_that_cannot_be_stored_ends_the_run_with_the_reason(started: Start) -> None:
     with started() as run, pytest.MonkeyPatch.context() as patch:
         patch.setattr(run.replay, "insert", _refuse)
         learn(run, 100)
@@ -488,7 +534,7 @@ def _refuse(*_: Any) -> None:
     raise ValueError("these are no stacks")
 
 
-def test_a_learner_that_fails_ends_the_replay_thread() -> None:
+def test_a_learner_that_fails_ends_the_replay_thread(started: Start) -> None:
     with started() as run:
 
         def fail() -> None:
@@ -501,7 +547,7 @@ def test_a_learner_that_fails_ends_the_replay_thread() -> None:
     assert "the loss is nan" in str(run.supervisor.failure)
 
 
-def test_what_a_learner_leaves_unlearnt_is_not_inserted() -> None:
+def test_what_a_learner_leaves_unlearnt_is_not_inserted(started: Start) -> None:
     with started() as run:
         next(run.source.batches())  # its iterator is left at once
         learn(run, 4)
@@ -512,7 +558,7 @@ def test_what_a_learner_leaves_unlearnt_is_not_inserted() -> None:
 # --- what it says of itself
 
 
-def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is() -> None:
+def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is(started: Start) -> None:
     with started(capacity=100, spare=2) as run:
         learn(run, 30)
         # It was left with batch 29, which is not inserted; the next two are ready.
@@ -528,12 +574,14 @@ def test_it_tells_what_the_online_source_tells_and_how_full_the_replay_is() -> N
 
 
 def test_a_replay_without_room_for_an_episode_is_told_once(
+    started: Start,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING, "torchbeast.replay"), started(capacity=4 * T) as run:
         rollouts = learn(run, 20)
     assert all(rollout.batch_size == B for rollout in rollouts)
-    (said,) = [record.getMessage() for record in caplog.records]
+    told = [record for record in caplog.records if record.name == "torchbeast.replay"]
+    (said,) = [record.getMessage() for record in told]
     assert "holds no whole episode" in said and "--replay_size" in said
     assert "of 16 steps is full" in said
 
@@ -553,11 +601,11 @@ class Blocking(io.BytesIO):
 
 def test_the_replay_is_saved_while_no_batch_changes_it() -> None:
     file = Blocking()
-    with started() as run:
+    with starting(own) as run:
         learn(run, 20)
         ready = 3 + 2 * B  # of the online source, and batches 20 and 21: now all wait
         wait_for(lambda: run.source.status()["learner_queue_size"] == ready)
-        saving = Background(run.own.save_replay, file)
+        saving = Background(run.replay.save_replay, file)
         assert file.is_written_to.wait(SOON)
         size, inserted = run.replay.size, run.happened("inserted")
         learning = Background(learn, run, 4)

@@ -34,6 +34,7 @@ from torchbeast.learning.hardware import Compute
 from torchbeast.learning.recorded import changes, naming_flags, recorded_env
 from torchbeast.learning.replay import (
     check_learns_from_replay,
+    join_replay,
     make_replay,
     mixed_source,
     resume_replay,
@@ -53,7 +54,7 @@ from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.sources.contract import Source
-from torchbeast.sources.replay import OwnReplay
+from torchbeast.sources.replay import OwnReplay, Replay
 
 _log = logging.getLogger("torchbeast.learner")
 
@@ -153,24 +154,33 @@ class LearnerRun:
             return
         replay = self._replay(made, source, free)
         mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
-        is_saved = config.replay.checkpoint_replay
-        self._learn(made, mixed, progress, replay if is_saved else None)
+        self._learn(made, mixed, progress, self._saved(replay))
 
     @property
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
 
-    def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> OwnReplay:
-        """Makes the replay, with the contents that the earlier run saved.
+    def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> Replay:
+        """Joins the shared replay, or makes one with the contents that the earlier run saved.
 
         free: bytes of memory that there were before the source was made; None: unknown.
         """
         config, seed = self._settings.learner, self._recorded["seed"]
         needs, taken = made.algo.needs, source.num_bytes
+        if config.replay.replay_service is not None:
+            xpid = self._settings.run.xpid
+            joined = join_replay(config, made.agent, needs, seed, xpid)
+            self._session.supervisor.on_close(joined.close)
+            return joined
         replay = make_replay(config, made.agent, needs, seed, taken, free)
         if self._earlier.recorded is not None:
             resume_replay(replay, self._session.folder.path, config.replay.checkpoint_replay)
         return OwnReplay(replay)
+
+    def _saved(self, replay: Replay) -> SavedReplay | None:
+        """Returns the replay if its contents are saved with checkpoints."""
+        is_saved = self._settings.learner.replay.checkpoint_replay
+        return replay if is_saved and isinstance(replay, OwnReplay) else None
 
     def _learn(
         self,

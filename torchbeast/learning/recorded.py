@@ -22,6 +22,7 @@ OF_ONE_COMMAND = (
     "preset",
     "suppress_logs",
     "address",
+    "replay_service",
     "working_dir",
     "dashboard",
 )

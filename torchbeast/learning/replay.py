@@ -20,6 +20,8 @@ from torchbeast.sources.contract import Source
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, Replay
 from torchbeast.sources.replay_memory import check_memory, in_bytes
+from torchbeast.sources.sharing.client import SharedReplayClient
+from torchbeast.sources.sharing.joining import joining_of
 
 FILE = "replay.bin"
 
@@ -68,6 +70,38 @@ def make_replay(
         return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
     except (MemoryError, ValueError) as error:  # too much for this machine, or for any
         raise UsageError(f"{error}: give a smaller --replay_size") from error
+
+
+def join_replay(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
+) -> Replay:
+    """Joins the replay that other agents share, and prints what it holds.
+
+    extras, seed: see make_replay. name: of the run, by which the replay knows it.
+
+    Raises UsageError when there is none, and when it does not take this run's rollouts.
+    """
+    settings, rollouts = config.replay, config.rollouts
+    specs = rollout_specs(
+        agent.model, agent.observation_space, extras, rollouts.unroll_length, columns=1
+    )
+    with as_usage_error():
+        each = bytes_per_transition(specs, agent.frame_stack)
+        joining = joining_of(
+            name,
+            specs,
+            agent.frame_stack,
+            settings.replay_size,
+            (rollouts.batch_size, config.spare_columns),
+            seed_of(seed, "replay"),
+        )
+    replay = SharedReplayClient(str(settings.replay_service), joining)
+    print(
+        f"The replay, shared with other agents, holds {settings.replay_size:,} steps of {each:,} "
+        f"bytes: {in_bytes(settings.replay_size * each)} when it is full. It has {replay.size:,}.",
+        flush=True,
+    )
+    return replay
 
 
 def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:

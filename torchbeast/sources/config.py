@@ -48,6 +48,10 @@ class ReplayConfig:
     checkpoint_replay: bool = False
     """Save the replay's contents with every checkpoint, in a file as large as they are. Otherwise a
     resumed run starts with an empty replay."""
+    replay_service: str | None = None
+    """Address of a replay that agents share: the path of a socket on this machine, or ray:NAME for
+    a Ray actor. python -m torchbeast.sweep --shared_replay gives it to its agents. --replay_size is
+    then that of all agents together, and equal in all."""
 
     def __post_init__(self) -> None:
         at_least(
@@ -73,6 +77,16 @@ class ReplayConfig:
         require(
             self.replay_size > 0 or not self.learn_start,
             f"learn_start {self.learn_start} needs a replay: give its replay_size too",
+        )
+
+        require(
+            self.is_used or self.replay_service is None,
+            "replay_service is of a replay: give its replay_size too, and no replay_ratio 0",
+        )
+        require(
+            self.replay_service is None or not self.checkpoint_replay,
+            "checkpoint_replay saves the replay of one run, but that of replay_service belongs to "
+            "several: leave out one of them",
         )
 
     @property

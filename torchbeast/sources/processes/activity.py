@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, slot_size
+from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 
 STAGES = ("environment", "inference", "queueing", "starting")
 

@@ -22,7 +22,7 @@ from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_specs
-from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, slot_size
+from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 
 RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from torchbeast.sources.processes.shared_memory import SharedFile, aligned
+from torchbeast.sources.shared_memory import SharedFile, aligned
 
 _HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
 _NOTHING = -1  # in a place that was never written

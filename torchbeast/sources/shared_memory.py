@@ -2,11 +2,12 @@
 """Shared memory: nests of numpy arrays in an anonymous file.
 
 The file has no name, so nothing is left behind however its processes end. A child process inherits
-the descriptor and maps the same bytes.
+the descriptor, or receives it, and maps the same bytes. On Linux nobody can resize the file.
 """
 
 from __future__ import annotations
 
+import fcntl
 import math
 import mmap
 import os
@@ -63,9 +64,11 @@ def aligned(size: int) -> int:
 def _anonymous(size: int) -> int:
     """Returns a descriptor of a new anonymous file, whose pages take memory once written."""
     if hasattr(os, "memfd_create"):  # does not use /dev/shm, which is small in containers
-        descriptor = os.memfd_create("torchbeast")
-    else:
-        with tempfile.TemporaryFile() as file:
-            descriptor = os.dup(file.fileno())
+        descriptor = os.memfd_create("torchbeast", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, size)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return descriptor
+    with tempfile.TemporaryFile() as file:
+        descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, size)
     return descriptor

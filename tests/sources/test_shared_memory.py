@@ -11,7 +11,7 @@ import pytest
 
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import flatten
-from torchbeast.sources.processes.shared_memory import SharedFile, arrays_at, slot_size
+from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 
 SPECS = {
     "a": ArraySpec((3, 5), "float32"),

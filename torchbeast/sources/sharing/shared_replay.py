@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay that several agents insert into and sample from, without any transport.
+
+    agent 0 --- insert ---> one ring, first in first out <--- insert --- agent 1
+            <-- windows --- drawn from the episodes of all --- windows -->
+
+The first agent decides what a row is and how many there are. An agent that leaves, or dies, leaves
+its episodes; what it joins with again under its name follows none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchbeast.core.checks import require
+from torchbeast.core.nest_py import flatten
+from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.storages.rollout_replay import RolloutReplay
+from torchbeast.core.storages.stored_rows import bytes_per_transition
+from torchbeast.sources.replay import Arrays, Filled, read_windows
+from torchbeast.sources.replay_memory import check_memory
+from torchbeast.sources.sharing.joining import Joining
+
+_MOST_AGENTS = 10_000  # names that a replay remembers
+_MOST_ENVIRONMENTS = 100_000  # of an agent
+
+
+class Figures(NamedTuple):
+    """What agents are told with every answer."""
+
+    fill: float  # share of the memory in use
+    samples_per_insert: float  # steps read per step inserted, by all agents since the beginning
+    size: int  # stored transitions
+    episodes: int  # that can be sampled
+
+
+class SharedReplay:
+    """A RolloutReplay with agents. One thread makes all calls; agents are named by numbers.
+
+    Bounds: memory is that of the capacity. An agent's walks, and the environments whose rollouts
+    may be continued, are forgotten when it leaves.
+    """
+
+    def __init__(self, free_memory: Callable[[], int | None]) -> None:
+        """Makes a replay without memory; the first agent that joins decides how much it has.
+
+        free_memory: returns the bytes that are free; None: unknown.
+        """
+        self._free_memory = free_memory
+        self._replay: RolloutReplay | None = None
+        self._first: Joining | None = None
+        self._numbers: dict[str, int] = {}  # of agents, by name
+        self._environments: dict[int, set[int]] = {}  # seen, by agent
+
+    def join(self, joining: Joining) -> int:
+        """Adds an agent; returns its number, which is the same for the same name.
+
+        Raises ValueError, with what to do, when its rollouts do not go into this replay, and when
+        the memory is not there.
+        """
+        require(
+            joining.name in self._numbers or len(self._numbers) < _MOST_AGENTS,
+            f"{_MOST_AGENTS} agents have joined this replay already: start another one",
+        )
+        if self._first is None:
+            self._replay = self._made_for(joining)
+            self._first = joining
+        self._first.check_same(joining)
+        number = self._numbers.setdefault(joining.name, len(self._numbers))
+        self.leave(number)  # what it left, if it died unnoticed
+        return number
+
+    def leave(self, agent: int) -> None:
+        """Forgets an agent's walks, and what its rollouts would follow. Its episodes stay."""
+        self._environments.pop(agent, None)
+        self._used.new_source(agent)
+        self._used.forget_walks(agent)
+
+    def insert(self, agent: int, arrays: Arrays) -> None:
+        """Stores all columns of a batch.
+
+        arrays: the fields of Joining.batch, and final_observation. Nobody changes them meanwhile.
+
+        Raises ValueError when they are no rollouts that this replay stores.
+        """
+        _check_bools(arrays)
+        environments = self._environments.setdefault(agent, set())
+        environments.update(arrays["env_index"][0].tolist())
+        require(
+            len(environments) <= _MOST_ENVIRONMENTS,
+            f"an agent has at most {_MOST_ENVIRONMENTS} environments",
+        )
+        self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), agent)
+
+    def fill(self, agent: int, arrays: Arrays, first_walk: int | None) -> Filled | None:
+        """Writes a window into every column; see Replay.fill."""
+        columns = slice(0, arrays["reward"].shape[1])
+        return read_windows(self._used, agent, arrays, columns, first_walk)
+
+    def figures(self) -> Figures:
+        """Returns figures for logs and for the agents."""
+        return Figures(*self._used.facts(), self._used.size, self._used.episodes)
+
+    @property
+    def _used(self) -> RolloutReplay:
+        assert self._replay is not None, "no agent has joined"
+        return self._replay
+
+    def _made_for(self, joining: Joining) -> RolloutReplay:
+        each = bytes_per_transition(joining.fields, joining.frame_stack)
+        columns = joining.columns + joining.spare_columns
+        region = columns * row_bytes(flatten(joining.fields))
+        check_memory(joining.capacity, each, region, self._free_memory())
+        try:
+            return RolloutReplay(
+                joining.fields, joining.capacity, joining.frame_stack, joining.seed
+            )
+        except MemoryError as error:
+            raise ValueError(f"{error}: give a smaller --replay_size") from error
+
+
+def _check_bools(arrays: Mapping[str, Any]) -> None:
+    """Raises ValueError where a byte of a bool is neither 0 nor 1: numpy would count it wrongly."""
+    for leaf in flatten(arrays):
+        if leaf.dtype == np.bool_:
+            require(bool((leaf.view(np.uint8) <= 1).all()), "a bool is neither 0 nor 1")
