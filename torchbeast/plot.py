@@ -81,10 +81,17 @@ def run(flags: PlotFlags) -> int:
     """Draws one line per group of runs; returns the exit code."""
     if not flags.runs:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
-    groups = group_runs(list(dict.fromkeys(folder.resolve() for folder in flags.runs)))
-    _draw(list(zip(labels(groups), map(spread, groups), strict=True)), flags.output)
-    print(f"The curves are in {flags.output}")
+    plot(list(dict.fromkeys(folder.resolve() for folder in flags.runs)), flags.output)
     return EXIT_DONE
+
+
+def plot(folders: Sequence[Path], output: Path) -> None:
+    """Draws the curves of runs into a PNG, and prints where it is; raises UsageError without any
+    curve, or without matplotlib.
+    """
+    groups = group_runs(folders)
+    _draw(list(zip(labels(groups), map(spread, groups), strict=True)), output)
+    print(f"The curves are in {output}")
 
 
 def group_runs(folders: Sequence[Path]) -> list[Group]:

@@ -20,7 +20,7 @@ import torchbeast
 
 SOON = 120.0
 ENVIRONMENTS = Path(__file__).with_name("environments.py")
-PYTHON_ONLY = ("monobeast", "raybeast")  # programs that need nothing that is compiled
+PYTHON_ONLY = ("monobeast", "raybeast", "sweep")  # programs that need nothing that is compiled
 
 # Python runs this before a program: importing anything of the compiled part then fails.
 WITHOUT_COMPILED = """

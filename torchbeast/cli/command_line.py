@@ -12,8 +12,8 @@ import dataclasses
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from typing import Any, TypeVar
 
 import tyro
@@ -43,27 +43,58 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
 
     `--help` and `--preset help` print and exit.
     """
-    words = [_by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
+    words = _words(args)
     flags_type, default = _read_first(flags_type, words)
+    with _sentences(flags_type):
+        parsed: Flags = tyro.cli(
+            flags_type,
+            args=words,
+            default=tyro.MISSING_NONPROP if default is None else default,
+            **_options(program),
+        )
+    return parsed
+
+
+def parse_known(
+    flags_type: type[Flags], program: str, args: Sequence[str] | None
+) -> tuple[Flags, list[str]]:
+    """Parses the flags that the type has; returns them and the other words, which are another
+    program's.
+    """
+    with _sentences(flags_type):
+        return tyro.cli(
+            flags_type, args=_words(args), return_unknown_args=True, **_options(program)
+        )
+
+
+def _words(args: Sequence[str] | None) -> list[str]:
+    return [by_its_name(word) for word in (sys.argv[1:] if args is None else args)]
+
+
+def _options(program: str) -> dict[str, Any]:
+    """Returns the options of tyro that all programs have."""
+    return {
+        "prog": f"python -m torchbeast.{program}",
+        "use_underscores": True,
+        "config": (tyro.conf.OmitArgPrefixes,),
+        "registry": json_flags.REGISTRY,
+    }
+
+
+@contextmanager
+def _sentences(flags_type: type) -> Iterator[None]:
+    """Raises what tyro would print about wrong flags as a UsageError."""
     shown = io.StringIO()
     try:
         with redirect_stderr(shown):
-            return tyro.cli(
-                flags_type,
-                prog=f"python -m torchbeast.{program}",
-                args=words,
-                default=tyro.MISSING_NONPROP if default is None else default,
-                use_underscores=True,
-                config=(tyro.conf.OmitArgPrefixes,),
-                registry=json_flags.REGISTRY,
-            )
+            yield
     except SystemExit as end:
         if end.code != 2:
             raise
         raise UsageError(f"{_sentence(shown.getvalue(), flags_type)} See --help.") from None
 
 
-def _by_its_name(word: str) -> str:
+def by_its_name(word: str) -> str:
     """Replaces an alias of a flag in a word of the command line by the flag's name."""
     flag, equals, value = word.partition("=")
     return f"{_ALIASES.get(flag, flag)}{equals}{value}"

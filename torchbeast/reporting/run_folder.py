@@ -146,8 +146,22 @@ def _lock(path: Path) -> IO[bytes]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise UsageError(f"another process is running in {path}: give another --xpid") from None
+        raise UsageError(
+            f"another process is running in {path}: wait for it, or give another name"
+        ) from None
     return file
+
+
+def is_in_use(path: Path) -> bool:
+    """Returns whether a process runs in a run's folder."""
+    try:
+        with open(path / "out.log", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no run
+        return False
+    return False
 
 
 def _remove_unfinished(path: Path) -> None:

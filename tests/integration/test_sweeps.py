@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sweeps of whole agents, and how they end."""
+
+from __future__ import annotations
+
+import csv
+import signal
+from pathlib import Path
+
+import torch
+from background import wait_for
+from programs import Program, Workshop
+
+from torchbeast.reporting.log_files import read_logs
+
+T, B = 10, 4
+SMALL = [
+    *("--num_actors", "4", "--num_processes", "1", "--batch_size", str(B)),
+    *("--unroll_length", str(T), "--torch_threads", "1", "--model", "mlp", "--name", "a"),
+]
+
+
+def steps(folder: Path) -> list[int]:
+    """Returns the step of every row of an agent's logs."""
+    has_any = (folder / "logs.csv").exists()
+    return [int(row["step"]) for row in read_logs(folder)] if has_any else []
+
+
+def saved_step(folder: Path) -> int:
+    saved = torch.load(folder / "model.tar", weights_only=True)
+    return int(saved["stats"]["step"])
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with open(folder / "sweep.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def sweep(workshop: Workshop, *words: str) -> Program:
+    return workshop.start("sweep", *SMALL, *words)
+
+
+def test_agents_are_trained_ranked_and_continued(workshop: Workshop) -> None:
+    words = ["--set", "entropy_cost=0.01,0.1", "--env", "Catch", "--total_steps"]
+    first = sweep(workshop, *words, "800")
+    assert first.end() == 0, first.said
+    folder = workshop.run_folder("a")
+    rows = table(folder)
+    assert sorted(row["entropy_cost"] for row in rows) == ["0.01", "0.1"]
+    assert [(row["rank"], row["state"], row["step"]) for row in rows] == [
+        ("1", "done", "800"),
+        ("2", "done", "800"),
+    ]
+    assert float(rows[0]["mean_return"]) >= float(rows[1]["mean_return"]) >= -1
+    for word in ("Ranking by mean return", "sweep.csv", "The curves are in", "entropy_cost"):
+        assert word in first.said, first.said
+    assert "Continue it" not in first.said and (folder / "sweep.png").exists()
+    again = workshop.start("sweep", "--name", "a")
+    assert again.end() == 0 and "All 2 agents are complete" in again.said, again.said
+    more = workshop.start("sweep", "--name", "a", "--total_steps", "1200")
+    assert more.end() == 0, more.said
+    for row in table(folder):
+        agent = folder / row["agent"]
+        assert steps(agent) == list(range(T * B, 1201, T * B)) and saved_step(agent) == 1200
+        assert workshop.meta(f"a/{row['agent']}")["args"]["entropy_cost"] == float(
+            row["entropy_cost"]
+        )
+    workshop.assert_nothing_is_left()
+
+
+def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Workshop) -> None:
+    """The failed one does not end the other; the name alone resumes both."""
+    run = sweep(workshop, "--set", "env=environments:Raises,Catch", "--total_steps", "100000000")
+    folder = workshop.run_folder("a") / "env=Catch"
+    run.wait_for("env=environments_Raises-.*: failed: .*the joystick is gone")
+    seen = len(steps(folder))
+    wait_for(lambda: len(steps(folder)) > seen, timeout=60.0)
+    run.send(signal.SIGINT)
+    assert run.end() == 1, run.said
+    for sentence in ("Stopped by SIGINT", "Ranking", "Continue it:", "1 failed", "1 stopped"):
+        assert sentence in run.said, run.said
+    reached = saved_step(folder)
+    assert reached == steps(folder)[-1] > 0
+    workshop.assert_nothing_is_left()
+    resumed = workshop.start("sweep", "--name", "a", "--total_steps", str(reached + 400))
+    assert resumed.end() == 1 and saved_step(folder) >= reached + 400, resumed.said
+    ends = {row["env"]: row["state"] for row in table(folder.parent)}
+    assert ends == {"Catch": "done", "environments:Raises": "failed"}
+
+
+def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> None:
+    run = sweep(workshop, "--set", "seed=1,2", "--env", "Catch", "--total_steps", "100000000")
+    folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]
+    wait_for(lambda: all(map(steps, folders)), timeout=60.0)
+    run.send(signal.SIGKILL)
+    run.end()
+    workshop.assert_nothing_is_left()
+    for folder in folders:
+        assert saved_step(folder) == steps(folder)[-1]
+        assert workshop.meta(f"a/{folder.name}")["successful"] is True

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents of a sweep, from its command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from torchbeast.cli.command_line import names, parse, parse_known
+from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.errors import UsageError
+from torchbeast.sweep.flags import SweepFlags
+from torchbeast.sweep.settings import FLAGS, Agent, agents_of, name_of, values_of
+
+FOLDER = Path("/runs/mine")
+
+
+def agents(set_: list[str], *words: str) -> list[Agent]:
+    return agents_of("monobeast", values_of(set_), words, FOLDER)
+
+
+def test_there_is_an_agent_for_each_combination_in_order() -> None:
+    found = agents(["learning_rate=0.1,0.2", "seed=1,2,3"], "--env", "Catch")
+    expected = [(rate, seed) for rate in ("0.1", "0.2") for seed in ("1", "2", "3")]
+    assert [tuple(agent.settings.values()) for agent in found] == expected
+    assert len({agent.name for agent in found}) == 6
+    assert {agent.folder for agent in found} == {FOLDER / agent.name for agent in found}
+
+
+def test_an_agents_words_are_the_settings_that_its_name_says() -> None:
+    found = agents(["use_lstm=true,False", "batch_size=4", "total_steps=7,9"], "--env", "Catch")
+    for agent, (lstm, steps) in zip(
+        found, [(True, 7), (True, 9), (False, 7), (False, 9)], strict=True
+    ):
+        flags = parse(MonoBeastFlags, "monobeast", agent.words)
+        assert flags.model.use_lstm is lstm and flags.rollouts.batch_size == 4
+        assert flags.training.total_steps == agent.total_steps == steps
+        assert flags.environment.env == "Catch" and flags.run.folder == agent.folder
+
+
+def test_agents_that_differ_in_their_seed_alone_are_compared_as_one() -> None:
+    first, second, third = agents(["seed=1,2", "entropy_cost=0.1"]) + agents(["seed=1"])
+    assert first.compared == second.compared == {"entropy_cost": "0.1"} and third.compared == {}
+
+
+def test_commas_in_brackets_are_part_of_a_value() -> None:
+    values = values_of(['model_kwargs={"a": [1, 2]},{"a": [3]}', "seed=1, 2"])
+    assert values == {"model_kwargs": ['{"a": [1, 2]}', '{"a": [3]}'], "seed": ["1", "2"]}
+
+
+def test_names_are_folders_and_differ_where_the_settings_do() -> None:
+    assert name_of({"seed": "1", "env": "Catch"}) == "seed=1,env=Catch"
+    settings = [{"env": "MinAtar/Breakout-v1"}, {"env": "MinAtar_Breakout-v1"}, {"env": "x" * 300}]
+    found = [name_of(each) for each in [*settings, {"env": "x" * 301}]]
+    assert len(set(found)) == 4
+    assert all("/" not in name and len(name) < 140 for name in found)
+
+
+@pytest.mark.parametrize(
+    ("set_", "words", "sentence"),
+    [
+        (["learning_rate"], [], "takes flags with their values"),
+        (["0.1"], [], "got '0.1'"),
+        (["learning_rate=0.1,"], [], "has an empty value"),
+        (["learning_rate=0.1,0.1"], [], "has the value 0.1 twice"),
+        (["seed=1", "seed=2"], [], "has seed twice"),
+        (["learning_rate=0.1,x"], [], "could not convert string to float: 'x'"),
+        (["learning_rte=0.1"], [], "Unrecognized options: --learning_rte"),
+        (["batch_size=4,0"], [], "--batch_size must be at least 1, got 0"),
+        (["seed=1"], ["--lerning_rate", "1"], "Unrecognized options: --lerning_rate"),
+        (["seed=1,2"], ["--seed", "3"], "seed is in --set and a flag too"),
+        (["batch_size=4"], ["--batch-size=8"], "batch_size is in --set and a flag too"),
+        (["use_lstm=true"], ["--no_use_lstm"], "use_lstm is in --set and a flag too"),
+        (["num_learner_threads=1"], ["--num_threads", "2"], "num_learner_threads is in --set"),
+        (["xpid=a,b"], [], "names its agents by their settings"),
+        (["seed=1"], ["--mode", "test"], "a sweep trains"),
+        (["seed=1"], ["--suppress_logs"], "in one table"),
+    ],
+)
+def test_what_the_program_or_the_sweep_refuses_is_a_sentence(
+    set_: list[str], words: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        agents(set_, *words)
+
+
+def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:
+    words = ["--env", "Catch", "--set", "a=1", "b=2", "--use_lstm", "--parallel", "3", "--x=-1"]
+    flags, rest = parse_known(SweepFlags, "sweep", words)
+    assert flags.sweep.set == ("a=1", "b=2") and flags.sweep.parallel == 3
+    assert rest == ["--env", "Catch", "--use_lstm", "--x=-1"]
+
+
+@pytest.mark.parametrize("program", FLAGS)
+def test_no_flag_of_the_sweep_hides_one_of_a_program(program: str) -> None:
+    """All but --savedir, which the sweep passes on."""
+    both = set(names(SweepFlags)) & set(names(FLAGS[program]))
+    assert both == {"savedir"}

@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner of processes, with children whose ends the test decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sweeping import agent, log
+
+from torchbeast.processes.child_process import ProcessDied
+from torchbeast.processes.cores import available_cores, environment_of_share
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.sweep import local
+from torchbeast.sweep.local import LocalRunner, Share, share_of
+from torchbeast.sweep.table import Row
+
+
+class FakeChild:
+    """A child that ends when the test says so, or is asked to."""
+
+    made: list[FakeChild]
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Mapping[str, Any],
+        on_report: Callable[[dict[str, Any]], None],
+        on_end: Callable[[Exception], None],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.name, self.environment = name, environment
+        self.on_report, self.on_end = on_report, on_end
+        self.asked = False
+        type(self).made.append(self)
+
+    def end(self, report: dict[str, Any] | None = None) -> None:
+        if report is not None:
+            self.on_report(report)
+        self.on_end(ProcessDied("process 1 was killed by SIGKILL"))
+
+    def ask_to_end(self) -> None:
+        self.asked = True
+
+    def end_by(self, deadline: float) -> None:
+        assert all(child.asked for child in type(self).made if child.name not in ENDED)
+        if self.name not in SILENT:
+            self.on_report({"ended": True})
+
+
+ENDED: set[str] = set()
+SILENT: set[str] = set()
+
+
+@pytest.fixture(autouse=True)
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeChild.made = []
+    ENDED.clear()
+    SILENT.clear()
+    monkeypatch.setattr(local, "ChildProcess", FakeChild)
+    monkeypatch.setattr(local, "_EVERY_S", 0.0)
+
+
+def rows_of(folder: Path, count: int) -> list[Row]:
+    return [Row(agent(folder, seed=str(seed))) for seed in range(count)]
+
+
+def run(rows: list[Row], at_once: int, script: list[Callable[[], None]]) -> Supervisor:
+    """Runs agents; after each round the next step of the script is taken."""
+    supervisor, steps = Supervisor(), iter(script)
+    LocalRunner(Share(at_once, 1)).run(rows, supervisor, lambda: next(steps, lambda: None)())
+    assert next(steps, None) is None, "the runner ended before the script"
+    return supervisor
+
+
+def end(index: int, report: dict[str, Any] | None = None) -> None:
+    ENDED.add(FakeChild.made[index].name)
+    FakeChild.made[index].end(report)
+
+
+def states(rows: list[Row]) -> list[str]:
+    return [row.state for row in rows]
+
+
+DONE = {"ended": True}
+
+
+def test_so_many_agents_run_at_a_time_and_the_next_when_one_has_ended(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, 4)
+    rows[1].state = "done"  # by an earlier part of the sweep
+    seen = []
+
+    def see(index: int) -> None:
+        seen.append(states(rows))
+        log(rows[int(FakeChild.made[index].name[-1])].agent.folder, [(100, 1, 0.0)])
+        end(index, DONE)
+
+    run(rows, 2, [lambda: see(1), lambda: None, lambda: see(0), lambda: see(2)])
+    assert seen == [
+        ["running", "done", "running", "waiting"],
+        ["running", "done", "done", "running"],
+        ["done", "done", "done", "running"],
+    ]
+    assert states(rows) == ["done"] * 4 and len(FakeChild.made) == 3
+
+
+def test_an_agent_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, 3)
+    failed = {"ended": True, "why": "actor 0: ValueError: no\nMore is in /x/out.log"}
+    run(
+        rows,
+        1,
+        [lambda: end(0, failed), lambda: None, lambda: end(1), lambda: None, lambda: end(2, DONE)],
+    )
+    assert states(rows) == ["failed", "failed", "stopped"]
+    assert rows[0].reason == "actor 0: ValueError: no"
+    assert rows[1].reason == "process 1 was killed by SIGKILL"
+
+
+def test_a_stop_asks_all_agents_before_it_waits_for_any(tmp_path: Path) -> None:
+    rows, supervisor = rows_of(tmp_path, 3), Supervisor()
+    LocalRunner(Share(2, 1)).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
+    assert states(rows) == ["stopped", "stopped", "waiting"]
+    assert len(FakeChild.made) == 2
+
+
+def test_an_agent_that_could_not_save_in_time_has_failed_unless_it_had_learnt_nothing(
+    tmp_path: Path,
+) -> None:
+    rows, supervisor = rows_of(tmp_path, 2), Supervisor()
+    SILENT.update(row.agent.name for row in rows)
+    log(rows[0].agent.folder, [(10, 0, 0.0)])
+    LocalRunner(Share(2, 1)).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
+    assert states(rows) == ["failed", "stopped"]
+    assert "did not write its checkpoint" in rows[0].why
+
+
+def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Path) -> None:
+    rows = rows_of(tmp_path, 1)
+    earlier = RunFolder(rows[0].agent.folder, {}, [])
+    counts: list[int] = []
+
+    def release() -> None:
+        counts.append(len(FakeChild.made))
+        earlier.finish(successful=False)
+
+    run(rows, 1, [lambda: None, release, lambda: None, lambda: end(0, DONE)])
+    assert counts == [0] and len(FakeChild.made) == 1
+
+
+@pytest.mark.parametrize(
+    ("agents", "parallel", "cores", "expected"),
+    [
+        (4, None, 2, (2, 1)),
+        (4, None, 16, (4, 4)),
+        (1, None, 16, (1, 16)),
+        (30, 30, 2, (30, 1)),
+        (30, 3, 16, (3, 5)),
+        (2, 8, 16, (2, 8)),
+    ],
+)
+def test_agents_at_a_time_share_the_cores(
+    agents: int, parallel: int | None, cores: int, expected: tuple[int, int]
+) -> None:
+    share = share_of(agents, parallel, cores)
+    assert (share.agents, share.cores) == expected
+
+
+def test_a_process_uses_the_share_of_cores_that_it_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchbeast.processes.cores._cores", lambda: 8)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert available_cores() == 8
+    environment = environment_of_share(3)
+    assert environment["OMP_NUM_THREADS"] == "3"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert available_cores() == 3
+    for wrong in ("99", "0", "x", ""):
+        monkeypatch.setenv("TORCHBEAST_CORES", wrong)
+        assert available_cores() == 8

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order of settings, and the table of agents."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import pytest
+from sweeping import agent, finish, log
+
+from torchbeast.sweep.ranking import as_csv, ranked, report
+from torchbeast.sweep.table import Board, Row
+
+
+def row(folder: Path, mean: float, total_steps: int = 100, **settings: str) -> Row:
+    made = agent(folder, total_steps, **settings)
+    log(made.folder, [(100, 10, mean)])
+    finish(made.folder)
+    return Row(made)
+
+
+def test_settings_are_ranked_by_the_median_over_their_seeds(tmp_path: Path) -> None:
+    returns = {"a": [0.0, 9.0, 1.0], "b": [2.0, 3.0, 2.5], "c": [math.nan, 4.0, 6.0]}
+    rows = [
+        row(tmp_path, mean, env=env, seed=str(seed))
+        for env, means in returns.items()
+        for seed, mean in enumerate(means)
+    ]
+    ranking = ranked(rows)
+    assert [group.rows[0].agent.settings["env"] for group in ranking] == ["c", "b", "a"]
+    assert [group.median for group in ranking] == [5.0, 2.5, 1.0]
+
+
+def test_settings_without_an_episode_come_last(tmp_path: Path) -> None:
+    rows = [row(tmp_path, math.nan, env="a"), row(tmp_path, -5.0, env="b")]
+    assert [group.rows[0].agent.settings["env"] for group in ranked(rows)] == ["b", "a"]
+
+
+def test_the_csv_has_every_agent_with_its_rank(tmp_path: Path) -> None:
+    rows = [row(tmp_path, 1.0, seed="1", env="a,b"), row(tmp_path, 2.0, seed="1", env="c")]
+    rows[0].end("Traceback:\n  line\nValueError: why\nMore is in out.log")
+    first, second = csv.DictReader(io.StringIO(as_csv(ranked(rows))))
+    assert (first["rank"], first["env"], first["mean_return"]) == ("1", "c", "2.0")
+    assert (second["rank"], second["env"], second["state"]) == ("2", "a,b", "failed")
+    assert second["why"] == "ValueError: why" and second["step"] == second["total_steps"] == "100"
+
+
+def test_a_report_without_any_episode_has_no_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report([Row(agent(tmp_path, seed="1"))], tmp_path)
+    assert "1 waiting" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
+
+
+def test_an_agents_earlier_part_decides_its_first_state(tmp_path: Path) -> None:
+    assert row(tmp_path, 1.0, env="a").state == "done"
+    assert row(tmp_path, 1.0, total_steps=200, env="b").state == "waiting"
+    assert Row(agent(tmp_path, env="c")).state == "waiting"
+
+
+def test_without_a_terminal_a_line_tells_each_change_and_sometimes_the_figures(
+    tmp_path: Path,
+) -> None:
+    made, stream = Row(agent(tmp_path, total_steps=300, seed="1")), io.StringIO()
+    other = Row(agent(tmp_path, seed="2"))
+    with Board("two agents", [made, other], stream) as board:
+        board.show(now=0.0)
+        assert stream.getvalue() == ""
+        made.start()
+        board.show(now=1.0)
+        board.show(now=2.0)
+        assert stream.getvalue() == "seed=1: running  steps 0 of 300  episodes 0\n"
+        log(made.agent.folder, [(100, 10, 0.5)])
+        made.follow(now=30.0)
+        board.show(now=31.0)
+        made.end(None)
+    lines = stream.getvalue().splitlines()[1:]
+    assert lines == [
+        "seed=1: running  steps 100 of 300  steps/s 0  episodes 10  mean return 0.5",
+        "seed=1: stopped  steps 100 of 300  episodes 10  mean return 0.5",
+    ]

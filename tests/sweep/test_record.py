@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the folder of a sweep lets a later command change."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from torchbeast.errors import UsageError
+from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.sweep.config import SweepConfig
+from torchbeast.sweep.record import Compared, compared
+
+SET = ("learning_rate=0.1,0.2",)
+WORDS = ["--preset", "catch", "--batch_size", "4"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sweep's folder as its first command leaves it."""
+    folder = tmp_path / "mine"
+    what = compared(SweepConfig(set=SET), WORDS, folder)
+    RunFolder(folder, dataclasses.asdict(what), []).finish(successful=True)
+    return folder
+
+
+def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
+    expected = Compared(program="monobeast", set={"learning_rate": ["0.1", "0.2"]}, words=WORDS)
+    assert compared(SweepConfig(name="mine"), [], folder) == expected
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        WORDS,  # the same command again
+        ["--batch_size=4"],
+        ["--total_steps", "70000"],
+        ["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"],
+    ],
+)
+def test_flags_that_leave_agents_comparable_may_be_given(folder: Path, more: list[str]) -> None:
+    assert compared(SweepConfig(set=SET), more, folder).words == [*WORDS, *more]
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "sentence"),
+    [
+        (SweepConfig(), ["--batch_size", "8"], "batch_size 4, not with batch_size 8"),
+        (SweepConfig(), ["--preset", "memory"], "not with"),
+        (SweepConfig(set=("seed=1",)), [], "with --set learning_rate=0.1,0.2, not with --set seed"),
+        (SweepConfig(program="raybeast"), [], "--program monobeast, not with --program raybeast"),
+    ],
+)
+def test_what_would_make_agents_differ_is_refused(
+    folder: Path, config: SweepConfig, words: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        compared(config, words, folder)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "run", {"env": "Catch"}, []).finish(successful=True)
+    with pytest.raises(UsageError, match="is not the folder of a sweep"):
+        compared(SweepConfig(set=SET), [], tmp_path / "run")
+
+
+def test_a_sweep_needs_something_to_vary(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="give the flags to vary"):
+        compared(SweepConfig(), WORDS, tmp_path / "new")

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main module of an agent of a sweep; started by local.py, never by a user.
+
+stdin   nothing. It is closed when the agent is to stop, and when the sweep dies: the agent then
+        stops like a program that gets SIGTERM, with a checkpoint
+stdout  one line of JSON in the end: {"ended": true}, with why if the run failed
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import Any, TextIO
+
+from torchbeast.cli.command_line import parse
+from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
+from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.sweep.config import ProgramName
+from torchbeast.sweep.settings import FLAGS
+
+GRACE_S = 120.0  # from the request to stop to the last checkpoint, which may hold a whole replay
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Runs the program of an agent until it ends; returns the exit code."""
+    report = take_stdout()
+    sys.stdout = sys.stderr = _stderr()
+    _stop_with_stdin()
+    program, words = arguments["program"], arguments["words"]
+    sys.argv = [program, *words]  # meta.json says what was run
+    why = _run(program, words)
+    with contextlib.suppress(BrokenPipeError):  # the sweep was killed
+        report({"ended": True} if why is None else {"ended": True, "why": why})
+    return EXIT_DONE if why is None else EXIT_FAILURE
+
+
+def _run(program: ProgramName, words: list[str]) -> str | None:
+    """Runs the program; returns why it failed, or None."""
+    try:
+        importlib.import_module(f"torchbeast.{program}").run(parse(FLAGS[program], program, words))
+    except Exception as error:
+        if not isinstance(error, (RunError, UsageError)):
+            traceback.print_exc()
+        print(error, file=sys.stderr, flush=True)
+        return str(failure(error)["error"])
+    return None
+
+
+class _Pipe(io.FileIO):
+    """A pipe whose other end may be gone: then the agent writes its checkpoint nevertheless."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            return len(data)
+
+
+def _stderr() -> TextIO:
+    pipe = io.BufferedWriter(_Pipe(2, "wb", closefd=False))
+    return io.TextIOWrapper(pipe, errors="backslashreplace", line_buffering=True)
+
+
+def _stop_with_stdin() -> None:
+    stdin = take_stdin()
+
+    def wait() -> None:
+        stdin.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os._exit(EXIT_FAILURE)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agents of a sweep: every combination of the values, with its name and its command line."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbeast.cli.command_line import by_its_name, parse
+from torchbeast.cli.flags import LearnerFlags, MonoBeastFlags, PolyBeastFlags, RayBeastFlags
+from torchbeast.errors import UsageError
+from torchbeast.sweep.config import ProgramName
+
+FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
+    "monobeast": MonoBeastFlags,
+    "polybeast": PolyBeastFlags,
+    "raybeast": RayBeastFlags,
+}
+SEED = "seed"
+
+_LONGEST_NAME = 120
+_OPEN, _CLOSE = "[{(", ")}]"
+_OF_SWEEP = {  # flags of the program that the sweep gives itself
+    "xpid": "a sweep names its agents by their settings: give --name for the sweep",
+    "savedir": "all agents of a sweep are in its folder: give --savedir once, not in --set",
+    "mode": "a sweep trains: leave out --mode, and test an agent with its own program",
+    "suppress_logs": "a sweep shows its agents in one table: leave out --suppress_logs",
+}
+
+Values = dict[str, list[str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agent:
+    """An agent to train. Other processes get it as JSON."""
+
+    name: str
+    settings: Mapping[str, str]  # the values that the sweep varies, by their flags, as typed
+    program: ProgramName
+    words: Sequence[str]  # the program's command line
+    folder: Path  # of its run
+    total_steps: int
+    episodes: int  # the last ones, over which returns are averaged
+
+    @property
+    def compared(self) -> dict[str, str]:
+        """The settings without the seed: agents with the same are ranked together."""
+        return {key: value for key, value in self.settings.items() if key != SEED}
+
+
+def values_of(words: Sequence[str]) -> Values:
+    """Returns the values of --set by their flags; raises UsageError where they are none."""
+    found: Values = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        key = key.replace("-", "_")
+        if not equals or not key.isidentifier():
+            raise UsageError(
+                f"--set takes flags with their values, such as learning_rate=0.0003,0.0006, "
+                f"got {word!r}"
+            )
+        if key in found:
+            raise UsageError(f"--set has {key} twice: give it once, with all its values")
+        found[key] = _split(text)
+        _check_values(key, found[key])
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """Returns the values between commas; commas within brackets are part of a value."""
+    values, depth = [""], 0
+    for letter in text:
+        depth += (letter in _OPEN) - (letter in _CLOSE)
+        if letter == "," and depth == 0:
+            values.append("")
+        else:
+            values[-1] += letter
+    return [value.strip() for value in values]
+
+
+def _check_values(key: str, values: Sequence[str]) -> None:
+    if not all(values):
+        raise UsageError(f"--set {key} has an empty value: give {key}=VALUE,VALUE")
+    for value in values:
+        if values.count(value) > 1:
+            raise UsageError(f"--set {key} has the value {value} twice")
+
+
+def agents_of(
+    program: ProgramName, values: Values, words: Sequence[str], folder: Path
+) -> list[Agent]:
+    """Returns an agent for each combination of the values.
+
+    words: the flags that all agents have. folder: of the sweep.
+
+    Raises UsageError unless the program accepts the command line of every agent.
+    """
+    _check_keys(values, words)
+    return [_agent(program, settings, words, folder) for settings in combinations(values)]
+
+
+def combinations(values: Values) -> list[dict[str, str]]:
+    """Returns the settings of all agents, by their flags."""
+    return [dict(zip(values, found, strict=True)) for found in itertools.product(*values.values())]
+
+
+def typed(settings: Mapping[str, str]) -> list[str]:
+    """Returns settings as words of a command line."""
+    return [_word(key, value) for key, value in settings.items()]
+
+
+def _check_keys(values: Values, words: Sequence[str]) -> None:
+    given = {flag for word in words if (flag := _flag_of(word))}
+    for key, sentence in _OF_SWEEP.items():
+        if key in given or key in values:
+            raise UsageError(sentence)
+    for key in values:
+        if _flag_of(f"--{key}") in given:
+            raise UsageError(f"{key} is in --set and a flag too: leave out one of them")
+
+
+def _flag_of(word: str) -> str:
+    """Returns the flag's name in a word of a command line, as its Config has it; else ""."""
+    if not word.startswith("--"):
+        return ""
+    flag = by_its_name(word.partition("=")[0].replace("-", "_").replace("__", "--", 1))
+    return flag.partition("=")[0].removeprefix("--").removeprefix("no_")
+
+
+def _agent(
+    program: ProgramName, settings: Mapping[str, str], common: Sequence[str], folder: Path
+) -> Agent:
+    """Returns the agent, once the program has accepted its command line."""
+    name = name_of(settings)
+    words = [*common, *typed(settings)]
+    flags = parse(FLAGS[program], program, words)
+    where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
+    return Agent(
+        name=name,
+        settings=settings,
+        program=program,
+        words=[*words, *where],
+        folder=folder / name,
+        total_steps=flags.training.total_steps,
+        episodes=flags.display.episodes_for_avg,
+    )
+
+
+def _word(key: str, value: str) -> str:
+    if value.lower() in ("true", "false"):
+        return f"--{key}" if value.lower() == "true" else f"--no_{key}"
+    return f"--{key}={value}"
+
+
+def name_of(settings: Mapping[str, str]) -> str:
+    """Returns a folder's name that says the settings, as far as it can."""
+    text = ",".join(f"{key}={value}" for key, value in settings.items())
+    plain = re.sub(r"[^\w.,=+-]", "_", text)
+    if plain == text and len(text) <= _LONGEST_NAME:
+        return text
+    return f"{plain[:_LONGEST_NAME]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

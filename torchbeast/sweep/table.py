@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the agents of a sweep do: a row for each, in a live table on a terminal, else in lines."""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Literal, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from torchbeast.reporting.display import Rate
+from torchbeast.sweep.following import Follower, is_complete
+from torchbeast.sweep.settings import Agent
+
+State = Literal["waiting", "running", "stopping", "done", "stopped", "failed"]
+
+WIDE = 200  # columns of a table that is not on a terminal
+_LINES_EVERY_S = 30.0
+_LONGEST_WHY = 60
+_AROUND = 7  # lines of a terminal that are not rows
+_STYLES = {"running": "bold", "done": "green", "failed": "red"}
+
+
+class Row:
+    """An agent and what it does. Used by the main thread."""
+
+    def __init__(self, agent: Agent) -> None:
+        """Reads what an earlier part of the sweep has left of the agent."""
+        self.agent = agent
+        self._follower = Follower(agent.folder, agent.episodes)
+        self._rate = Rate()
+        self.figures = self._follower.read()
+        self.steps_per_second = math.nan
+        complete = is_complete(agent.folder, self.figures, agent.total_steps)
+        self.state: State = "done" if complete else "waiting"
+        self.why = ""  # it failed, as a whole text
+
+    def start(self) -> None:
+        """Notes that the agent runs."""
+        self.state = "running"
+
+    def stop(self) -> None:
+        """Notes that the agent was asked to stop, before it is complete."""
+        self.state = "stopping"
+
+    def follow(self, now: float | None = None) -> None:
+        """Reads the newest figures of a running agent."""
+        before, self.figures = self.figures, self._follower.read()
+        if self.figures.step != before.step or not math.isnan(self.steps_per_second):
+            now = time.monotonic() if now is None else now
+            self.steps_per_second = self._rate.add(self.figures.step, now)
+
+    def end(self, why: str | None) -> None:
+        """Notes that the agent has ended; why: it failed, or None."""
+        self.follow()
+        if why is not None:
+            self.state, self.why = "failed", why
+        else:
+            complete = self.figures.step >= self.agent.total_steps
+            self.state = "done" if complete else "stopped"
+
+    @property
+    def reason(self) -> str:
+        """Why the agent failed, in one line: the last one of an error, which names it."""
+        lines = [line.strip() for line in self.why.splitlines() if line.strip()]
+        return next((line for line in reversed(lines) if not _is_hint(line)), "")
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """The figures as texts; an unknown one is a dash."""
+        figures = self.figures
+        return {
+            "steps": f"{figures.step:,} of {self.agent.total_steps:,}",
+            "steps/s": _whole(self.steps_per_second if self.state == "running" else math.nan),
+            "episodes": f"{figures.episodes:,}",
+            "mean return": number(figures.mean_return),
+        }
+
+
+def _is_hint(line: str) -> bool:
+    return line.startswith("More is in ")
+
+
+def number(value: float) -> str:
+    """Formats a return; NaN as a dash."""
+    return "-" if math.isnan(value) else f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _whole(value: float) -> str:
+    return "-" if math.isnan(value) else f"{value:,.0f}"
+
+
+class Board:
+    """Displays the rows. Used by the main thread, as a context manager."""
+
+    def __init__(self, title: str, rows: Sequence[Row], stream: TextIO | None = None) -> None:
+        self._title, self._rows = title, rows
+        self._stream = stream or sys.stdout
+        self._console = Console(file=self._stream)
+        is_live = self._console.is_terminal
+        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+        self._said = {row.agent.name: row.state for row in rows}
+        self._last = -math.inf
+
+    def __enter__(self) -> Board:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.show()
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, now: float | None = None) -> None:
+        """Updates the display; call it about once a second."""
+        if self._live is not None:
+            self._live.update(self._table(self._console.height - _AROUND), refresh=True)
+            return
+        now = time.monotonic() if now is None else now
+        is_time = now - self._last >= _LINES_EVERY_S
+        self._last = now if is_time else self._last
+        for row in self._rows:
+            if self._said[row.agent.name] != row.state or (is_time and row.state == "running"):
+                self._said[row.agent.name] = row.state
+                self._print(row)
+
+    def _print(self, row: Row) -> None:
+        cells = "  ".join(f"{name} {value}" for name, value in row.cells.items() if value != "-")
+        print(f"{row.agent.name}: {said(row)}  {cells}", file=self._stream, flush=True)
+
+    def _table(self, room: int) -> Group:
+        """Lays out the rows; where they do not fit, only those of agents that run or failed."""
+        rows = list(self._rows)
+        if len(rows) > room:
+            rows = [row for row in rows if row.state in ("running", "failed")][: max(1, room)]
+        table = Table(title=self._title, title_justify="left")
+        for key in self._rows[0].agent.settings:
+            table.add_column(key, justify="right")
+        for name in self._rows[0].cells:
+            table.add_column(name, justify="right")
+        table.add_column("state", max_width=_LONGEST_WHY)
+        for row in rows:
+            cells = [*row.agent.settings.values(), *row.cells.values()]
+            table.add_row(*map(Text, cells), Text(said(row), style=_STYLES.get(row.state, "")))
+        return Group(table, Text(counts(self._rows)))
+
+
+def said(row: Row) -> str:
+    """Returns the state of an agent in words."""
+    return f"failed: {row.reason}" if row.state == "failed" else row.state
+
+
+def counts(rows: Sequence[Row]) -> str:
+    """Returns how many agents are in each state, as in "2 running, 4 waiting"."""
+    found = collections.Counter(row.state for row in rows)
+    return ", ".join(f"{count} {state}" for state, count in found.items())
