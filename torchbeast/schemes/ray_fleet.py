@@ -61,8 +61,9 @@ _GO_ON = (
     "the checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
 )
 _ENDED = (
-    "raybeast: the program was ended by force: it was killed, or Ray's process on this machine "
-    "(raylet) was. The last checkpoint of the run is kept; the same --xpid resumes it."
+    "raybeast: the program was ended by force: it was killed, or a process of Ray that it needs was "
+    "(raylet on this machine, gcs_server on the head). The last checkpoint of the run is kept, if "
+    "there was one; the same --xpid resumes it."
 )
 _FULL = (
     "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
@@ -432,7 +433,8 @@ def _own_files() -> Iterator[Path]:
 def _last_words() -> Iterator[None]:
     """Lets a shell say how to go on if this process ends within.
 
-    When the raylet dies, Ray ends every process that uses it at once, without an exception.
+    When the raylet dies, or the head has been out of reach for a minute, Ray ends every process
+    that uses them, without an exception.
     """
     command = ["sh", "-c", 'read -r line || echo "$0" >&2', _ENDED]
     shell = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
