@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -117,3 +118,28 @@ with _last_words():
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (code, said)
+
+
+def test_a_call_without_connection_starts_no_other_ray() -> None:
+    """As Ray does by default: the end of a run that had lost its cluster took half a minute, and
+    left a token in the home folder, which every later cluster demanded.
+    """
+    program = """
+from torchbeast.errors import RunError
+from torchbeast.schemes.config import RayConfig
+from torchbeast.schemes.ray_fleet import RayFleet
+try:
+    RayFleet(RayConfig(address="localhost:1"), "run")
+except RunError as error:
+    print("there is no Ray cluster" in str(error))
+import ray
+try:
+    ray.put(1)
+except Exception:
+    print(ray.is_initialized())
+"""
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled"}
+    environment.pop("RAY_ENABLE_AUTO_CONNECT", None)
+    command = [sys.executable, "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert ended.stdout.split() == ["True", "False"], ended.stderr

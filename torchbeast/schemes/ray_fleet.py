@@ -46,10 +46,12 @@ _RESERVE_S = 20.0  # for what is kept free for the learner
 _LAST_LINES = 20  # of a dead worker's output
 _LONGEST_FOLDER = 40  # of Ray's files, since the names of sockets below it are limited to 107
 _SUBMITTED_AS_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# Read when Ray starts. Ray would run workers at niceness 15, below everything else on the machine.
+# Read when Ray is imported or starts. It would run workers at niceness 15, below everything else on
+# the machine, and any call without a connection would start a Ray of its own.
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
 _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
@@ -61,9 +63,9 @@ _GO_ON = (
     "the checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
 )
 _ENDED = (
-    "raybeast: the program was ended by force: it was killed, or a process of Ray that it needs was "
-    "(raylet on this machine, gcs_server on the head). The last checkpoint of the run is kept, if "
-    "there was one; the same --xpid resumes it."
+    "raybeast: the program was ended by force: it was killed, or a process of Ray that it needs "
+    "was (raylet on this machine, gcs_server on the head). The last checkpoint of the run is kept, "
+    "if there was one; the same --xpid resumes it."
 )
 _FULL = (
     "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
