@@ -21,7 +21,7 @@ from torchbeast.schemes.ray_fleet import _ENDED, RayFleet
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (
-    f"the connection to Ray was lost ({GONE}): the checkpoint of the run is kept; the same --xpid "
+    f"the connection to Ray was lost ({GONE}): any checkpoint of the run is kept; the same --xpid "
     "resumes it once the cluster can be reached"
 )
 MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.placement_group")

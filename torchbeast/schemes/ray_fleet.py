@@ -60,7 +60,7 @@ _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows no
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
 _GO_ON = (
-    "the checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
+    "any checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
 )
 _ENDED = (
     "raybeast: the program was ended by force: it was killed, or a process of Ray that it needs "
