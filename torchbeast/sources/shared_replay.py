@@ -28,11 +28,12 @@ _MODULE = "torchbeast.sources.sharing.service_main"
 class Served:
     """A shared replay that was started.
 
-    address: for --replay_service. failure: how it died; None while it lives.
+    address: for --replay_service. pid: its process. failure: how it died; None while it lives.
     """
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.pid = 0
         self.failure: Exception | None = None
 
 
@@ -53,6 +54,8 @@ def serving(folder: Path) -> Iterator[Served]:
             "a shorter folder"
         )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_dir():
+        raise UsageError(f"{path} is where the socket belongs, but there is a folder: remove it")
     path.unlink(missing_ok=True)  # of a process that was killed
     served = Served(str(path))
     child = _started(path, served)
@@ -81,4 +84,5 @@ def _started(path: Path, served: Served) -> ChildProcess:
     if error is not None:
         end_all([child])
         raise error
+    served.pid = child.pid
     return child

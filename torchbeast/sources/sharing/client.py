@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import json
 import os
 import select
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -25,12 +25,9 @@ from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, nu
 from torchbeast.sources.sharing.regions import Region
 from torchbeast.sources.sharing.shared_replay import Figures
 
-_log = logging.getLogger("torchbeast.replay")
-
 _ANSWER_S = 120.0  # longest wait for an answer: the service has others to answer first
+_LAST_WORDS = 10_000  # bytes, at most
 _HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux tells of the end of the other side
-
-T = TypeVar("T")
 
 
 class SharedReplayClient:
@@ -155,6 +152,11 @@ class SharedReplayClient:
             raise RunError(self._ended()) from error
 
     def _ended(self) -> str:
+        """Returns why the connection ended: as the service said at last, or that it ended."""
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            # Any thread may look, and nothing is taken from the thread that reads answers.
+            said = self._socket.recv(_LAST_WORDS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return str(json.loads(said[said.index(b"{") :])["ended"])
         return (
             f"the shared replay {self._address} has ended: what was learnt is in the checkpoint. "
             "Resume the run with --replay_service of another, or without"

@@ -46,7 +46,7 @@ class Ends(Protocol):
 class Service:
     """A replay at a socket. `run` serves it until it is told to end.
 
-    Thread safety: none.
+    Thread safety: none. replay: what is served.
     """
 
     def __init__(self, path: Path, free_memory: Callable[[], int | None]) -> None:
@@ -56,7 +56,7 @@ class Service:
         """
         self._path = path
         self._free_memory = free_memory
-        self._replay = SharedReplay(free_memory)
+        self.replay = SharedReplay(free_memory)
         self._selector = selectors.DefaultSelector()
         self._connections: set[_Connection] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -148,7 +148,7 @@ class Service:
             self._selector.unregister(connection.socket)
         connection.socket.close()
         if connection.agent is not None:
-            self._replay.leave(connection.agent)
+            self.replay.leave(connection.agent)
 
     # --- requests
 
@@ -164,7 +164,7 @@ class Service:
         try:
             joining = Joining.from_json({k: v for k, v in header.items() if k != "do"})
             region = self._region(joining)
-            agent = self._replay.join(joining)
+            agent = self.replay.join(joining)
         except (ValueError, MemoryError, OSError) as error:
             _log.warning("%s is refused: %s", connection, error)
             connection.is_ending = True
@@ -200,7 +200,7 @@ class Service:
         finals = arrays_of(message.payload, joining.finals(message.header["finals"]))
         arrays = {**region.taken(), "final_observation": tuple(finals)}
         try:
-            self._replay.insert(connection.agent, arrays)
+            self.replay.insert(connection.agent, arrays)
         except ValueError as error:
             _log.warning("%s is refused: %s", connection, error)
             return packed({"refused": str(error)})
@@ -209,7 +209,7 @@ class Service:
     def _fill(self, connection: _Connection, message: Message) -> list[memoryview]:
         region = connection.region
         assert region is not None and connection.agent is not None
-        filled = self._replay.fill(connection.agent, region.filled, message.header["first_walk"])
+        filled = self.replay.fill(connection.agent, region.filled, message.header["first_walk"])
         if filled is None:
             return packed({"begins": None, **self._figures()})
         count = len(filled.finals[0]) if filled.finals else 0
@@ -217,7 +217,7 @@ class Service:
         return packed(answer, filled.finals)
 
     def _figures(self) -> dict[str, float]:
-        return self._replay.figures()._asdict()
+        return self.replay.figures()._asdict()
 
 
 _AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"

@@ -55,6 +55,11 @@ class SharedReplay:
         self._numbers: dict[str, int] = {}  # of agents, by name
         self._environments: dict[int, set[int]] = {}  # seen, by agent
 
+    @property
+    def agents(self) -> dict[str, int]:
+        """The numbers of all agents that have joined, by name."""
+        return dict(self._numbers)
+
     def join(self, joining: Joining) -> int:
         """Adds an agent; returns its number, which is the same for the same name.
 
