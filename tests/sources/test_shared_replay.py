@@ -151,7 +151,8 @@ def test_who_joins_again_begins_anew_and_keeps_what_it_inserted(path: Path) -> N
             for _ in range(3):
                 fill(first, first_walk=0)
             assert not all(fill(first, first_walk=0)[1].begins)
-        again.next_rollout(0, 0)  # its rollout 1 would follow rollout 0 of the first one
+        for _ in range(20):  # rollouts that have the numbers of those that were inserted
+            play(again, 0)
         with agent_of(path, how("a")) as second:
             assert second.size == 20 * B * T
             assert all(fill(second, first_walk=0)[1].begins)
@@ -427,7 +428,7 @@ WRONG_REQUESTS: dict[str, tuple[Any, bytes, int | None]] = {
     "another joining": ({"do": "join", **JOINING}, b"", None),
     "no number of finals": ({"do": "insert"}, b"", None),
     "a negative number": ({"do": "insert", "finals": -1}, b"", None),
-    "more finals than rows": ({"do": "insert", "finals": T * B + 1}, b"", None),
+    "more finals than rows": ({"do": "insert", "finals": T * B + 1}, b"", (T * B + 1) * FINAL),
     "finals that do not come": ({"do": "insert", "finals": 1}, b"", None),
     "finals of another size": ({"do": "insert", "finals": 1}, b"x" * (FINAL - 1), None),
     "a payload of nothing": ({"do": "fill", "first_walk": 0}, b"x", None),
