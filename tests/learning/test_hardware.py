@@ -98,7 +98,8 @@ def shared(batch_size: int, agent: Agent, **settings: Any) -> Any:
         (32, "shallow", False, (6, 1)),
         (4, "shallow", False, (2, 3)),  # slices of at least 42 rows
         (1, "shallow", False, (1, 6)),
-        (17, "shallow", True, (2, 3)),  # slices of at least nine columns
+        (8, "shallow", True, (2, 3)),  # slices of at least four columns
+        (17, "shallow", True, (5, 1)),
     ],
 )
 def test_threads_learn_from_slices_and_the_remaining_cores_serve_their_operations(

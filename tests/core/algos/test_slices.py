@@ -217,3 +217,12 @@ def test_slices_are_as_wide_as_a_recurrent_layer_needs(
     monkeypatch.setattr("torchbeast.core.algos.slices.least_columns", lambda model: 3)
     slices = Slices(mlp(), 1, 2).split(make_rollout(T, 6))
     assert [part.batch_size for part in slices] == [3, 3]
+
+
+@pytest.mark.parametrize(("threads", "expected"), [(1, [8]), (2, [4, 4]), (8, [4, 4])])
+def test_a_small_batch_is_divided_though_a_recurrent_layer_needs_more_columns(
+    make_rollout: Make, monkeypatch: pytest.MonkeyPatch, threads: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr("torchbeast.core.algos.slices.least_columns", lambda model: 9)
+    slices = Slices(mlp(), 1, threads).split(make_rollout(T, 8))
+    assert [part.batch_size for part in slices] == expected
