@@ -20,7 +20,6 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
-from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.envs.opening import make_environment
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
@@ -28,7 +27,7 @@ from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.schemes.ray_fleet import RayFleet
-from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
+from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig, rollout_bytes
 from torchbeast.schemes.room import Room, check_object_store, num_workers
 
 PROGRAM = "raybeast"
@@ -69,8 +68,7 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
 
     def source(learner: Learner[FleetWeights]) -> RaySource:
         config = _source_config(flags, workers, learner)
-        length = flags.rollouts.unroll_length
-        size = rollout_bytes(learner.agent.model, seen, learner.extras, length, columns=1)
+        size = rollout_bytes(learner.agent, seen, config)
         check_object_store(room, size, flags.ray.buffers(), learner.weights.num_bytes)
         device = learner.compute.device
         made = RaySource(learner.agent, seen, learner.weights, device, fleet, config)

@@ -37,7 +37,6 @@ from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import Deaths
@@ -50,7 +49,7 @@ from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.collector import Collector, Written
-from torchbeast.sources.processes.rollout_buffers import Batch
+from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
 from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.ray")
@@ -82,6 +81,14 @@ class RaySourceConfig:
     num_batches: int = 2  # one in preparation, the others used by learner threads
     spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
     seed: int
+
+
+def rollout_bytes(
+    agent: Agent, observation_space: ObservationSpace, config: RaySourceConfig
+) -> int:
+    """Returns the size of a rollout of one environment, without final observations."""
+    shape = config.extras, config.rollouts.unroll_length, 1, agent.frame_stack
+    return slot_bytes(agent.model, observation_space, *shape)
 
 
 class FleetWeights:
@@ -142,7 +149,7 @@ class RaySource:
             Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
         self._collector = Collector(batches)
-        self._rollout_bytes = rollout_bytes(*shape, columns=1)
+        self._rollout_bytes = rollout_bytes(agent, observation_space, config)
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._played: queue.Queue[Written | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference

@@ -100,7 +100,7 @@ class RolloutWorker:
     def _prepare(self, arguments: Mapping[str, Any], made: Acting) -> None:
         self._arguments, self._loop = arguments, made.loop
         shape = arguments["extras"], arguments["unroll_length"], arguments["num_envs"]
-        specs = slot_specs(made.actor, made.observation_space, *shape)
+        specs = slot_specs(made.actor, made.observation_space, *shape, made.frame_stack)
         self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
         mode, weights = arguments["mode"], self._weights
         self._player = Player(made.loop, made.actor, weights, self._activity, mode)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from source_envs import Counting, Nested, Stacked
@@ -38,7 +39,8 @@ class Player:
             ActorSpec(model, use_lstm=use_lstm), space, env.action_space, env.frame_stack
         ).model
         self.shape = self.actor, stacked_space(space, env.frame_stack), extras, T
-        self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots)
+        stack = env.frame_stack
+        self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots, num_frames=stack)
         self.loop = EnvLoop(env, self.actor, seed=0)
 
     def play(self, slot: int) -> None:
@@ -119,6 +121,27 @@ def test_a_truncation_in_row_0_was_counted_by_the_rollout_before() -> None:
         assert (rows.tolist(), columns.tolist()) == ([T], [1])
         assert rollout.truncated[0, 1] == bool(slot)
         assert torch.equal(rollout.final_observation[0], rollout.observation[T, 1])
+
+
+def test_a_batch_has_the_stacks_that_acted_though_slots_hold_single_frames() -> None:
+    player = Player(Stacked(2), model="shallow")
+    acted_on: list[list[np.ndarray]] = []
+    act = player.loop.act
+
+    def recorded(mode: Any) -> None:
+        acted_on[-1].append(player.loop.row.observation)
+        act(mode)
+
+    player.loop.act = recorded  # type: ignore[method-assign]
+    for slot in range(3):
+        acted_on.append([])
+        player.play(slot)
+        acted_on[-1].append(player.loop.row.observation)
+    for slot, seen in enumerate(acted_on):
+        assert player.rollouts.slots[slot]["observation"].shape == (T + 3, 2, 1, 40, 40)
+        rollout = columns_of(player, 2, [(slot, 0, 2)])
+        assert torch.equal(rollout.observation, torch.from_numpy(np.stack(seen)))
+        assert rollout.done[1:].any()
 
 
 def test_stacks_of_truncated_episodes_end_in_their_last_frame() -> None:

@@ -5,6 +5,9 @@ A stack holds the newest k observations, concatenated along the first dimension,
 first frame of an episode is repeated (`core/envs/frame_stack.py`). So only the newest frame of each
 has to be stored. R is a number of rows, C the first dimension of a frame. With k = 1 a frame is
 its own stack.
+
+The frames of a rollout of B environments, [T+k, B, C, ...], are those of row 0's stack, followed by
+the newest of each later row.
 """
 
 from __future__ import annotations
@@ -79,6 +82,33 @@ def stack_positions(positions: np.ndarray, starts: np.ndarray, num_frames: int) 
     ages = np.arange(num_frames - 1, -1, -1)
     frames: np.ndarray = np.maximum(positions[:, None] - ages, starts[:, None])
     return frames
+
+
+def store_row(frames: np.ndarray, t: int, stacks: np.ndarray, num_frames: int) -> None:
+    """Stores row t of a rollout, stacks [B, k * C, ...], in its frames [T+k, B, C, ...]."""
+    if t > 0:
+        frames[num_frames - 1 + t] = newest(stacks, num_frames)
+        return
+    shape = len(stacks), num_frames, *frames.shape[2:]
+    frames[:num_frames] = stacks.reshape(shape).swapaxes(0, 1)
+
+
+def rebuild_rows(stacks: np.ndarray, frames: np.ndarray, done: np.ndarray) -> None:
+    """Writes the stacks [T+1, B, k * C, ...] of a rollout with these frames [T+k, B, C, ...].
+
+    done: bool [T+1, B], true where an episode begins; it does not matter in row 0.
+    """
+    rows, oldest = len(stacks), len(frames) - len(stacks)  # position of the newest, which is k - 1
+    if not oldest:
+        stacks[...] = frames
+        return
+    parts = stacks.reshape(*stacks.shape[:2], oldest + 1, *frames.shape[2:])  # a view
+    for position in range(oldest + 1):
+        parts[:, :, position] = frames[position : position + rows]
+    for before, column in np.argwhere(done[1:]):  # by row: a later episode takes precedence
+        first = 1 + before
+        for row in range(first, min(first + oldest, rows)):
+            parts[row, column, : first + oldest - row] = frames[first + oldest, column]
 
 
 def runs(rows: np.ndarray) -> list[Run]:

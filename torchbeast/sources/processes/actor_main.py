@@ -47,7 +47,7 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
-    with acting(arguments) as (actor, loop, observation_space):
+    with acting(arguments) as (actor, loop, observation_space, frame_stack):
         weights = SharedWeights(actor, size=arguments["ring_size"], descriptor=arguments["weights"])
         rollouts = SharedRollouts(
             actor,
@@ -57,6 +57,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
             arguments["num_envs"],
             arguments["num_slots"],
             arguments["rollouts"],
+            frame_stack,
         )
         count, descriptor = arguments["num_activities"], arguments["activities"]
         activity = SharedActivities(count, descriptor).of(arguments["index"])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays environments rollout by rollout; shared by MonoBeast's actor processes and Ray's actors.
 
-    with acting(arguments) as (actor, loop, observation_space):
-        player = Player(loop, actor, weights, activity, mode)
+    with acting(arguments) as made:
+        player = Player(made.loop, made.actor, weights, activity, mode)
         player.play(SlotWriter(...), unroll_length, wanted=None)       again and again
 
 The E environments of a process are stepped together, and one forward pass chooses all their
@@ -50,6 +50,7 @@ class Acting(NamedTuple):
     actor: Actor
     loop: EnvLoop
     observation_space: ObservationSpace  # of one environment, as the policy sees it
+    frame_stack: int  # number of frames in an observation
 
 
 @contextmanager
@@ -71,7 +72,7 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
         actor = make_agent(spec, space, env.action_space, env.frame_stack).model
         actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
         loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
-        yield Acting(actor, loop, stacked_space(space, env.frame_stack))
+        yield Acting(actor, loop, stacked_space(space, env.frame_stack), env.frame_stack)
 
 
 class Player:

@@ -4,8 +4,10 @@
     slot   [T+1, E, ...]   one rollout of the E environments of one actor process
     batch  [T+1, B, ...]   columns of several slots, side by side; spare columns for a replay's
 
-Both have the fields of `Rollout`. A slot has room for the final observations of T * E truncated
-episodes; its pages take no memory until they are written.
+Both have the fields of `Rollout`. In a slot a frame is stored once, though it is in the stacks of k
+rows: observations are frames [T+k, E, ...] (`core/storages/frame_stacks.py`), from which the batch
+rebuilds stacks. A slot has room for the final observations of T * E truncated episodes, which are
+stacks; its pages take no memory until they are written.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from torchbeast.core.actors.contract import Acted, Actor
 from torchbeast.core.actors.env_loop import EnvRow
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.storages.frame_stacks import frame_spec, rebuild_rows, store_row
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
@@ -39,13 +43,15 @@ class SharedRollouts:
         num_envs: int,
         num_slots: int,
         descriptor: int | None = None,
+        num_frames: int = 1,
     ) -> None:
         """Creates the file, or opens that of `descriptor`, made with the same arguments.
 
-        extras: names of the outputs of acting to keep beside the actions.
+        extras: names of the outputs of acting to keep beside the actions. num_frames: number of
+            frames in an observation.
         """
         self.num_envs = num_envs
-        specs = slot_specs(actor, observation_space, extras, unroll_length, num_envs)
+        specs = slot_specs(actor, observation_space, extras, unroll_length, num_envs, num_frames)
         stride = slot_size(specs)
         self._file = SharedFile(num_slots * stride, descriptor)
         self.slots: list[RolloutArrays] = [
@@ -64,14 +70,34 @@ def slot_specs(
     extras: Sequence[str],
     unroll_length: int,
     num_envs: int,
+    num_frames: int,
 ) -> dict[str, Any]:
     """Returns a nest of ArraySpec for every field of a slot."""
+
+    def frames(stack: ArraySpec) -> ArraySpec:
+        frame = frame_spec(stack, num_frames)
+        return ArraySpec((unroll_length + num_frames, num_envs, *frame.shape), frame.dtype)
+
     finals = map_leaves(
         lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
         observation_space,
     )
     fields = rollout_specs(actor, observation_space, extras, unroll_length, num_envs)
-    return {**fields, "final_observation": finals}
+    observation = map_leaves(frames, observation_space)
+    return {**fields, "observation": observation, "final_observation": finals}
+
+
+def slot_bytes(
+    actor: Actor,
+    observation_space: ObservationSpace,
+    extras: Sequence[str],
+    unroll_length: int,
+    num_envs: int,
+    num_frames: int,
+) -> int:
+    """Returns the bytes of a slot, without final observations."""
+    specs = slot_specs(actor, observation_space, extras, unroll_length, num_envs, num_frames)
+    return row_bytes(flatten({**specs, "final_observation": ()}))
 
 
 class SlotWriter:
@@ -96,7 +122,7 @@ class SlotWriter:
         slot = self._slot
         for name in _ENV_FIELDS:
             slot[name][t] = getattr(row, name)
-        _write(slot["observation"], t, row.observation)
+        self._write_observation(t, row.observation)
         _write(slot["action"], t, map_leaves(lambda leaf: leaf[0].numpy(), acted.action))
         for name, array in slot["extras"].items():
             array[t] = acted.extras[name][0].numpy()
@@ -109,6 +135,14 @@ class SlotWriter:
         """Returns the slot without the room for final observations that there were not."""
         used = map_leaves(lambda array: array[: self._finals], self._slot["final_observation"])
         return {**self._slot, "final_observation": used}
+
+    def _write_observation(self, t: int, observation: Any) -> None:
+        num_rows = len(self._slot["reward"])
+
+        def write(frames: np.ndarray, stacks: np.ndarray) -> None:
+            store_row(frames, t, stacks, num_frames=1 + len(frames) - num_rows)
+
+        map_leaves2(write, self._slot["observation"], observation)
 
     def _write_finals(self, final_observation: Any, count: int) -> None:
         """Appends final observations, ordered by row, then column."""
@@ -164,9 +198,13 @@ class Batch:
     def add(self, slot: RolloutArrays, first: int, count: int) -> None:
         """Copies columns first, ..., first + count - 1 of a slot."""
         here, there = slice(self._filled, self._filled + count), slice(first, first + count)
+        done = slot["done"][:, there]
         for name, arrays in self._arrays.items():
             for mine, theirs in zip(flatten(arrays), flatten(slot[name]), strict=True):
-                mine[:, here] = theirs[:, there]
+                if name == "observation":
+                    rebuild_rows(mine[:, here], theirs[:, there], done)
+                else:
+                    mine[:, here] = theirs[:, there]
         self._add_finals(slot, first, count)
         self._filled += count
 

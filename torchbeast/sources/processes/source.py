@@ -36,7 +36,6 @@ from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
 from torchbeast.processes.supervisor import Supervisor
@@ -46,7 +45,7 @@ from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.config import ProcessesConfig
-from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts
+from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, slot_bytes
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.spread import split_evenly
 
@@ -120,7 +119,7 @@ class MonoSource:
         processes, num_processes = config.processes, config.processes.processes()
         pin = device.type == "cuda"
         num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
-        self._rollout_bytes = rollout_bytes(*shape, processes.num_actors)
+        self._rollout_bytes = slot_bytes(*shape, processes.num_actors, agent.frame_stack)
         self._collector = Collector(
             Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
@@ -131,7 +130,9 @@ class MonoSource:
             _Actor(
                 index,
                 self,
-                SharedRollouts(*shape, count, processes.slots_per_process()),
+                SharedRollouts(
+                    *shape, count, processes.slots_per_process(), num_frames=agent.frame_stack
+                ),
                 self._activities.of(index),
                 first_envs[index],
             )
