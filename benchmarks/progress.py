@@ -58,12 +58,12 @@ def measured(program: Program, arguments: argparse.Namespace) -> float:
 
 
 def torchbeast(program: str, model: str, flags: Mapping[str, object]) -> Program:
-    """Returns PolyBeast or MonoBeast on Pong with these flags."""
+    """Returns one of the programs on Pong with these flags; True: a flag without a value."""
     every = {"env": "PongNoFrameskip-v4", "model": model, **flags, "total_steps": 10**9}
     return Program(
         name=program,
         command=[sys.executable, "-m", f"torchbeast.{program}", "--disable_checkpoint"]
-        + [f"--{key}={value}" for key, value in every.items()],
+        + [f"--{key}" if value is True else f"--{key}={value}" for key, value in every.items()],
         environment={"PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)])},
         output_flags=lambda folder: [f"--savedir={folder}", "--xpid=run"],
         readings=_torchbeast_readings,
