@@ -74,10 +74,18 @@ class Pool:
     def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
         return self._fleet.explain(error, place)
 
-    def take_back(self) -> None:
-        """Ends a loan: the workers' source has ended them."""
-        self._idle += [worker for worker in self._lent if not worker.is_killed]
-        self._lent = []
+    @contextmanager
+    def loan(self) -> Iterator[None]:
+        """Lends workers to the source of a `with` block; ends those of one that fails."""
+        try:
+            yield
+        except BaseException:
+            for worker in self._lent:
+                worker.kill()
+            raise
+        finally:
+            self._idle += [worker for worker in self._lent if not worker.is_killed]
+            self._lent = []
 
     def forget(self, index: int) -> None:
         """Keeps a lent worker, which is about to be killed, from being lent again."""

@@ -66,9 +66,8 @@ class TestRaySource(SourceCompliance):
 
     @contextmanager
     def running(self, setup: Setup) -> Iterator[Running]:
-        with running_on(self.pool, setup) as running:
+        with self.pool.loan(), running_on(self.pool, setup) as running:
             yield running
-        self.pool.take_back()
 
     # --- workers that die, nodes that leave and join
 
@@ -133,12 +132,12 @@ class TestRaySource(SourceCompliance):
         assert lost.has_left and str(lost).startswith(f"its node {places[there].host} ")
 
     def test_a_run_goes_on_without_a_node_that_leaves_and_uses_one_that_joins(
-        self, cluster: Any, fleet: RayFleet
+        self, cluster: Any
     ) -> None:
         self.pool.clear()  # room for workers whose node is decided by Ray
         second = cluster.add_node(num_cpus=1)
         setup = dataclasses.replace(NUMBERED, num_envs=3, num_groups=3)
-        with running_on(fleet, setup) as running:
+        with self.running(setup) as running:
             batches = map(copy_of, running.source.batches())
             before = collect(batches, lambda seen: len(settled(seen)) == 3)
             hosts = [actor.place.node for actor in running.source._actors]
@@ -150,6 +149,7 @@ class TestRaySource(SourceCompliance):
             third = cluster.add_node(num_cpus=1)
             after = collect(batches, lambda seen: bool(set(seen) - set(before)))
             assert running.source._actors[moved].place.node == third.node_id
+        self.pool.clear()
         assert running.supervisor.failure is None
         (born,) = set(after) - set(before)
         assert after[born][0].env_index == moved and born not in without
