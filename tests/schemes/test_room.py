@@ -97,10 +97,10 @@ def test_impossible_settings_are_told(settings: dict[str, object], sentence: str
 
 def test_rollouts_that_the_object_store_cannot_hold_are_refused_with_the_figures() -> None:
     where = room(node(2.0, is_learners=True, store=100 * MEGABYTE), node(2.0, store=MEGABYTE))
-    check_object_store(where, MEGABYTE, rollouts=70, weights_bytes=10 * MEGABYTE)
+    check_object_store(where, MEGABYTE, rollouts=60, weights_bytes=10 * MEGABYTE)
     with pytest.raises(UsageError) as error:
-        check_object_store(where, MEGABYTE, rollouts=71, weights_bytes=10 * MEGABYTE)
-    for words in ("71 rollouts of 1.0 MB", "need 101.0 MB", "holds 100.0 MB", "--num_buffers"):
+        check_object_store(where, MEGABYTE, rollouts=61, weights_bytes=10 * MEGABYTE)
+    for words in ("61 rollouts of 1.0 MB", "need 101.0 MB", "holds 100.0 MB", "--num_buffers"):
         assert words in str(error.value)
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from background import Background
@@ -50,6 +51,26 @@ def test_published_weights_are_a_copy() -> None:
         model.weight.zero_()
     weights.refresh(replica, None)
     assert torch.equal(replica.weight, before)
+
+
+def test_parameters_act_where_they_are_and_buffers_may_be_written_to() -> None:
+    sent, replica, weights = packed(Mixed()), Mixed(), ReceivedWeights()
+    weights.receive(3, sent)
+    weights.refresh(replica, None)
+    assert replica.weight.data_ptr() == sent["weight"].ctypes.data
+    replica.count += 1
+    replica.mask.zero_()
+    assert replica.count == 8 and sent["count"].view(np.int64) == [7] and sent["mask"].any()
+
+
+def test_a_recurrent_layer_acts_with_the_newest_weights() -> None:
+    """It keeps its parameters in a list too."""
+    inputs, replica, weights = torch.randn(4, 2, 3), nn.LSTM(3, 5), ReceivedWeights()
+    for version in (1, 2):
+        sent = nn.LSTM(3, 5)
+        weights.receive(version, packed(sent))
+        weights.refresh(replica, version - 1)
+        assert torch.equal(replica(inputs)[0], sent(inputs)[0])
 
 
 def test_weights_that_are_held_are_not_loaded_again() -> None:

@@ -82,7 +82,7 @@ def check_object_store(room: Room, rollout_bytes: int, rollouts: int, weights_by
     )
 
 
-_VERSIONS = 3  # of the weights: the newest, and two that are still being fetched
+_VERSIONS = 4  # of the weights: the newest, one that acts until a step ends, two being fetched
 
 
 def _check_learner(config: RayConfig, room: Room) -> None:

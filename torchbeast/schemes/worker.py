@@ -167,7 +167,7 @@ class ReceivedWeights:
             raise Ended
         version, weights = self._newest
         if version != held:
-            replica.load_state_dict(unpacked(weights, replica))
+            _use(unpacked(weights, replica), replica)
         return version
 
 
@@ -182,6 +182,16 @@ def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
     They share memory with `weights`, which may be read-only: do not write to them.
     """
     return {name: _from_bytes(weights[name], like) for name, like in model.state_dict().items()}
+
+
+def _use(state: Mapping[str, Tensor], replica: nn.Module) -> None:
+    """Lets the model act with parameters where they are: all workers of a node share that memory.
+
+    Buffers are copied: a network may write to them, which would end the process.
+    """
+    buffers = {name for name, _ in replica.named_buffers()}
+    own = {name: tensor.clone() if name in buffers else tensor for name, tensor in state.items()}
+    replica.load_state_dict(own, assign=True)
 
 
 def _as_bytes(tensor: Tensor) -> np.ndarray:
