@@ -130,15 +130,15 @@ class Workshop:
 
     def servers(self) -> list[psutil.Process]:
         """Returns the environment-server processes of this test's programs, by address."""
-        found = self._processes("torchbeast.sources.servers.server_main")
+        found = self.processes("torchbeast.sources.servers.server_main")
         return sorted(found, key=lambda process: json.loads(process.info["cmdline"][-1])["address"])
 
     def actors(self) -> list[psutil.Process]:
         """Returns MonoBeast's actor processes, the oldest first."""
-        found = self._processes("torchbeast.sources.processes.actor_main")
+        found = self.processes("torchbeast.sources.processes.actor_main")
         return sorted(found, key=lambda process: process.info["create_time"])
 
-    def _processes(self, module: str = "") -> list[psutil.Process]:
+    def processes(self, module: str = "") -> list[psutil.Process]:
         """Returns the processes that inherited the test's own runtime folder."""
         found = []
         for process in psutil.process_iter(["cmdline", "environ", "create_time"]):
@@ -153,7 +153,7 @@ class Workshop:
         return [path for path in self.runtime_folder.rglob("*") if path.is_socket()]
 
     def assert_nothing_is_left(self) -> None:
-        _, alive = psutil.wait_procs(self._processes(), timeout=15)
+        _, alive = psutil.wait_procs(self.processes(), timeout=15)
         assert alive == []
         assert list(self.runtime_folder.glob("torchbeast-*")) == []
         assert self.sockets() == []
@@ -161,4 +161,4 @@ class Workshop:
     def close(self) -> None:
         for program in self._programs:
             program.kill()
-        psutil.wait_procs(self._processes(), timeout=15)
+        psutil.wait_procs(self.processes(), timeout=15)

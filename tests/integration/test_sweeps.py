@@ -36,6 +36,10 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def last_row(folder: Path) -> dict[str, float]:
+    return list(read_logs(folder))[-1]
+
+
 def sweep(workshop: Workshop, *words: str) -> Program:
     return workshop.start("sweep", *SMALL, *words)
 
@@ -98,3 +102,30 @@ def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> N
     for folder in folders:
         assert saved_step(folder) == steps(folder)[-1]
         assert workshop.meta(f"a/{folder.name}")["successful"] is True
+
+
+REPLAY = ["--shared_replay", "--replay_size", "100000", "--env", "Catch"]
+
+
+def test_agents_share_a_replay(workshop: Workshop) -> None:
+    """Both find in it what both have inserted: more than either has collected."""
+    run = sweep(workshop, *REPLAY, "--set", "seed=1,2", "--total_steps", "4000")
+    assert run.end() == 0, run.said
+    rows = table(workshop.run_folder("a"))
+    assert [row["state"] for row in rows] == ["done", "done"]
+    fills = [last_row(workshop.run_folder("a") / row["agent"])["replay_fill"] for row in rows]
+    assert max(fills) * 100000 > 4000
+    workshop.assert_nothing_is_left()
+
+
+def test_the_death_of_the_shared_replay_ends_a_sweep_with_checkpoints(workshop: Workshop) -> None:
+    run = sweep(workshop, *REPLAY, "--set", "seed=1,2", "--total_steps", "100000000")
+    folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]
+    wait_for(lambda: all(map(steps, folders)), timeout=60.0)
+    (replay,) = workshop.processes("torchbeast.sources.sharing.service_main")
+    replay.kill()
+    assert run.end() == 1, run.said
+    assert "sweep: the shared replay: process" in run.said and "Continue it:" in run.said
+    for folder in folders:
+        assert saved_step(folder) == steps(folder)[-1]
+    workshop.assert_nothing_is_left()

@@ -85,6 +85,31 @@ def test_what_the_program_or_the_sweep_refuses_is_a_sentence(
         agents(set_, *words)
 
 
+SHARED = ["--replay_size", "2000", "--env", "Catch"]
+
+
+def test_agents_that_share_a_replay_get_its_address_when_they_start() -> None:
+    (found,) = agents_of("monobeast", {"seed": ["1"]}, SHARED, FOLDER, shared_replay=True)
+    assert not any("replay_service" in word for word in found.words)
+
+
+@pytest.mark.parametrize(
+    ("set_", "words", "sentence"),
+    [
+        (["seed=1,2"], [], "replay_service is of a replay: give its --replay_size too"),
+        (["seed=1,2"], [*SHARED, "--checkpoint_replay"], "belongs to several"),
+        (["replay_size=2000,4000"], [], "have the same replay_size, so --set cannot vary it"),
+        (["env=Catch,Memory"], SHARED[:2], "have the same env, so --set cannot vary it"),
+        (["seed=1"], [*SHARED, "--replay_service", "x"], "give --shared_replay instead"),
+    ],
+)
+def test_what_cannot_share_a_replay_is_a_sentence(
+    set_: list[str], words: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        agents_of("monobeast", values_of(set_), words, FOLDER, shared_replay=True)
+
+
 def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:
     words = ["--env", "Catch", "--set", "a=1", "b=2", "--use_lstm", "--parallel", "3", "--x=-1"]
     flags, rest = parse_known(SweepFlags, "sweep", words)

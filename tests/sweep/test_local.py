@@ -33,7 +33,7 @@ class FakeChild:
         on_end: Callable[[Exception], None],
         environment: Mapping[str, str],
     ) -> None:
-        self.name, self.environment = name, environment
+        self.name, self.words = name, arguments["words"]
         self.on_report, self.on_end = on_report, on_end
         self.asked = False
         type(self).made.append(self)
@@ -119,6 +119,13 @@ def test_an_agent_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> No
     assert states(rows) == ["failed", "failed", "stopped"]
     assert rows[0].reason == "actor 0: ValueError: no"
     assert rows[1].reason == "process 1 was killed by SIGKILL"
+
+
+def test_agents_are_given_further_flags_when_they_start(tmp_path: Path) -> None:
+    rows, supervisor = rows_of(tmp_path, 2), Supervisor()
+    runner = LocalRunner(Share(2, 1), ["--replay_service=x"])
+    runner.run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
+    assert [child.words[-1] for child in FakeChild.made] == ["--replay_service=x"] * 2
 
 
 def test_a_stop_asks_all_agents_before_it_waits_for_any(tmp_path: Path) -> None:

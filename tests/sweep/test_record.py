@@ -50,6 +50,7 @@ def test_flags_that_leave_agents_comparable_may_be_given(folder: Path, more: lis
         (SweepConfig(), ["--batch_size", "8"], "batch_size 4, not with batch_size 8"),
         (SweepConfig(), ["--preset", "memory"], "not with"),
         (SweepConfig(set=("seed=1",)), [], "with --set learning_rate=0.1,0.2, not with --set seed"),
+        (SweepConfig(shared_replay=True), [], "own or none, not with --shared_replay"),
         (SweepConfig(program="raybeast"), [], "--program monobeast, not with --program raybeast"),
     ],
 )

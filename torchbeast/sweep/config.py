@@ -32,7 +32,10 @@ class SweepConfig:
     """Parent folder: the sweep's files are in {savedir}/{name}, with a folder for each agent."""
     parallel: int | None = None
     """Number of agents that learn at the same time; they share the cores. Default: one for each
-    core."""
+    core; all of them with --shared_replay."""
+    shared_replay: bool = False
+    """Let all agents learn from one replay of --replay_size steps, in which each stores what it
+    collects. It begins empty, also when the sweep is continued."""
 
     def __post_init__(self) -> None:
         at_least(1, parallel=self.parallel)

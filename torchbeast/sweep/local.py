@@ -53,9 +53,9 @@ class _Running:
     report: Report | None = None
     death: Exception | None = None
 
-    def start(self, environment: Mapping[str, str]) -> None:
+    def start(self, environment: Mapping[str, str], more: Sequence[str]) -> None:
         agent = self.row.agent
-        arguments = {"program": agent.program, "words": list(agent.words)}
+        arguments = {"program": agent.program, "words": [*agent.words, *more]}
         self.child = ChildProcess(
             name=agent.name,
             module="torchbeast.sweep.agent_main",
@@ -86,8 +86,9 @@ class _Running:
 class LocalRunner:
     """Runs agents on this machine. Used by the main thread."""
 
-    def __init__(self, share: Share) -> None:
-        self._share = share
+    def __init__(self, share: Share, more: Sequence[str] = ()) -> None:
+        """Prepares running them; more: flags that all agents are given too."""
+        self._share, self._more = share, more
         self._environment = environment_of_share(share.cores)
         self._running: list[_Running] = []
 
@@ -112,7 +113,7 @@ class LocalRunner:
                 return
             if row.state == "waiting" and not is_in_use(row.agent.folder):
                 running = _Running(row)
-                running.start(self._environment)
+                running.start(self._environment, self._more)
                 self._running.append(running)
 
     def _follow(self) -> None:

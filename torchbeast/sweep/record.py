@@ -35,6 +35,7 @@ class Compared:
     program: ProgramName
     set: Values  # by their flags
     words: list[str]  # the flags that all agents have
+    shared_replay: bool = False
 
     def settings(self) -> dict[str, Any]:
         """Returns every setting of the first agent, by the names of flags."""
@@ -56,9 +57,12 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
                 "give the flags to vary with their values, such as "
                 "--set learning_rate=0.0003,0.0006; a single run needs no sweep"
             )
-        return Compared(program=config.program or "monobeast", set=values, words=list(words))
+        program, shared = config.program or "monobeast", config.shared_replay
+        return Compared(program=program, set=values, words=list(words), shared_replay=shared)
     if config.program not in (None, before.program):
         raise _other(folder, f"--program {before.program}", f"--program {config.program}")
+    if config.shared_replay and not before.shared_replay:
+        raise _other(folder, "a replay of their own or none", "--shared_replay")
     if values and values != before.set:
         raise _other(folder, _as_typed(before.set), _as_typed(values))
     now = dataclasses.replace(before, words=[*before.words, *words])

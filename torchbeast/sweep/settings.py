@@ -28,8 +28,13 @@ _OF_SWEEP = {  # flags of the program that the sweep gives itself
     "xpid": "a sweep names its agents by their settings: give --name for the sweep",
     "savedir": "all agents of a sweep are in its folder: give --savedir once, not in --set",
     "mode": "a sweep trains: leave out --mode, and test an agent with its own program",
+    "replay_service": "a sweep starts the replay of its agents: give --shared_replay instead",
     "suppress_logs": "a sweep shows its agents in one table: leave out --suppress_logs",
 }
+
+# A shared replay holds rollouts of one shape and of one task.
+_OF_SHARED_REPLAY = ("replay_size", "unroll_length", "env", "env_kwargs")
+_SOME_ADDRESS = "--replay_service=here"  # until there is a replay, so that flags can be checked
 
 Values = dict[str, list[str]]
 
@@ -91,16 +96,33 @@ def _check_values(key: str, values: Sequence[str]) -> None:
 
 
 def agents_of(
-    program: ProgramName, values: Values, words: Sequence[str], folder: Path
+    program: ProgramName,
+    values: Values,
+    words: Sequence[str],
+    folder: Path,
+    shared_replay: bool = False,
 ) -> list[Agent]:
     """Returns an agent for each combination of the values.
 
-    words: the flags that all agents have. folder: of the sweep.
+    words: the flags that all agents have. folder: of the sweep. shared_replay: whether the agents
+    will share one; its address is no part of their command lines yet.
 
     Raises UsageError unless the program accepts the command line of every agent.
     """
     _check_keys(values, words)
-    return [_agent(program, settings, words, folder) for settings in combinations(values)]
+    if shared_replay:
+        _check_shared(values)
+    more = [_SOME_ADDRESS] if shared_replay else []
+    return [_agent(program, settings, words, more, folder) for settings in combinations(values)]
+
+
+def _check_shared(values: Values) -> None:
+    for key in _OF_SHARED_REPLAY:
+        if key in values:
+            raise UsageError(
+                f"agents that share a replay have the same {key}, so --set cannot vary it: give "
+                f"--{key} once, or leave out --shared_replay"
+            )
 
 
 def combinations(values: Values) -> list[dict[str, str]]:
@@ -132,12 +154,19 @@ def _flag_of(word: str) -> str:
 
 
 def _agent(
-    program: ProgramName, settings: Mapping[str, str], common: Sequence[str], folder: Path
+    program: ProgramName,
+    settings: Mapping[str, str],
+    common: Sequence[str],
+    more: Sequence[str],
+    folder: Path,
 ) -> Agent:
-    """Returns the agent, once the program has accepted its command line."""
+    """Returns the agent, once the program has accepted its command line.
+
+    more: flags that are given to it later.
+    """
     name = name_of(settings)
     words = [*common, *typed(settings)]
-    flags = parse(FLAGS[program], program, words)
+    flags = parse(FLAGS[program], program, [*words, *more])
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return Agent(
         name=name,

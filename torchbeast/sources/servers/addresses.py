@@ -43,12 +43,12 @@ def socket_path(address: str) -> Path | None:
 
 def new_run_folder() -> Path:
     """Makes a new private folder (mode 0700) for the sockets of a run."""
-    return Path(tempfile.mkdtemp(prefix="torchbeast-", dir=_runtime_folder()))
+    return Path(tempfile.mkdtemp(prefix="torchbeast-", dir=runtime_folder()))
 
 
 def user_basename() -> str:
     """Returns the basename in the user's own folder, which is made if necessary."""
-    runtime = _runtime_folder()
+    runtime = runtime_folder()
     name = "torchbeast" if runtime else f"torchbeast-{os.getuid()}"
     return f"{_UNIX}{_own_folder((runtime or Path(tempfile.gettempdir())) / name)}/polybeast"
 
@@ -58,7 +58,7 @@ def folder_basename(folder: Path) -> str:
     return f"{_UNIX}{folder}/polybeast"
 
 
-def _runtime_folder() -> Path | None:
+def runtime_folder() -> Path | None:
     """Returns $XDG_RUNTIME_DIR if it is writable, else None."""
     folder = os.environ.get("XDG_RUNTIME_DIR")
     return Path(folder) if folder and os.access(folder, os.W_OK | os.X_OK) else None
