@@ -73,7 +73,7 @@ def test_agents_are_trained_ranked_and_continued(workshop: Workshop) -> None:
 
 
 def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Workshop) -> None:
-    """The failed one does not end the other; the name alone resumes both."""
+    """The failed one does not end the other."""
     run = sweep(workshop, "--set", "env=environments:Raises,Catch", "--total_steps", "100000000")
     folder = workshop.run_folder("a") / "env=Catch"
     run.wait_for("env=environments_Raises-.*: failed: .*the joystick is gone")
@@ -83,13 +83,8 @@ def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Worksho
     assert run.end() == 1, run.said
     for sentence in ("Stopped by SIGINT", "Ranking", "Continue it:", "1 failed", "1 stopped"):
         assert sentence in run.said, run.said
-    reached = saved_step(folder)
-    assert reached == steps(folder)[-1] > 0
+    assert saved_step(folder) == steps(folder)[-1] > 0
     workshop.assert_nothing_is_left()
-    resumed = workshop.start("sweep", "--name", "a", "--total_steps", str(reached + 400))
-    assert resumed.end() == 1 and saved_step(folder) >= reached + 400, resumed.said
-    ends = {row["env"]: row["state"] for row in table(folder.parent)}
-    assert ends == {"Catch": "done", "environments:Raises": "failed"}
 
 
 def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> None:
