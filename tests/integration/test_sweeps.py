@@ -78,7 +78,7 @@ def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Worksho
     folder = workshop.run_folder("a") / "env=Catch"
     run.wait_for("env=environments_Raises-.*: failed: .*the joystick is gone")
     seen = len(steps(folder))
-    wait_for(lambda: len(steps(folder)) > seen, timeout=60.0)
+    wait_for(lambda: len(steps(folder)) > seen, timeout=100.0)
     run.send(signal.SIGINT)
     assert run.end() == 1, run.said
     for sentence in ("Stopped by SIGINT", "Ranking", "Continue it:", "1 failed", "1 stopped"):
@@ -90,7 +90,7 @@ def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Worksho
 def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> None:
     run = sweep(workshop, "--set", "seed=1,2", "--env", "Catch", "--total_steps", "100000000")
     folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]
-    wait_for(lambda: all(map(steps, folders)), timeout=60.0)
+    wait_for(lambda: all(map(steps, folders)), timeout=100.0)
     run.send(signal.SIGKILL)
     run.end()
     workshop.assert_nothing_is_left()
@@ -116,7 +116,7 @@ def test_agents_share_a_replay(workshop: Workshop) -> None:
 def test_the_death_of_the_shared_replay_ends_a_sweep_with_checkpoints(workshop: Workshop) -> None:
     run = sweep(workshop, *REPLAY, "--set", "seed=1,2", "--total_steps", "100000000")
     folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]
-    wait_for(lambda: all(map(steps, folders)), timeout=60.0)
+    wait_for(lambda: all(map(steps, folders)), timeout=100.0)
     (replay,) = workshop.processes("torchbeast.sources.sharing.service_main")
     replay.kill()
     assert run.end() == 1, run.said
