@@ -99,7 +99,7 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     "minatar-breakout": Preset(
-        "MinAtar's Breakout: a mean return of 6 to 12 after a million steps, by the seed.",
+        "MinAtar's Breakout.",
         {
             "env": "MinAtar/Breakout-v1",
             "num_actors": 64,
