@@ -115,6 +115,64 @@ def test_a_bad_minibatch_touches_no_weight_and_counts_as_nothing(make_rollout: M
     assert (counters.optimiser_steps, counters.learnt_steps) == (2, T * B)
 
 
+class StopsEarly(Epochs):
+    """Has enough after the third of its four minibatches."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.figures: list[dict[str, float]] = []
+
+    def stops_after(self, figures: Any) -> bool:
+        self.figures.append(figures)
+        return len(self.figures) == 3
+
+
+def test_the_rest_of_the_minibatches_is_left_out_where_the_algorithm_says_so(
+    make_rollout: Make,
+) -> None:
+    step: Any = impala(mlp(), StopsEarly)
+    total = step.update(make_rollout(T, B))["total_loss"]
+    losses = [figures["total_loss"] for figures in step.algo.figures]
+    assert len(losses) == 3 and total == pytest.approx(sum(losses) / 3)
+    assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.figures[0])
+    counters = step.counters
+    assert (counters.optimiser_steps, counters.learnt_steps) == (3, 3 * T * B // 2)
+    assert (counters.env_steps, counters.version) == (T * B, 1)
+
+
+class MeasuresBatches(Epochs):
+    """Reports figures of the prepared batch: a mean, one of some steps, one of none."""
+
+    def metrics(self, batch: Rollout) -> Any:
+        assert not torch.is_grad_enabled() and self.prepared == 1 and self.steps == 0
+        rewards = batch.reward[1:]
+        return {
+            "reward": rewards.mean(),
+            "positive": losses.mean(rewards, rewards > 0),
+            "none": losses.mean(rewards, rewards > math.inf),
+        }
+
+
+def test_metrics_of_a_batch_are_computed_once_from_what_was_prepared(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    rewards = 0.1 * rollout.reward[1:]
+    figures = impala(mlp(), MeasuresBatches).update(rollout)
+    assert figures["reward"] == pytest.approx(rewards.mean().item())
+    assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
+    assert "none" not in figures and figures["entropy"] > 0
+
+
+class MeasuresEveryStep(Impala):
+    def metrics(self, batch: Rollout) -> Any:
+        return {"reward": batch.reward[1:]}
+
+
+def test_a_metric_of_a_batch_that_is_no_scalar_is_named(make_rollout: Make) -> None:
+    message = r"MeasuresEveryStep.metrics: the metric reward must be a scalar, got shape \[5, 4\]"
+    with pytest.raises(ValueError, match=message):
+        impala(mlp(), MeasuresEveryStep).update(make_rollout(T, B))
+
+
 class Empty(Impala):
     def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
         return []

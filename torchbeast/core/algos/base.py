@@ -2,7 +2,8 @@
 """The base class of algorithms: what differs between them. `OptimiserStep` is what they share.
 
     batch -- prepare --> batch -- minibatches --> minibatch -- losses --> terms, metrics
-                                                  one optimiser step each, then after_step
+                           |                      one optimiser step each, then after_step,
+                        metrics                   until there are no more or stops_after
 
 An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`.
 """
@@ -128,12 +129,27 @@ class Algorithm(ABC, Generic[BatchT]):
         """
         return batch
 
+    def metrics(self, batch: BatchT) -> Mapping[str, Tensor | Mean]:
+        """Returns metrics of a whole batch that is prepared, beside those of `losses`.
+
+        Called before the first optimiser step, without a gradient graph.
+        """
+        return {}
+
     def minibatches(self, batch: BatchT) -> Iterable[BatchT]:
         """Returns the minibatches, one for each optimiser step; at least one.
 
-        The default is the whole batch, once.
+        The default is the whole batch, once. Each of an iterator is made after the step before it.
         """
         return [batch]
+
+    def stops_after(self, figures: Mapping[str, float]) -> bool:
+        """Returns whether the rest of the minibatches is left out, after one with these figures:
+        terms, metrics and gradient norms, computed before its optimiser step.
+
+        Several learners that join their gradients must all decide alike.
+        """
+        return False
 
     @abstractmethod
     def losses(self, minibatch: BatchT) -> Losses:

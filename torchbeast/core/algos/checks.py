@@ -19,6 +19,7 @@ from torchbeast.core.checks import one_of, require
 from torchbeast.core.losses import Mean, Reduction
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
+Metrics = Mapping[str, Tensor | Mean]
 
 
 def check_class(algorithm: type[Algorithm[Any]]) -> None:
@@ -99,10 +100,20 @@ def checked_losses(algo: Algorithm[Any], found: Losses) -> Losses:
             f"{name}: the term {term} must depend on a parameter, got a constant: compute it "
             "from the network's outputs without detach() and no_grad(), or return it as a metric",
         )
-    for metric, figure in found.metrics.items():
+    _check_metrics(name, found.metrics)
+    return found
+
+
+def checked_metrics(algo: Algorithm[Any], found: Metrics) -> Metrics:
+    """Returns the result of `metrics`; raises ValueError unless all are scalars."""
+    _check_metrics(f"{type(algo).__name__}.metrics", found)
+    return found
+
+
+def _check_metrics(name: str, metrics: Metrics) -> None:
+    for metric, figure in metrics.items():
         for part in figure if isinstance(figure, Mean) else (figure,):
             _check_scalar(f"{name}: the metric {metric}", part, "take losses.mean(values, mask)")
-    return found
 
 
 def _check_scalar(name: str, found: Any, how: str) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The update that all algorithms share: from a batch to new weights.
 
-batch -> statistics -> prepare -> for each minibatch:
+batch -> statistics -> prepare, metrics -> for each minibatch, until stops_after:
     gradients of its slices -> joined over ranks -> checked -> clipped -> step -> after_step
 -> a new version of the weights
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.algos import saving
 from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
-from torchbeast.core.algos.checks import checked_losses
+from torchbeast.core.algos.checks import checked_losses, checked_metrics
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.counters import Counters
 from torchbeast.core.algos.gradients import (
@@ -94,9 +94,9 @@ class OptimiserStep(Generic[BatchT]):
         """Learns from a batch; returns figures to log.
 
         These are terms, total_loss, metrics and grad_norm (before clipping), each a mean over the
-        minibatches, and learning_rate. With several optimisers the figures grad_norm and
-        learning_rate have the optimiser's name in front: "critic_grad_norm". A metric of no steps
-        is left out.
+        minibatches, metrics of the whole batch, and learning_rate. With several optimisers the
+        figures grad_norm and learning_rate have the optimiser's name in front: "critic_grad_norm".
+        A metric of no steps is left out.
 
         Raises NonFiniteError when a loss or gradient is NaN or infinite, and ValueError when
         `losses` returns terms that cannot be minimised. The weights are then as the previous
@@ -105,10 +105,20 @@ class OptimiserStep(Generic[BatchT]):
         with self._observing(batch):
             with torch.no_grad():
                 prepared = self.algo.prepare(batch)
-            learnt = [self._learn(minibatch) for minibatch in self.algo.minibatches(prepared)]
-        figures = _means(learnt) | {f"{m.prefix}learning_rate": m.rate for m in self._minimisers}
+                metrics = checked_metrics(self.algo, self.algo.metrics(prepared))
+                of_batch = _divided(_fetch(_addends(metrics, 1.0)))
+            figures = _means(list(self._learnt(prepared))) | of_batch
+        rates = {f"{m.prefix}learning_rate": m.rate for m in self._minimisers}
         self._count(batch.env_steps)
-        return figures
+        return figures | rates
+
+    def _learnt(self, prepared: BatchT) -> Iterator[dict[str, float]]:
+        """Learns from one minibatch after the other; yields the figures of each."""
+        for minibatch in self.algo.minibatches(prepared):
+            figures = self._learn(minibatch)
+            yield figures
+            if self.algo.stops_after(figures):
+                return
 
     @contextmanager
     def _observing(self, batch: BatchT) -> Iterator[None]:
@@ -343,6 +353,8 @@ def _divided(figures: Mapping[str, float]) -> dict[str, float]:
 
 def _fetch(figures: Mapping[str, Tensor]) -> dict[str, float]:
     """Returns the figures as floats, with a single transfer from the device."""
+    if not figures:
+        return {}
     values = torch.stack([value.detach().float() for value in figures.values()])
     return dict(zip(figures, values.tolist(), strict=True))
 
