@@ -9,6 +9,7 @@ from typing import Any
 from torchbeast.core.algos.config import OptimiserConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import OptimiserStep
+from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Discrete
 
@@ -19,15 +20,26 @@ def impala(actor: Any, kind: type[Impala] = Impala, **settings: Any) -> Optimise
     settings: fields of its Configs, and arguments of OptimiserStep. An actor without a distribution
     gets one of three actions.
     """
+    return _step(actor, kind, settings)
+
+
+def ppo(actor: Any, kind: type[PPO] = PPO, **settings: Any) -> OptimiserStep[Any]:
+    """Returns the optimiser step of PPO, or a subclass, with this actor; settings as above."""
+    return _step(actor, kind, settings)
+
+
+def _step(actor: Any, kind: type[Any], settings: dict[str, Any]) -> OptimiserStep[Any]:
     if not hasattr(actor, "distribution"):
         actor.distribution = distribution_for(Discrete(3))
     settings = {"reward_clipping": "abs_one", "total_steps": 10_000} | settings
     optimiser, step = (_taken(settings, config) for config in (OptimiserConfig, StepConfig))
-    own = _taken(settings, kind.Config)
-    config = kind.Config(optimiser=OptimiserConfig(**optimiser), **own)
+    config = kind.Config(**_taken(settings, kind.Config))
+    optimiser = dataclasses.replace(config.optimiser, **optimiser)
+    config = dataclasses.replace(config, optimiser=optimiser)
     return OptimiserStep(kind(actor, config), StepConfig(**step), **settings)
 
 
 def _taken(settings: dict[str, Any], config: Any) -> dict[str, Any]:
-    names = {field.name for field in dataclasses.fields(config)}
+    fields = (field for field in dataclasses.fields(config) if field.type != "OptimiserConfig")
+    names = {field.name for field in fields}
     return {name: settings.pop(name) for name in names & set(settings)}

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from torchbeast.core.actors.contract import ModelOutput as ModelOutput
     from torchbeast.core.algos.base import Algorithm as Algorithm
     from torchbeast.core.algos.config import ImpalaConfig as ImpalaConfig
+    from torchbeast.core.algos.config import PPOConfig as PPOConfig
     from torchbeast.core.algos.impala import Impala as Impala
+    from torchbeast.core.algos.ppo import PPO as PPO
     from torchbeast.core.distributions import distribution_for as distribution_for
     from torchbeast.core.envs.spaces import ArraySpec as ArraySpec
     from torchbeast.core.envs.spaces import Discrete as Discrete
@@ -54,6 +56,8 @@ _FOUND_IN = {
     "ImpalaConfig": "core.algos.config",
     "ModelInputs": "core.actors.contract",
     "ModelOutput": "core.actors.contract",
+    "PPO": "core.algos.ppo",
+    "PPOConfig": "core.algos.config",
     "Rollout": "core.storages.rollout",
     "RunError": "errors",
     "SyncVecEnv": "core.envs.vec_env",
@@ -68,6 +72,7 @@ _FOUND_IN = {
 }
 
 __all__ = [
+    "PPO",
     "Acted",
     "Actor",
     "ActorCritic",
@@ -81,6 +86,7 @@ __all__ = [
     "ImpalaConfig",
     "ModelInputs",
     "ModelOutput",
+    "PPOConfig",
     "Rollout",
     "RunError",
     "SyncVecEnv",

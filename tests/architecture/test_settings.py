@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from torchbeast.bench.flags import BenchFlags
+from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import (
     MonoBeastFlags,
     PolyBeastEnvFlags,
@@ -23,6 +24,7 @@ from torchbeast.cli.flags import (
     PolyBeastLearnerFlags,
     RayBeastFlags,
 )
+from torchbeast.core.algos.registry import ALGOS, DEFAULT
 from torchbeast.sweep.flags import SweepFlags
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
@@ -35,6 +37,7 @@ PROGRAMS = [
     RayBeastFlags,
     BenchFlags,
     SweepFlags,
+    *(with_algorithm(MonoBeastFlags, name) for name in ALGOS if name != DEFAULT),
 ]
 
 

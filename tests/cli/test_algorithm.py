@@ -180,7 +180,7 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
     [
         (
             "nosuch",
-            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, or my_module",
+            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, ppo, or my_",
         ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),

@@ -32,6 +32,7 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
 REQUIRED = [
     "cartpole",
     "cartpole-lstm",
+    "cartpole-ppo",
     "catch",
     "memory",
     "multidiscrete",
@@ -54,7 +55,7 @@ def test_the_documented_presets_exist() -> None:
 @pytest.mark.parametrize("program", LEARNERS)
 def test_a_preset_is_the_same_as_its_flags_written_out(program: str, name: str) -> None:
     """Compares through the parser, which also checks names and types."""
-    own = flags_of(program)
+    own = flags_of(program, "--preset", name)
     flags = {flag: value for flag, value in PRESETS[name].flags.items() if flag in own}
     words = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items()]
     assert flags_of(program, "--preset", name) == {**flags_of(program, *words), "preset": name}
@@ -63,8 +64,8 @@ def test_a_preset_is_the_same_as_its_flags_written_out(program: str, name: str) 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_both_programs_have_every_flag_of_a_preset(name: str) -> None:
-    both = set(flags_of("monobeast")) & set(flags_of("polybeast"))
-    assert set(PRESETS[name].flags) <= both
+    both = (set(flags_of(program, "--preset", name)) for program in ("monobeast", "polybeast"))
+    assert set(PRESETS[name].flags) <= set.intersection(*both)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -46,9 +46,9 @@ class DefaultsFlags:
     """Choices that set the defaults of other flags."""
 
     algo: str = registry.DEFAULT
-    """Algorithm: impala; laser, which also learns from a replay (--replay_size); or
-    package.module:MyAlgo for your own. Its settings become flags, which --help lists with those of
-    the program. A run that is resumed keeps its algorithm."""
+    """Algorithm: impala; laser, which also learns from a replay (--replay_size); ppo, which learns
+    from each batch several times; or package.module:MyAlgo for your own. Its settings become flags,
+    which --help lists with those of the program. A run that is resumed keeps its algorithm."""
     preset: str | None = None
     """Settings that belong together take the place of the defaults below and above;
     help lists them."""

@@ -78,6 +78,20 @@ PRESETS: dict[str, Preset] = {
         "CartPole-v1: 500 steps upright.",
         {**_CARTPOLE, "total_steps": 250_000},
     ),
+    "cartpole-ppo": Preset(
+        "CartPole-v1 with PPO.",
+        {
+            "algo": "ppo",
+            "env": "CartPole-v1",
+            "num_actors": 8,
+            "unroll_length": 128,
+            "batch_size": 8,
+            "learning_rate": 0.001,
+            "grad_norm_clipping": 0.5,
+            "reward_scale": 0.1,
+            "total_steps": 150_000,
+        },
+    ),
     "cartpole-lstm": Preset(
         "CartPole-v1 with an LSTM.",
         {**_CARTPOLE, "use_lstm": True, "reward_scale": 1.0, "total_steps": 600_000},

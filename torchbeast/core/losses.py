@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three losses of an actor-critic, and reward clipping.
+"""The losses of actor-critics, and reward clipping.
 
 T is time, B is batch. By default every loss is summed over both, as in IMPALA; reduction "mean"
 makes the learning rate independent of T * B. Where a mask [T, B] is given, steps at which it is
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
 
 from torchbeast.core.checks import one_of
@@ -45,6 +46,46 @@ def baseline_loss(
 ) -> Tensor:
     """Returns 0.5 * (vs - V)^2, reduced to a scalar; errors: vs - V [T, B]."""
     return 0.5 * _reduce(masked(errors, mask).square(), reduction, mask)
+
+
+def clipped_policy_loss(
+    log_ratios: Tensor,
+    advantages: Tensor,
+    clip: float,
+    reduction: Reduction = "sum",
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Returns -min(r * advantage, clamp(r, 1 - clip, 1 + clip) * advantage), reduced to a scalar.
+
+    It is PPO's (arXiv 1707.06347, equation 7): nothing is gained by moving a ratio r further than
+    clip in the direction in which the advantage asks for it.
+
+    log_ratios: [T, B] log r, r = pi(a) / mu(a). advantages: [T, B], without a gradient.
+    """
+    ratios, advantages = masked(log_ratios, mask).exp(), masked(advantages.detach(), mask)
+    clipped = ratios.clamp(1.0 - clip, 1.0 + clip)
+    return -_reduce(torch.minimum(ratios * advantages, clipped * advantages), reduction, mask)
+
+
+def clipped_baseline_loss(
+    values: Tensor,
+    old_values: Tensor,
+    targets: Tensor,
+    clip: float,
+    reduction: Reduction = "sum",
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Returns 0.5 * max((vs - V)^2, (vs - clamp(V, V_old - clip, V_old + clip))^2), reduced to a
+    scalar: nothing is gained by moving a value further than clip towards its target.
+
+    values, old_values, targets: [T, B] V, V_old and vs; the last two without a gradient.
+    """
+    old_values, targets = old_values.detach(), targets.detach()
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    squares = torch.maximum(
+        masked(targets - values, mask).square(), masked(targets - clipped, mask).square()
+    )
+    return 0.5 * _reduce(squares, reduction, mask)
 
 
 def entropy_loss(

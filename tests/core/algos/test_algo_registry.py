@@ -9,6 +9,7 @@ import pytest
 
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.registry import ALGOS, config_of, find
 
 
@@ -21,7 +22,7 @@ def nothing() -> None:
 
 
 def test_every_registered_algorithm_is_found_and_has_a_config_of_defaults() -> None:
-    assert find("impala") is Impala and find("laser") is Laser
+    assert find("impala") is Impala and find("laser") is Laser and find("ppo") is PPO
     for name in ALGOS:
         assert dataclasses.is_dataclass(find(name).Config())
         assert config_of(name) is find(name).Config
@@ -37,7 +38,7 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
         (
             "impalla",
             ValueError,
-            "no algorithm 'impalla': use impala, laser, or my_module:MyAlgo; did",
+            "no algorithm 'impalla': use impala, laser, ppo, or my_module:MyAlgo; did",
         ),
         ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
         (f"{__name__}:Other", ValueError, "cannot import the algorithm .* has no 'Other'"),

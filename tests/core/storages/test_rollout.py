@@ -143,6 +143,69 @@ def test_each_part_of_a_split_has_the_final_observations_of_its_own_truncations(
     assert torch.equal(torch.cat(seen), rollout.final_observation)
 
 
+CUTS = [(0, 0), (4, 0), (1, 2), (2, 0), (5, 1), (3, 3), (5, 3)]  # (row, column), none in column 4
+
+
+def test_taken_columns_come_in_the_order_asked_for_with_their_final_observations(
+    make_rollout: Make,
+) -> None:
+    rollout = make_rollout(T, 5, truncated=CUTS, state=(torch.randn(2, 5, 4),))
+    which = [3, 0, 4, 2]
+    taken = rollout.take(torch.tensor(which))
+    taken.check()
+    parts = rollout.split(1)
+    for name in ("observation", "action", "reward", "truncated", "env_index"):
+        expected = torch.cat([getattr(parts[column], name) for column in which], 1)
+        assert torch.equal(getattr(taken, name), expected), name
+    finals = torch.cat([parts[column].final_observation for column in which])
+    assert len(finals) == 5 and torch.equal(taken.final_observation, finals)
+    states = rollout.initial_agent_state[0][:, which]
+    assert torch.equal(taken.initial_agent_state[0], states)
+    assert (taken.num_steps, taken.env_steps) == (T * 4, 0)
+
+
+def test_a_taken_step_has_its_own_two_rows_and_final_observation(make_rollout: Make) -> None:
+    valid = torch.ones(T + 1, 5, dtype=torch.bool)
+    valid[3, 1] = False
+    rollout = make_rollout(T, 5, truncated=CUTS, valid=valid)
+    rows, columns = rollout.truncations()
+    finals = {
+        place: rollout.final_observation[number]
+        for number, place in enumerate(zip(rows.tolist(), columns.tolist(), strict=True))
+    }
+    which = torch.randperm(T * 5)
+    taken = rollout.take_steps(which)
+    taken.check()
+    assert (taken.unroll_length, taken.num_steps, taken.env_steps) == (1, T * 5 - 1, 0)
+    seen = []
+    for i, number in enumerate(which.tolist()):
+        row, column = number // 5, number % 5
+        for name in ("observation", "action", "reward", "done", "valid", "policy_version"):
+            found, all_rows = getattr(taken, name), getattr(rollout, name)
+            assert torch.equal(found[:, i], all_rows[row : row + 2, column]), name
+        assert torch.equal(
+            taken.extras["policy_logits"][1, i], rollout.extras["policy_logits"][row + 1, column]
+        )
+        if (row + 1, column) in finals:
+            seen.append(finals[row + 1, column])
+    assert len(seen) == len(finals) == 6
+    assert torch.equal(taken.final_observation, torch.stack(seen))
+
+
+def test_taken_rows_are_copies(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B)
+    before = rollout.reward.clone()
+    rollout.take(torch.arange(B)).reward.fill_(9.0)
+    rollout.take_steps(torch.arange(T * B)).reward.fill_(9.0)
+    assert torch.equal(rollout.reward, before)
+
+
+def test_steps_of_a_recurrent_network_cannot_be_taken_one_by_one(make_rollout: Make) -> None:
+    rollout = make_rollout(T, B, state=(torch.zeros(1, B, 2),))
+    with pytest.raises(ValueError, match="single steps of a recurrent network have no state"):
+        rollout.take_steps(torch.arange(2))
+
+
 def test_what_is_not_wider_than_a_part_is_not_split(make_rollout: Make) -> None:
     rollout = make_rollout(T, B)
     assert rollout.split(B) == [rollout]

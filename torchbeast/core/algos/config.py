@@ -124,3 +124,40 @@ class LaserConfig(ImpalaConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         above(0, replay_kl_threshold=self.replay_kl_threshold)
+
+
+def _adam() -> OptimiserConfig:
+    return OptimiserConfig(optimiser="adam", learning_rate=0.00025, epsilon=0.00001)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig(ImpalaConfig):
+    """PPO's loss and optimiser. Losses are means over a minibatch, not sums."""
+
+    num_epochs: int = 4
+    """Times that each batch is learnt from."""
+    num_mini_batch: int = 4
+    """Minibatches of an epoch, with an optimiser step each: shuffled steps, or with a recurrent
+    network whole rollouts."""
+    clip_param: float = 0.2
+    """An action's probability is moved by at most this share, up or down, from what it was when
+    the action was chosen."""
+    use_clipped_value_loss: bool = True
+    """Move a value, too, by at most --clip_param from what it was before the first epoch."""
+    gae_lambda: float = 0.95
+    """Decay of the errors that an advantage adds up: 0 takes the first alone, 1 all until the
+    rollout's end."""
+    normalise_advantages: bool = True
+    """Give the advantages of each minibatch mean 0 and deviation 1."""
+    target_kl: float | None = None
+    """Leave out the rest of a batch's minibatches after one whose mean KL divergence from the
+    policy that acted was above this, in nats. Default: leave out none."""
+    entropy_cost: float = 0.01
+    """Weight of the entropy bonus, a mean over the steps: more keeps exploring longer."""
+    optimiser: OptimiserConfig = field(default_factory=_adam)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, num_epochs=self.num_epochs, num_mini_batch=self.num_mini_batch)
+        above(0, clip_param=self.clip_param, target_kl=self.target_kl)
+        between(0, 1, gae_lambda=self.gae_lambda)

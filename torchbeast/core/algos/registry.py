@@ -15,11 +15,13 @@ FOR_REPLAY = "laser"  # what a run learns with that has a replay and names no ot
 ALGOS = {
     DEFAULT: "torchbeast.core.algos.impala:Impala",
     FOR_REPLAY: "torchbeast.core.algos.laser:Laser",
+    "ppo": "torchbeast.core.algos.ppo:PPO",
 }
 # Configs that are kept apart from their algorithm, whose module imports torch.
 _CONFIGS = {
     DEFAULT: "torchbeast.core.algos.config:ImpalaConfig",
     FOR_REPLAY: "torchbeast.core.algos.config:LaserConfig",
+    "ppo": "torchbeast.core.algos.config:PPOConfig",
 }
 
 

@@ -37,6 +37,15 @@ def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
     return _unroll_at_once(model, rollout)
 
 
+def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Returns policy logits [T, B, num_params] and values [T, B] of rows 0..T-1, after which the
+    actions of the T steps were chosen.
+    """
+    rows = _inputs(rollout, 0, rollout.unroll_length)
+    output = model(rows, rollout.initial_agent_state)
+    return output.policy_logits, output.baseline
+
+
 def rewards_and_discounts(
     rollout: Rollout,
     final_values: Tensor,

@@ -21,10 +21,11 @@ running statistics.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchbeast.core.losses import both
@@ -163,6 +164,49 @@ class Rollout:
     def columns(self, start: int, end: int) -> Rollout:
         """Returns columns start..end-1, which share memory. No later column is looked at."""
         return self._columns(start, end, self._first_finals())
+
+    def take(self, which: Tensor) -> Rollout:
+        """Returns copies of columns [N] in this order, which count as learnt, not as collected."""
+        rows = torch.arange(len(self.reward), device=which.device)
+        taken = self._gathered(
+            rows.unsqueeze(1).expand(-1, len(which)), which.expand(len(rows), -1)
+        )
+        state = map_leaves(lambda leaf: leaf[:, which], self.initial_agent_state)
+        return replace(taken, initial_agent_state=state)
+
+    def take_steps(self, which: Tensor) -> Rollout:
+        """Returns copies of single steps as columns of two rows, [2, N]; they count as learnt, not
+        as collected.
+
+        which: int64 [N]; number t * B + b is the step from row t to row t + 1 of column b. Only for
+        feed-forward networks: the state of a recurrent one is known for row 0 alone.
+        """
+        if flatten(self.initial_agent_state):
+            raise ValueError("single steps of a recurrent network have no state: take columns")
+        rows, columns = which.div(self.batch_size, rounding_mode="floor"), which % self.batch_size
+        return self._gathered(torch.stack([rows, rows + 1]), torch.stack([columns, columns]))
+
+    def _gathered(self, rows: Tensor, columns: Tensor) -> Rollout:
+        """Returns new columns, row by row from these places [R, N], without a recurrent state."""
+        parts = self._tensors()
+        final = parts.pop("final_observation")
+        apart = ("initial_agent_state", "final_agent_state")
+        gathered = {name: part for name, part in parts.items() if name not in apart}
+        numbers = self._final_numbers()[rows[1:], columns[1:]].T
+        here = numbers[numbers >= 0]
+        return Rollout(
+            **_mapped(lambda leaf: leaf[rows, columns], gathered),
+            final_observation=map_leaves(lambda leaf: leaf[here], final),
+            initial_agent_state=(),
+            collected=0,
+        )
+
+    def _final_numbers(self) -> Tensor:
+        """Returns the number [T+1, B] of each row's final observation, -1 where there is none."""
+        rows, columns = self.truncations()
+        numbers = torch.full_like(self.env_index, -1)
+        numbers[rows, columns] = torch.arange(len(rows), device=rows.device)
+        return numbers
 
     def _first_finals(self) -> list[int]:
         """Returns where the final observations of each column begin, and behind the last's."""

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO: several epochs on each batch, with clipped ratios (Schulman et al. 2017, arXiv 1707.06347).
+
+    total = -mean min(r A, clamp(r, 1 - clip, 1 + clip) A) + baseline_cost * 0.5 * mean max((vs -
+    V)^2, (vs - V_clipped)^2) + entropy_cost * mean pi log pi,      r = pi(a) / mu(a)
+
+mu is the policy that chose the action, which travels with the rollout and stays the same in all
+epochs. Advantages A (GAE), targets vs = V + A and the V that V_clipped is near to are computed once
+per batch, by the weights before its first optimiser step. Policy and value of rows 0..T-1 belong to
+the actions, rewards and dones of rows 1..T; V of row T is the bootstrap.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchbeast.core import losses, returns
+from torchbeast.core.actors.contract import Actor, ActorCritic
+from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.config import PPOConfig
+from torchbeast.core.algos.unroll import policies_and_values, rewards_and_discounts, unroll
+from torchbeast.core.losses import Mean
+from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import UsageError
+
+
+class PPO(Algorithm[Rollout]):
+    """Learns from rollouts of the newest policy, several times."""
+
+    Config = PPOConfig
+    needs = ("policy_logits",)
+    separable = True
+    reduction = "mean"
+    actor: ActorCritic
+    config: PPOConfig
+
+    def __init__(self, actor: Actor, config: PPOConfig) -> None:
+        super().__init__(actor, config)
+        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
+
+    def prepare(self, batch: Rollout) -> Rollout:
+        """Adds advantages, old_values and value_targets to the extras, [T+1, B] like the actions
+        that they belong to.
+        """
+        config = self.config
+        _, values, final_values = unroll(self.actor, batch)
+        values, bootstrap_value = values[:-1].float(), values[-1].float()
+        rewards, discounts = rewards_and_discounts(
+            batch, final_values, config.discounting, config.reward_scale, config.reward_clipping
+        )
+        advantages = returns.gae(
+            rewards=rewards,
+            values=values,
+            bootstrap_value=bootstrap_value,
+            discounts=discounts,
+            lambda_=config.gae_lambda,
+            mask=batch.mask,
+        )
+        found = {
+            "advantages": advantages,
+            "old_values": values,
+            "value_targets": values + advantages,
+        }
+        of_actions = {name: F.pad(leaf, (0, 0, 1, 0)) for name, leaf in found.items()}
+        return dataclasses.replace(batch, extras=batch.extras | of_actions)
+
+    def metrics(self, batch: Rollout) -> Mapping[str, Tensor]:
+        """Returns explained_variance, 1 - var(vs - V) / var(vs), unless all vs are equal: 1 for
+        perfect values, 0 for values that say nothing.
+        """
+        steps = _valid(batch)
+        targets = batch.extras["value_targets"][1:][steps]
+        errors = batch.extras["advantages"][1:][steps]
+        variance = targets.var(correction=0)
+        if not variance > 0:
+            return {}
+        return {"explained_variance": 1.0 - errors.var(correction=0) / variance}
+
+    def minibatches(self, batch: Rollout) -> Iterator[Rollout]:
+        """Yields num_mini_batch parts of the batch for each epoch, shuffled anew: single steps, or
+        with a recurrent network whole columns.
+        """
+        for _ in range(self.config.num_epochs):
+            for minibatch in self._shuffled(batch):
+                is_normal = self.config.normalise_advantages
+                yield _with_normal_advantages(minibatch) if is_normal else minibatch
+
+    def _shuffled(self, batch: Rollout) -> Iterator[Rollout]:
+        count, parts = batch.unroll_length * batch.batch_size, self.config.num_mini_batch
+        take = batch.take_steps
+        if flatten(batch.initial_agent_state):
+            count, take = batch.batch_size, batch.take
+        if count < parts:
+            raise UsageError(
+                f"--num_mini_batch {parts} cannot be made of {count} "
+                f"{'rollouts' if take == batch.take else 'steps'}: give at most {count}, or a "
+                "larger --batch_size"
+            )
+        order = torch.randperm(count).to(batch.reward.device)
+        yield from (take(which) for which in order.tensor_split(parts))
+
+    def losses(self, minibatch: Rollout) -> Losses:
+        """Returns pg_loss, baseline_loss and entropy_loss, with costs, the mean entropy, and how
+        far the policy is from the one that acted.
+        """
+        config, distribution = self.config, self.actor.distribution
+        policy_logits, values = policies_and_values(self.actor, minibatch)
+        logits = policy_logits.float()
+        actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
+        extras = {name: leaf[1:].float() for name, leaf in minibatch.extras.items()}
+        behavior_log_probs = distribution.log_prob(extras["policy_logits"], actions)
+        log_ratios = distribution.log_prob(logits, actions) - behavior_log_probs
+        entropies = distribution.entropy(logits)
+        how, mask, clip = self.reduction, minibatch.mask, config.clip_param
+        pg_loss = losses.clipped_policy_loss(log_ratios, extras["advantages"], clip, how, mask)
+        terms = {
+            "pg_loss": pg_loss,
+            "baseline_loss": config.baseline_cost
+            * self._baseline_loss(values.float(), extras["old_values"], minibatch),
+            "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, mask),
+        }
+        ratios = _of_ratios(log_ratios.detach(), clip, mask)
+        return Losses(terms, {"entropy": losses.mean(entropies, mask), **ratios})
+
+    def _baseline_loss(self, values: Tensor, old_values: Tensor, minibatch: Rollout) -> Tensor:
+        config, how, mask = self.config, self.reduction, minibatch.mask
+        targets = minibatch.extras["value_targets"][1:]
+        if config.use_clipped_value_loss:
+            return losses.clipped_baseline_loss(
+                values, old_values, targets, config.clip_param, how, mask
+            )
+        return losses.baseline_loss(targets - values, how, mask)
+
+    def stops_after(self, figures: Mapping[str, float]) -> bool:
+        """Returns whether the policy has moved further than target_kl from the one that acted."""
+        limit = self.config.target_kl
+        return limit is not None and figures.get("approx_kl", 0.0) > limit
+
+
+def _of_ratios(log_ratios: Tensor, clip: float, mask: Tensor | None) -> dict[str, Mean]:
+    """Returns metrics of log_ratios [T, B], each over the valid steps: approx_kl, an estimate of
+    KL(mu || pi) that is never negative, mean (r - 1) - log r; clip_fraction, the share of ratios r
+    further than clip from 1; the mean of r, which is 1 but for chance, and of |r - 1|.
+    """
+    log_ratios = losses.masked(log_ratios, mask)
+    ratios = log_ratios.exp()
+    distances = (ratios - 1.0).abs()
+    figures = {
+        "approx_kl": ratios - 1.0 - log_ratios,
+        "clip_fraction": (distances > clip).float(),
+        "ratio": ratios,
+        "ratio_distance": distances,
+    }
+    return {name: losses.mean(figure, mask) for name, figure in figures.items()}
+
+
+def _with_normal_advantages(minibatch: Rollout) -> Rollout:
+    """Returns the minibatch with advantages of mean 0 and deviation 1 over its valid steps."""
+    advantages = minibatch.extras["advantages"]
+    seen = advantages[1:][_valid(minibatch)]
+    normal = (advantages - seen.mean()) / (seen.std(correction=0) + 1e-8)
+    return dataclasses.replace(minibatch, extras={**minibatch.extras, "advantages": normal})
+
+
+def _valid(rollout: Rollout) -> Tensor:
+    """Returns which steps [T, B] are learnt from, bool."""
+    mask = rollout.mask
+    return torch.ones_like(rollout.done[1:], dtype=torch.bool) if mask is None else mask
