@@ -5,9 +5,9 @@ usage: PYTHONPATH=.:benchmarks python benchmarks/replay_learning.py train RUNS_F
        PYTHONPATH=.:benchmarks python benchmarks/replay_learning.py keep RUNS_FOLDER
 
 `train` trains every variant of `VARIANTS` with MonoBeast, one run after the other, and skips runs
-that are complete, so that the same command continues after an interruption. `keep` writes a CSV per
-run and a curve per game to docs/results/replay, and prints the tables of its README: mean returns
-by env steps, and by seconds. Use seeds that the settings were not tuned on.
+that are complete, so that the same command continues after an interruption. `keep` writes a CSV for
+each run that exists and a curve per game to docs/results/replay, and prints their tables. Use seeds
+that the settings were not tuned on.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchbeast.reporting.log_files import read_logs
 
 GAMES = ("Breakout", "SpaceInvaders")
 STEPS = 1_000_000
-STEPS_WITH_REPLAY = 500_000
+HALF = STEPS // 2
 MILESTONES = (100_000, 250_000, 500_000, 750_000, 1_000_000)
 RATIOS = (1, 2, 4, 7)
 ENTROPY_COST = 0.03  # the preset's
@@ -48,23 +48,27 @@ class Run(NamedTuple):
         return f"{self.game.lower()}-{self.variant}-{self.seed}"
 
 
-def _replay(steps: int, ratio: int, entropy_cost: float) -> Flags:
-    """Returns the flags of a replay."""
+def _replay(
+    steps: int, ratio: int, size: int = 200_000, entropy_cost: float | None = None
+) -> Flags:
+    """Returns the flags of a replay.
+
+    entropy_cost: by default as much for each state that is learnt from as without replay. The bonus
+        counts over new rollouts only, so its cost grows with what is learnt beside them.
+    """
+    cost = (1 + ratio) * ENTROPY_COST if entropy_cost is None else entropy_cost
     return (
-        *("--total_steps", str(steps), "--replay_size", "200000"),
-        *("--replay_ratio", str(ratio), "--entropy_cost", f"{entropy_cost:g}"),
+        *("--total_steps", str(steps), "--replay_size", str(size)),
+        *("--replay_ratio", str(ratio), "--entropy_cost", f"{cost:g}"),
     )
 
 
-# The entropy bonus counts over new rollouts only: its cost grows with what is learnt beside them.
 VARIANTS: dict[str, Flags] = {
     "no-replay": ("--total_steps", str(STEPS)),
-    **{
-        f"ratio-{ratio}": _replay(STEPS_WITH_REPLAY, ratio, (1 + ratio) * ENTROPY_COST)
-        for ratio in RATIOS
-    },
+    "ratio-4": _replay(STEPS, 4),
+    **{f"ratio-{ratio}-half": _replay(HALF, ratio) for ratio in RATIOS},
     "replay-alone": (
-        *_replay(STEPS_WITH_REPLAY, 3, ENTROPY_COST),
+        *_replay(STEPS, 4, size=STEPS, entropy_cost=ENTROPY_COST),
         *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
     ),
 }
@@ -85,7 +89,7 @@ def main() -> None:
             train(run, runs)
         return
     for game in GAMES:
-        keep([run for run in planned if run.game == game], runs)
+        keep([run for run in planned if run.game == game and (runs / run.name).exists()], runs)
 
 
 def _arguments() -> argparse.Namespace:
