@@ -27,7 +27,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
-    expected = Compared(program="monobeast", set={"learning_rate": ["0.1", "0.2"]}, words=WORDS)
+    values = {"learning_rate": ["0.1", "0.2"]}
+    expected = Compared(program="monobeast", set=values, words=WORDS, shared_replay=False)
     assert compared(SweepConfig(name="mine"), [], folder) == expected
 
 

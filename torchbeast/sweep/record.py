@@ -35,7 +35,7 @@ class Compared:
     program: ProgramName
     set: Values  # by their flags
     words: list[str]  # the flags that all agents have
-    shared_replay: bool = False
+    shared_replay: bool
 
     def settings(self) -> dict[str, Any]:
         """Returns every setting of the first agent, by the names of flags."""
