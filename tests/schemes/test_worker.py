@@ -73,6 +73,43 @@ def test_a_recurrent_layer_acts_with_the_newest_weights() -> None:
         assert torch.equal(replica(inputs)[0], sent(inputs)[0])
 
 
+def test_a_network_acts_with_the_newest_weights_by_any_name_that_it_has_for_them() -> None:
+    class Aliased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.weights = [self.layer.weight]
+
+    replica, weights = Aliased(), ReceivedWeights()
+    sent = Aliased()
+    weights.receive(1, packed(sent))
+    weights.refresh(replica, None)
+    assert torch.equal(replica.weights[0], sent.layer.weight)
+
+
+def test_embeddings_that_acting_renormalises_are_a_copy() -> None:
+    replica, weights = nn.Sequential(nn.Embedding(4, 8, max_norm=0.5)), ReceivedWeights()
+    sent = packed(nn.Sequential(nn.Embedding(4, 8)))
+    before = sent["0.weight"].copy()
+    weights.receive(1, sent)
+    weights.refresh(replica, None)
+    assert (replica(torch.arange(4)).norm(dim=1) < 0.51).all()
+    np.testing.assert_array_equal(sent["0.weight"], before)
+
+
+def test_a_buffer_with_two_names_is_a_copy() -> None:
+    replica, weights = nn.Module(), ReceivedWeights()
+    shared = torch.zeros(2)
+    replica.register_buffer("first", shared)
+    replica.register_buffer("second", shared)
+    sent = packed(replica)
+    weights.receive(1, sent)
+    weights.refresh(replica, None)
+    assert isinstance(replica.second, torch.Tensor)
+    replica.second += 1
+    assert not sent["second"].any()
+
+
 def test_weights_that_are_held_are_not_loaded_again() -> None:
     replica, weights = Mixed(), ReceivedWeights()
     weights.receive(3, {})

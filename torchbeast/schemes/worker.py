@@ -187,11 +187,24 @@ def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:
 def _use(state: Mapping[str, Tensor], replica: nn.Module) -> None:
     """Lets the model act with parameters where they are: all workers of a node share that memory.
 
-    Buffers are copied: a network may write to them, which would end the process.
+    A copy of all else: a network may write to its buffers, and others would see it. Parameters and
+    buffers remain the same objects, as a network may refer to them by other names too.
     """
-    buffers = {name for name, _ in replica.named_buffers()}
-    own = {name: tensor.clone() if name in buffers else tensor for name, tensor in state.items()}
-    replica.load_state_dict(own, assign=True)
+    written = _written_by_forward(replica)
+    parameters = dict(replica.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        parameter.data = state[name].clone() if name in written else state[name]
+    others = {name: entry for name, entry in state.items() if name not in parameters}
+    replica.load_state_dict(others, strict=False)
+
+
+def _written_by_forward(model: nn.Module) -> set[str]:
+    """Returns the names of parameters that acting writes to: embeddings that it renormalises."""
+    return {
+        f"{name}.weight".removeprefix(".")
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.max_norm is not None
+    }
 
 
 def _as_bytes(tensor: Tensor) -> np.ndarray:
