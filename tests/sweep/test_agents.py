@@ -119,6 +119,6 @@ def test_flags_of_the_sweep_are_taken_and_all_others_passed_on() -> None:
 
 @pytest.mark.parametrize("program", FLAGS)
 def test_no_flag_of_the_sweep_hides_one_of_a_program(program: str) -> None:
-    """All but --savedir, which the sweep passes on."""
+    """All but --savedir and --address, which the sweep passes on."""
     both = set(names(SweepFlags)) & set(names(FLAGS[program]))
-    assert both == {"savedir"}
+    assert both == {"savedir", "address"} & set(names(FLAGS[program]))

@@ -3,66 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_child import SILENT, FakeChild
 from sweeping import agent, log
 
-from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.cores import available_cores, environment_of_share
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep import local
 from torchbeast.sweep.local import LocalRunner, Share, share_of
 from torchbeast.sweep.table import Row
 
-
-class FakeChild:
-    """A child that ends when the test says so, or is asked to."""
-
-    made: list[FakeChild]
-
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        arguments: Mapping[str, Any],
-        on_report: Callable[[dict[str, Any]], None],
-        on_end: Callable[[Exception], None],
-        environment: Mapping[str, str],
-    ) -> None:
-        self.name, self.words = name, arguments["words"]
-        self.on_report, self.on_end = on_report, on_end
-        self.asked = False
-        type(self).made.append(self)
-
-    def end(self, report: dict[str, Any] | None = None) -> None:
-        if report is not None:
-            self.on_report(report)
-        self.on_end(ProcessDied("process 1 was killed by SIGKILL"))
-
-    def ask_to_end(self) -> None:
-        self.asked = True
-
-    def end_by(self, deadline: float) -> None:
-        assert all(child.asked for child in type(self).made if child.name not in ENDED)
-        if self.name not in SILENT:
-            self.on_report({"ended": True})
-
-
-ENDED: set[str] = set()
-SILENT: set[str] = set()
-
-
-@pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeChild.made = []
-    ENDED.clear()
-    SILENT.clear()
-    monkeypatch.setattr(local, "ChildProcess", FakeChild)
-    monkeypatch.setattr(local, "_EVERY_S", 0.0)
+pytestmark = pytest.mark.usefixtures("fakes")
 
 
 def rows_of(folder: Path, count: int) -> list[Row]:
@@ -78,8 +33,7 @@ def run(rows: list[Row], at_once: int, script: list[Callable[[], None]]) -> Supe
 
 
 def end(index: int, report: dict[str, Any] | None = None) -> None:
-    ENDED.add(FakeChild.made[index].name)
-    FakeChild.made[index].end(report)
+    FakeChild.made[index].finish(report)
 
 
 def states(rows: list[Row]) -> list[str]:

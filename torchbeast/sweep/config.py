@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchbeast.core.checks import at_least, require
+from torchbeast.core.checks import above, at_least, require
 
+Scheduler = Literal["none", "asha"]
 ProgramName = Literal["monobeast", "polybeast", "raybeast"]
 
 
@@ -36,13 +37,43 @@ class SweepConfig:
     shared_replay: bool = False
     """Let all agents learn from one replay of --replay_size steps, in which each stores what it
     collects. It begins empty, also when the sweep is continued."""
+    on: Literal["local", "ray"] = "local"
+    """Where agents learn: on this machine, or as trials of Ray Tune on a Ray cluster, all nodes of
+    which must see --savedir. Needs pip install 'torchbeast[tune]'."""
+    address: str | None = None
+    """Ray cluster of --on ray: auto (the one that this machine belongs to) or HOST:PORT of its
+    head. Default: $RAY_ADDRESS, else start Ray on this machine alone, for as long as the sweep.
+    With --on local it is that of agents of raybeast."""
+    scheduler: Scheduler = "none"
+    """Whether Ray Tune ends agents early: asha compares mean returns at 1/27, 1/9 and 1/3 of the
+    steps, where the best third goes on. Needs --on ray."""
+    agent_cpus: float = 1.0
+    """CPUs of a node that Ray reserves for each agent. An agent uses as many. Needs --on ray."""
+    agent_gpus: float = 0.0
+    """GPUs of a node that Ray reserves for each agent, which sees no others. Needs --on ray."""
 
     def __post_init__(self) -> None:
         at_least(1, parallel=self.parallel)
+        at_least(0, agent_gpus=self.agent_gpus)
+        above(0, agent_cpus=self.agent_cpus)
+        self._check_ray()
         name = self.name
         require(
             name is None or (name not in ("", ".", "..", "latest") and "/" not in name),
             f"name must be a plain name of a folder other than 'latest', got {name!r}",
+        )
+
+    def _check_ray(self) -> None:
+        """Raises ValueError where settings do not fit to where agents learn."""
+        of_ray = (self.scheduler, self.agent_cpus, self.agent_gpus)
+        require(
+            self.on == "ray" or of_ray == ("none", 1.0, 0.0),
+            "scheduler, agent_cpus and agent_gpus are of Ray: give --on ray too, or leave them out",
+        )
+        require(
+            self.on == "local" or not (self.address or "").startswith("ray://"),
+            "a sweep is a part of the cluster: start it on one of its nodes with --address auto, "
+            f"or submit it as a job, instead of joining {self.address}",
         )
 
     def folder(self) -> Path:

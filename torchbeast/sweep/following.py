@@ -108,8 +108,13 @@ class Follower:
 
 def is_complete(folder: Path, figures: Figures, total_steps: int) -> bool:
     """Returns whether a run has learnt all of its steps, and has written its last checkpoint."""
+    return figures.step >= total_steps and has_ended_well(folder)
+
+
+def has_ended_well(folder: Path) -> bool:
+    """Returns whether a run has written its last checkpoint."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return figures.step >= total_steps and bool(meta.get("successful"))
+    return bool(meta.get("successful"))

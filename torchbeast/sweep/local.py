@@ -45,7 +45,7 @@ def share_of(agents: int, parallel: int | None, cores: int) -> Share:
 
 
 @dataclass
-class _Running:
+class RunningAgent:
     """A process of an agent, and its end, which threads of ChildProcess note."""
 
     row: Row
@@ -54,6 +54,7 @@ class _Running:
     death: Exception | None = None
 
     def start(self, environment: Mapping[str, str], more: Sequence[str]) -> None:
+        """Starts the process; more: flags beside those of the agent."""
         agent = self.row.agent
         arguments = {"program": agent.program, "words": [*agent.words, *more]}
         self.child = ChildProcess(
@@ -90,7 +91,10 @@ class LocalRunner:
         """Prepares running them; more: flags that all agents are given too."""
         self._share, self._more = share, more
         self._environment = environment_of_share(share.cores)
-        self._running: list[_Running] = []
+        self._running: list[RunningAgent] = []
+
+    def __str__(self) -> str:
+        return str(self._share)
 
     def run(self, rows: Sequence[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
         """Runs all agents that wait, until they or the sweep have ended; calls `show` often."""
@@ -112,7 +116,7 @@ class LocalRunner:
             if len(self._running) >= self._share.agents:
                 return
             if row.state == "waiting" and not is_in_use(row.agent.folder):
-                running = _Running(row)
+                running = RunningAgent(row)
                 running.start(self._environment, self._more)
                 self._running.append(running)
 

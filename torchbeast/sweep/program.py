@@ -7,23 +7,33 @@ import dataclasses
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Protocol
 
-from torchbeast.errors import EXIT_DONE, EXIT_FAILURE
+from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sources.servers.addresses import runtime_folder
 from torchbeast.sources.shared_replay import Served, serving
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.flags import SweepFlags
 from torchbeast.sweep.local import LocalRunner, share_of
 from torchbeast.sweep.ranking import report
+from torchbeast.sweep.ray_tune import tune_runner
 from torchbeast.sweep.record import Compared, compared
 from torchbeast.sweep.settings import Agent, agents_of
 from torchbeast.sweep.table import Board, Row
+
+
+class Runner(Protocol):
+    """Runs agents; as a text it says how."""
+
+    def run(self, rows: Sequence[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
+        """Runs all agents that wait, until they or the sweep have ended; calls `show` often."""
 
 
 def run(flags: SweepFlags, words: Sequence[str]) -> int:
@@ -31,15 +41,38 @@ def run(flags: SweepFlags, words: Sequence[str]) -> int:
 
     words: the flags of the agents' program.
     """
-    folder = flags.sweep.folder()
-    what = compared(flags.sweep, words, folder)
+    config = flags.sweep
+    folder = config.folder()
+    what = compared(config, [*words, *_address_of_agents(config)], folder)
+    _check_on_ray(config, what)
     agents = agents_of(what.program, what.set, what.words, folder, what.shared_replay)
     with _opened(folder, what) as supervisor:
         rows = [Row(agent) for agent in agents]
-        _train(rows, flags.sweep.parallel, what.shared_replay, supervisor)
-        _report(rows, folder, supervisor)
+        _train(rows, config, what.shared_replay, supervisor)
+        _report(rows, config, supervisor)
     raise_failure(supervisor.failure)
     return EXIT_FAILURE if any(row.state == "failed" for row in rows) else EXIT_DONE
+
+
+def _address_of_agents(config: SweepConfig) -> list[str]:
+    """Returns --address for agents that use Ray themselves."""
+    return [f"--address={config.address}"] if config.address and config.on == "local" else []
+
+
+def _check_on_ray(config: SweepConfig, what: Compared) -> None:
+    """Raises UsageError for sweeps that cannot run on Ray."""
+    if config.on == "local":
+        return
+    if what.program == "raybeast":
+        raise UsageError(
+            "agents of raybeast use Ray themselves, each with its own actors: leave out --on ray, "
+            "or give --program monobeast"
+        )
+    if what.shared_replay:
+        raise UsageError(
+            "agents on several machines cannot share a replay: give --on local, or leave out "
+            "--shared_replay"
+        )
 
 
 @contextmanager
@@ -56,22 +89,22 @@ def _opened(folder: Path, what: Compared) -> Iterator[Supervisor]:
 
 
 def _train(
-    rows: Sequence[Row], parallel: int | None, shared_replay: bool, supervisor: Supervisor
+    rows: Sequence[Row], config: SweepConfig, shared_replay: bool, supervisor: Supervisor
 ) -> None:
     """Runs the agents that are not complete, until they or the sweep have ended."""
-    folder, cores = rows[0].agent.folder.parent, available_cores()
-    waiting = sum(row.state == "waiting" for row in rows)
-    if not waiting:
+    if all(row.state == "done" for row in rows):
         print(f"All {len(rows)} agents are complete; a larger --total_steps continues them.")
         return
-    share = share_of(waiting, parallel or (waiting if shared_replay else None), cores)
-    title = f"{folder.name}: {_agents(len(rows), rows[0].agent)}, {share}"
-    print(f"{title}. Their files are in {folder}", flush=True)
-    if share.agents > cores:
-        print(f"That is more agents than this machine has cores ({cores}): each learns slower.")
     with ExitStack() as ending:
         replay = ending.enter_context(_shared_replay()) if shared_replay else None
-        more = [] if replay is None else [f"--replay_service={replay.address}"]
+        runner: Runner
+        if config.on == "ray":
+            runner = ending.enter_context(tune_runner(config, [row.agent for row in rows]))
+        else:
+            runner = _local_runner(rows, config.parallel, replay)
+        folder = rows[0].agent.folder.parent
+        title = f"{folder.name}: {_agents(len(rows), rows[0].agent)}, {runner}"
+        print(f"{title}. Their files are in {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 
         def show() -> None:
@@ -79,7 +112,17 @@ def _train(
             if replay is not None and replay.failure is not None:
                 supervisor.fail("the shared replay", replay.failure)
 
-        LocalRunner(share, more).run(rows, supervisor, show)
+        runner.run(rows, supervisor, show)
+
+
+def _local_runner(rows: Sequence[Row], parallel: int | None, replay: Served | None) -> LocalRunner:
+    """Divides the cores of this machine among the agents that are not complete."""
+    waiting, cores = sum(row.state == "waiting" for row in rows), available_cores()
+    share = share_of(waiting, parallel or (None if replay is None else waiting), cores)
+    if share.agents > cores:
+        print(f"{share} is more than this machine has cores ({cores}): each agent learns slower.")
+    more = [] if replay is None else [f"--replay_service={replay.address}"]
+    return LocalRunner(share, more)
 
 
 @contextmanager
@@ -94,12 +137,25 @@ def _agents(count: int, first: Agent) -> str:
     return f"{count} agent{'s' if count > 1 else ''} of {first.program}"
 
 
-def _report(rows: Sequence[Row], folder: Path, supervisor: Supervisor) -> None:
+def _report(rows: Sequence[Row], config: SweepConfig, supervisor: Supervisor) -> None:
     """Prints the ranking and the command that continues the sweep."""
+    folder = rows[0].agent.folder.parent
     if supervisor.interrupted:
         print(f"Stopped by {supervisor.reason}.", flush=True)
     report(rows, folder)
     if any(row.state != "done" for row in rows):
-        where = ["--savedir", str(folder.parent), "--name", folder.name]
+        where = ["--savedir", str(folder.parent), "--name", folder.name, *_words_of_ray(config)]
         python = Path(sys.executable).name
         print(f"Continue it:\n  {python} -m torchbeast.sweep {shlex.join(where)}", flush=True)
+
+
+def _words_of_ray(config: SweepConfig) -> list[str]:
+    """Returns the flags that run the agents on the same cluster, in the same way."""
+    if config.on == "local":
+        return []
+    default = SweepConfig()
+    return [
+        f"--{name}={getattr(config, name)}"
+        for name in ("on", "address", "scheduler", "agent_cpus", "agent_gpus")
+        if getattr(config, name) != getattr(default, name)
+    ]

@@ -20,7 +20,9 @@ from torchbeast.reporting.display import Rate
 from torchbeast.sweep.following import Follower, is_complete
 from torchbeast.sweep.settings import Agent
 
-State = Literal["waiting", "running", "stopping", "done", "stopped", "failed"]
+State = Literal[
+    "waiting", "running", "stopping", "done", "stopped", "stopped by the scheduler", "failed"
+]
 
 WIDE = 200  # columns of a table that is not on a terminal
 _LINES_EVERY_S = 30.0
@@ -58,14 +60,15 @@ class Row:
             now = time.monotonic() if now is None else now
             self.steps_per_second = self._rate.add(self.figures.step, now)
 
-    def end(self, why: str | None) -> None:
-        """Notes that the agent has ended; why: it failed, or None."""
+    def end(self, why: str | None, by_scheduler: bool = False) -> None:
+        """Notes that the agent has ended; why: it failed, or None; by_scheduler: it was stopped."""
         self.follow()
         if why is not None:
             self.state, self.why = "failed", why
+        elif self.figures.step >= self.agent.total_steps:
+            self.state = "done"
         else:
-            complete = self.figures.step >= self.agent.total_steps
-            self.state = "done" if complete else "stopped"
+            self.state = "stopped by the scheduler" if by_scheduler else "stopped"
 
     @property
     def reason(self) -> str:
@@ -161,6 +164,8 @@ class Board:
 
 def said(row: Row) -> str:
     """Returns the state of an agent in words."""
+    if row.state == "stopped by the scheduler":
+        return f"{row.state} at step {row.figures.step:,}"
     return f"failed: {row.reason}" if row.state == "failed" else row.state
 
 

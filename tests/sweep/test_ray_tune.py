@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runner on Ray, with a Tune that plays trials in turn, and processes of no program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from fake_child import FakeChild
+from sweeping import agent, finish, log
+
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.schemes.room import Node, Room
+from torchbeast.sweep import program, ray_tune, trial
+from torchbeast.sweep.config import SweepConfig
+from torchbeast.sweep.record import Compared
+from torchbeast.sweep.table import Row, said
+
+
+class FakeScheduler:
+    """Decides to stop the trials that the test names, at each of their results."""
+
+    stopped: set[str]
+    options: dict[str, Any]
+
+    def __init__(self, **options: Any) -> None:
+        FakeScheduler.options = options
+
+    def on_trial_result(self, controller: Any, trial: Any, result: Any) -> str:
+        return "STOP" if trial.config["agent"] in type(self).stopped else "CONTINUE"
+
+
+class FakeTune(ModuleType):
+    """Tune with room for so many trials, which it plays in turn in one process."""
+
+    Trainable = Callback = Stopper = object
+
+    def __init__(self, room: int = 99) -> None:
+        super().__init__("tune")
+        self.room, self.lost = room, ""  # lost: name of an agent whose node dies
+        self.broken = False  # the connection to Ray
+        self.options: dict[str, Any] = {}
+
+    def grid_search(self, values: list[str]) -> list[str]:
+        return values
+
+    def run(self, made: type, *, config: Mapping[str, Any], stop: Any, **options: Any) -> None:
+        self.options = options
+        (callback,), scheduler = options["callbacks"], options["scheduler"]
+        waiting, live = list(config["agent"]), []
+        while (waiting or live) and not stop.stop_all():
+            if self.broken:
+                raise ConnectionError("GCS is gone")
+            if waiting and len(live) < self.room:
+                live.append(self._begin(made(), waiting.pop(0), callback))
+            for each in list(live):
+                if not self._play(each, callback, scheduler):
+                    live.remove(each)
+
+    def _begin(self, actor: Any, name: str, callback: Any) -> Any:
+        actor.setup({"agent": name})
+        error = ValueError("Traceback\nActorDiedError: its node has died")
+        trial = SimpleNamespace(config={"agent": name}, actor=actor, get_error=lambda: error)
+        callback.on_trial_start(trial=trial)
+        return trial
+
+    def _play(self, trial: Any, callback: Any, scheduler: Any) -> bool:
+        """Returns whether the trial goes on."""
+        if trial.config["agent"] == self.lost:
+            callback.on_trial_error(trial=trial)
+            return False
+        result = trial.actor.step()
+        if scheduler.on_trial_result(None, trial, result) == "STOP":
+            raise AssertionError("Tune would end the agent before it can write its checkpoint")
+        callback.on_trial_result(trial=trial, result=result)
+        return not result.get("done")
+
+
+@pytest.fixture(autouse=True)
+def fake_ray(monkeypatch: pytest.MonkeyPatch, fakes: None) -> None:
+    FakeChild.are_asked_together = False
+    FakeScheduler.stopped = set()
+    schedulers = SimpleNamespace(
+        AsyncHyperBandScheduler=FakeScheduler,
+        FIFOScheduler=FakeScheduler,
+        TrialScheduler=SimpleNamespace(STOP="STOP", CONTINUE="CONTINUE"),
+    )
+    for name in ("ray", "ray.tune"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "ray.tune.schedulers", schedulers)
+    monkeypatch.setattr(trial, "_EVERY_S", 0.0)
+    monkeypatch.setattr(ray_tune, "_EVERY_S", 0.01)
+
+
+Step = Callable[[], bool]  # an action of the test, which returns whether it was time for it
+
+
+def run(tune: FakeTune, rows: list[Row], script: list[Step], **config: Any) -> Supervisor:
+    """Runs agents; the next step of the script is taken when its time has come."""
+    supervisor, steps = Supervisor(), list(script)
+
+    def show() -> None:
+        if steps and steps[0]():
+            steps.pop(0)
+
+    runner = ray_tune.TuneRunner(tune, SweepConfig(on="ray", **config), "Ray")
+    STOP.clear()
+    STOP.append(lambda: supervisor.stop("SIGINT"))
+    runner.run(rows, supervisor, show)
+    assert not steps, "the runner ended before the script"
+    return supervisor
+
+
+STOP: list[Callable[[], None]] = []
+
+
+def rows_of(folder: Path, count: int) -> list[Row]:
+    return [Row(agent(folder, seed=str(seed))) for seed in range(count)]
+
+
+def end(index: int, report: dict[str, Any], step: int = 0) -> Step:
+    """Ends a process once it runs."""
+
+    def body() -> bool:
+        if len(FakeChild.made) <= index:
+            return False
+        return _end(FakeChild.made[index], report, step)
+
+    return body
+
+
+def _end(child: FakeChild, report: dict[str, Any], step: int) -> bool:
+    folder = Path(child.words[0]) if child.words else None
+    if step and folder is not None:
+        log(folder, [(step, 1, 0.0)])
+    child.finish(report)
+    return True
+
+
+def are(rows: list[Row], *states: str) -> bool:
+    return [row.state for row in rows] == list(states)
+
+
+DONE = {"ended": True}
+
+
+def with_folders(rows: list[Row]) -> list[Row]:
+    """Lets the fake children know where their agents log."""
+    for row in rows:
+        object.__setattr__(row.agent, "words", [str(row.agent.folder)])
+    return rows
+
+
+def test_agents_run_as_trials_and_those_that_are_done_are_left_alone(tmp_path: Path) -> None:
+    rows, tune = with_folders(rows_of(tmp_path, 3)), FakeTune()
+    rows[1].state = "done"
+    run(tune, rows, [end(0, DONE, 100), end(1, DONE, 100)], agent_cpus=2.0, parallel=2)
+    assert are(rows, "done", "done", "done") and len(FakeChild.made) == 2
+    assert tune.options["resources_per_trial"] == {"cpu": 2.0, "gpu": 0.0}
+    assert tune.options["max_concurrent_trials"] == 2
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_agents_fail_with_their_own_words_or_those_of_ray_and_others_go_on(tmp_path: Path) -> None:
+    rows, tune = with_folders(rows_of(tmp_path, 3)), FakeTune()
+    tune.lost = "seed=2"
+    supervisor = run(tune, rows, [end(0, {"ended": True, "why": "no"}), end(1, DONE, 100)])
+    assert are(rows, "failed", "done", "failed") and not supervisor.ended
+    assert rows[0].why == "no"
+    assert rows[2].why == "Ray lost it: ActorDiedError: its node has died"
+
+
+def test_an_agent_that_the_scheduler_stops_is_asked_to_end_and_says_where(tmp_path: Path) -> None:
+    rows, tune = with_folders(rows_of(tmp_path, 2)), FakeTune()
+
+    def decide() -> bool:
+        if not are(rows, "running", "running") or len(FakeChild.made) < 2:
+            return False
+        log(rows[0].agent.folder, [(40, 1, 0.0)])
+        FakeScheduler.stopped.add("seed=0")
+        return True
+
+    stopped = lambda: rows[0].state == "stopped by the scheduler"  # noqa: E731
+    run(tune, rows, [decide, stopped, end(1, DONE, 100)], scheduler="asha")
+    assert are(rows, "stopped by the scheduler", "done")
+    assert said(rows[0]) == "stopped by the scheduler at step 40"
+    assert [child.times_asked for child in FakeChild.made] == [1, 0]
+    assert FakeScheduler.options["time_attr"] == "step"
+    assert FakeScheduler.options["metric"] == "mean_episode_return"
+
+
+def test_a_stop_lets_agents_end_and_begins_no_other(tmp_path: Path) -> None:
+    rows, tune = rows_of(tmp_path, 3), FakeTune(room=2)
+
+    def stop() -> bool:
+        if not are(rows, "running", "running", "waiting") or len(FakeChild.made) < 2:
+            return False
+        STOP[0]()
+        return True
+
+    supervisor = run(tune, rows, [stop])
+    assert are(rows, "stopped", "stopped", "waiting") and supervisor.ended
+    assert [child.times_asked for child in FakeChild.made] == [1, 1]
+
+
+@pytest.mark.parametrize("successful", [True, False])
+def test_an_agent_whose_trial_ends_without_a_word_was_stopped_if_its_checkpoint_is_there(
+    tmp_path: Path, successful: bool
+) -> None:
+    (row,) = rows_of(tmp_path, 1)
+    log(row.agent.folder, [(10, 1, 0.0)])
+    finish(row.agent.folder, successful)
+    trials = ray_tune._Trials({"seed=0": row}, trial.Requests(tmp_path), None)
+    row.start()
+    row.follow()
+    trials.stop()
+    trials.end("its trial was lost")
+    assert row.state == ("stopped" if successful else "failed")
+
+
+def test_the_end_of_ray_is_the_failure_of_the_sweep(tmp_path: Path) -> None:
+    rows, tune = rows_of(tmp_path, 1), FakeTune()
+
+    def lose() -> bool:
+        tune.broken = rows[0].state == "running"
+        return tune.broken
+
+    supervisor = run(tune, rows, [lose])
+    assert are(rows, "failed") and "GCS is gone" in str(supervisor.failure)
+
+
+def test_without_tune_a_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["ray"], "__path__", [], raising=False)
+    monkeypatch.setitem(sys.modules, "ray.tune", None)
+    with pytest.raises(RunError, match=r"pip install 'torchbeast\[tune\]'"):
+        ray_tune._import_tune()
+
+
+def test_an_agent_that_no_node_has_room_for_is_refused() -> None:
+    room = Room([Node("a", 4, 0, True, 0), Node("b", 2, 1, False, 0)], 6)
+    for cpus, gpus in ((4, 0), (2, 1)):
+        ray_tune.check_room(SweepConfig(on="ray", agent_cpus=cpus, agent_gpus=gpus), room)
+    for cpus, gpus in ((5, 0), (4, 1), (1, 2)):
+        with pytest.raises(UsageError, match="no node has room for an agent with --agent_cpus"):
+            ray_tune.check_room(SweepConfig(on="ray", agent_cpus=cpus, agent_gpus=gpus), room)
+
+
+@pytest.mark.parametrize(("total", "first"), [(27_000, 1000), (20_000, 740), (5, 1)])
+def test_asha_compares_three_times_before_the_end(total: int, first: int) -> None:
+    assert ray_tune.rungs(total) == (first, 9 * first)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scheduler": "asha"},
+        {"agent_cpus": 2.0},
+        {"agent_gpus": 1.0},
+        {"on": "ray", "agent_cpus": 0.0},
+        {"on": "ray", "address": "ray://head:10001"},
+    ],
+)
+def test_settings_that_do_not_fit_to_where_agents_learn_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
+        SweepConfig(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ({"program": "raybeast", "shared_replay": False}, "use Ray themselves"),
+        ({"program": "monobeast", "shared_replay": True}, "cannot share a replay"),
+    ],
+)
+def test_what_cannot_run_on_ray_is_a_sentence(more: dict[str, Any], sentence: str) -> None:
+    what = Compared(set={"seed": ["1"]}, words=[], **more)
+    with pytest.raises(UsageError, match=sentence):
+        program._check_on_ray(SweepConfig(on="ray"), what)
+    program._check_on_ray(SweepConfig(), what)
+
+
+def test_the_command_that_continues_a_sweep_runs_it_in_the_same_place() -> None:
+    config = SweepConfig(on="ray", address="auto", agent_cpus=2.0)
+    words = program._words_of_ray(config)
+    assert words == ["--on=ray", "--address=auto", "--agent_cpus=2.0"]
+    assert program._words_of_ray(SweepConfig()) == []
