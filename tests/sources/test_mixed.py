@@ -173,8 +173,8 @@ class Recorded:
 
     def insert(self, arrays: Any, columns: slice) -> None:
         assert columns == slice(0, B)
-        self._events.append(("inserted", int(arrays["rollout_index"][0, 0])))
         self._replay.insert(arrays, columns)
+        self._events.append(("inserted", int(arrays["rollout_index"][0, 0])))
 
 
 class Restarted(RolloutReplay):
