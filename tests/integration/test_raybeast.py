@@ -15,6 +15,7 @@ import torch
 from programs import Program, Workshop
 
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.schemes.ray_replay import serving_on_ray
 
 ray = pytest.importorskip("ray")
 
@@ -187,3 +188,21 @@ def test_without_ray_it_is_told_what_to_install(workshop: Workshop) -> None:
     run = Program("raybeast", args, workshop.folder, [folder])
     assert run.end() == 1
     assert "pip install 'torchbeast[ray]'" in run.said and "Traceback" not in run.said, run.said
+
+
+def test_monobeast_learns_from_a_replay_on_ray_and_ends_with_it(
+    workshop: Workshop, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    words = ["--env", "Catch", "--num_actors", "4", "--num_processes", "1", "--batch_size", "4"]
+    words += ["--unroll_length", "10", "--torch_threads", "1", "--xpid", "a"]
+    with serving_on_ray("catch") as served:
+        shared = ["--replay_size", "4000", "--replay_ratio", "2"]
+        shared += ["--replay_service", served.address]
+        run = workshop.start("monobeast", *words, *shared, "--total_steps", "100000000")
+        run.wait_for("The replay, shared with other agents, holds 4,000 steps")
+        run.wait_for("[1-9] % relevant|100 % relevant")
+        psutil.Process(served.pid).kill()
+        assert run.end() == 1, run.said
+    assert "the shared replay ray:catch has ended: what was learnt is in the checkpoint" in run.said
+    assert "Traceback" not in run.said and saved_step(workshop) > 0

@@ -17,13 +17,15 @@ import pytest
 from torchbeast.errors import RunError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Place, WorkerLost
-from torchbeast.schemes.ray_fleet import _ENDED, RayFleet
+from torchbeast.schemes.ray_connection import ENDED
+from torchbeast.schemes.ray_fleet import RayFleet
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (
     f"the connection to Ray was lost ({GONE}): any checkpoint of the run is kept; the same --xpid "
     "resumes it once the cluster can be reached"
 )
+SAID = ENDED.format("raybeast")
 MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.placement_group")
 
 
@@ -101,8 +103,8 @@ def test_whatever_needs_the_connection_says_that_it_is_lost_and_how_to_go_on(
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
-        ("os._exit(1)", 1, f"{_ENDED}\n"),  # as Ray does when its raylet has died
-        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, f"{_ENDED}\n"),
+        ("os._exit(1)", 1, f"{SAID}\n"),  # as Ray does when its raylet has died
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, f"{SAID}\n"),
         ("pass", 0, ""),
         ("sys.exit(3)", 3, ""),
     ],
@@ -112,8 +114,8 @@ def test_a_program_that_is_ended_by_force_still_says_how_to_go_on(
 ) -> None:
     program = f"""
 import os, signal, sys
-from torchbeast.schemes.ray_fleet import _last_words
-with _last_words():
+from torchbeast.schemes.ray_connection import last_words
+with last_words("raybeast"):
     {end}
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

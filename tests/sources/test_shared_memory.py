@@ -71,6 +71,13 @@ def test_the_file_is_closed_with_its_owner_but_arrays_keep_the_memory() -> None:
     assert np.all(array == 2)
 
 
+def test_the_file_cannot_be_resized_under_whoever_has_mapped_it() -> None:
+    file = SharedFile(64)
+    for size in (0, 128):
+        with pytest.raises(PermissionError):
+            os.ftruncate(file.descriptor, size)
+
+
 def test_the_file_has_no_name_in_the_file_system() -> None:
     file = SharedFile(64)
     target = os.readlink(f"/proc/self/fd/{file.descriptor}")

@@ -218,7 +218,7 @@ def test_memory_that_is_not_there_is_told_with_what_would_fit(path: Path) -> Non
     with service_at(path, free=100_000):
         with pytest.raises(UsageError, match=r"--replay_size 9000 needs .* at most --replay_size"):
             SharedReplayClient(str(path), how(capacity=9000))
-        with pytest.raises(UsageError, match="the batches of one agent need .* of shared memory"):
+        with pytest.raises(UsageError, match="the batches of one agent need .* of memory"):
             SharedReplayClient(str(path), joining(fields(T, 1, K), 9000, 1, frame_stack=K))
         with agent_of(path, how(capacity=100)) as agent:
             insert(agent, Envs(0, T, K), 0)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +34,7 @@ from torchbeast.learning.hardware import Compute
 from torchbeast.learning.recorded import changes, naming_flags, recorded_env
 from torchbeast.learning.replay import (
     check_learns_from_replay,
-    join_replay,
+    joined_replay,
     make_replay,
     mixed_source,
     resume_replay,
@@ -152,15 +152,16 @@ class LearnerRun:
         if not config.replay.is_used:
             self._learn(made, source, progress)
             return
-        replay = self._replay(made, source, free)
-        mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
-        self._learn(made, mixed, progress, self._saved(replay))
+        with self._replay(made, source, free) as replay:
+            mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
+            self._learn(made, mixed, progress, self._saved(replay))
 
     @property
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
 
-    def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> Replay:
+    @contextmanager
+    def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> Iterator[Replay]:
         """Joins the shared replay, or makes one with the contents that the earlier run saved.
 
         free: bytes of memory that there were before the source was made; None: unknown.
@@ -169,13 +170,14 @@ class LearnerRun:
         needs, taken = made.algo.needs, source.num_bytes
         if config.replay.replay_service is not None:
             xpid = self._settings.run.xpid
-            joined = join_replay(config, made.agent, needs, seed, xpid)
-            self._session.supervisor.on_close(joined.close)
-            return joined
+            with joined_replay(config, made.agent, needs, seed, xpid) as joined:
+                self._session.supervisor.on_close(joined.close)
+                yield joined
+            return
         replay = make_replay(config, made.agent, needs, seed, taken, free)
         if self._earlier.recorded is not None:
             resume_replay(replay, self._session.folder.path, config.replay.checkpoint_replay)
-        return OwnReplay(replay)
+        yield OwnReplay(replay)
 
     def _saved(self, replay: Replay) -> SavedReplay | None:
         """Returns the replay if its contents are saved with checkpoints."""

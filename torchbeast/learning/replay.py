@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -15,13 +16,14 @@ from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.core.storages.stored_rows import bytes_per_transition
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, Replay
 from torchbeast.sources.replay_memory import check_memory, in_bytes
 from torchbeast.sources.sharing.client import SharedReplayClient
-from torchbeast.sources.sharing.joining import joining_of
+from torchbeast.sources.sharing.joining import Joining, joining_of
 
 FILE = "replay.bin"
 
@@ -72,10 +74,11 @@ def make_replay(
         raise UsageError(f"{error}: give a smaller --replay_size") from error
 
 
-def join_replay(
+@contextmanager
+def joined_replay(
     config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
-) -> Replay:
-    """Joins the replay that other agents share, and prints what it holds.
+) -> Iterator[Replay]:
+    """Joins the replay that other agents share, and prints what it holds; leaves it at the end.
 
     extras, seed: see make_replay. name: of the run, by which the replay knows it.
 
@@ -95,13 +98,21 @@ def join_replay(
             (rollouts.batch_size, config.spare_columns),
             seed_of(seed, "replay"),
         )
-    replay = SharedReplayClient(str(settings.replay_service), joining)
-    print(
-        f"The replay, shared with other agents, holds {settings.replay_size:,} steps of {each:,} "
-        f"bytes: {in_bytes(settings.replay_size * each)} when it is full. It has {replay.size:,}.",
-        flush=True,
-    )
-    return replay
+    size = settings.replay_size
+    with _client(str(settings.replay_service), joining) as replay:
+        print(
+            f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
+            f"{in_bytes(size * each)} when it is full. It has {replay.size:,}.",
+            flush=True,
+        )
+        yield replay
+
+
+def _client(address: str, joining: Joining) -> AbstractContextManager[Replay]:
+    """Returns what joins the replay at an address."""
+    if address.startswith(ON_RAY):
+        return joined_on_ray(address, joining)
+    return closing(SharedReplayClient(address, joining))
 
 
 def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers as Ray actors: the only file that imports ray.
+"""Workers as Ray actors.
 
     with nothing given       Ray is started on this machine, and ended with the run
     with an address          the cluster there is joined, and left as it was
@@ -18,12 +18,8 @@ import concurrent.futures
 import contextlib
 import logging
 import os
-import re
 import secrets
 import shutil
-import signal
-import socket
-import subprocess
 import tempfile
 import threading
 import warnings
@@ -36,24 +32,26 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.schemes.config import CLIENT, RayConfig
 from torchbeast.schemes.fleet import LANES, Place, WorkerLost
+from torchbeast.schemes.ray_connection import (
+    FULL,
+    check_reachable,
+    end_with,
+    first_sentence,
+    import_ray,
+    initialise,
+    last_words,
+    prepare_environment,
+    runtime_env,
+    signal_handlers_kept,
+)
 from torchbeast.schemes.room import Node, Room
 from torchbeast.schemes.worker import ActivityReport, Failed, Packed, RolloutWorker
 
 _log = logging.getLogger("torchbeast.ray")
 
-_PROBE_S = 5.0  # to reach the address of a cluster
 _RESERVE_S = 20.0  # for what is kept free for the learner
 _LAST_LINES = 20  # of a dead worker's output
 _LONGEST_FOLDER = 40  # of Ray's files, since the names of sockets below it are limited to 107
-_SUBMITTED_AS_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# Read when Ray is imported or starts. It would run workers at niceness 15, below everything else on
-# the machine, and any call without a connection would start a Ray of its own.
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-    "RAY_ENABLE_AUTO_CONNECT": "0",
-    "RAY_DISABLE_IMPORT_WARNING": "1",
-}
 _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
@@ -61,15 +59,6 @@ _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
 _GO_ON = (
     "any checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
-)
-_ENDED = (
-    "raybeast: the program was ended by force: it was killed, or a process of Ray that it needs "
-    "was (raylet on this machine, gcs_server on the head). The last checkpoint of the run is kept, "
-    "if there was one; the same --xpid resumes it."
-)
-_FULL = (
-    "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
-    "or --num_actors, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
 )
 
 
@@ -113,7 +102,7 @@ def _fetched(references: list[Any]) -> Packed:
 def _failure(error: BaseException) -> RunError:
     """Returns an error of Ray as the run's failure."""
     if isinstance(error, ConnectionError):
-        return RunError(f"the connection to Ray was lost ({_first_sentence(error)}): {_GO_ON}")
+        return RunError(f"the connection to Ray was lost ({first_sentence(error)}): {_GO_ON}")
     return RunError(f"Ray: {error!r}")
 
 
@@ -145,7 +134,7 @@ class RayWorker:
         """Ends the actor by force, also one that has found no room yet."""
         import ray
 
-        _end_with(ray.kill, self._handle)
+        end_with(ray.kill, self._handle)
         self._on_kill(self)
 
 
@@ -169,12 +158,11 @@ class RayFleet:
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        with self._closing_on_error(), _signal_handlers_kept():
-            self._closing.enter_context(_last_words())
+        prepare_environment()
+        with self._closing_on_error(), signal_handlers_kept():
+            self._closing.enter_context(last_words("raybeast"))
             folder = self._closing.enter_context(_own_files()) if self._address is None else None
-            self._ray = _import_ray()
+            self._ray = import_ray()
             if folder is not None:
                 self._start(folder)
             else:
@@ -211,7 +199,7 @@ class RayFleet:
         here = f"node:{self._ray.util.get_node_ip_address()}"
         bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
         group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
-        self._closing.callback(_end_with, remove_placement_group, group)
+        self._closing.callback(end_with, remove_placement_group, group)
         if not group.wait(_RESERVE_S):
             raise UsageError(
                 f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
@@ -241,7 +229,7 @@ class RayFleet:
         try:
             return self._ray.put(value)
         except (ObjectStoreFullError, OutOfDiskError) as error:
-            raise RunError(_FULL) from error
+            raise RunError(FULL) from error
 
     @_needing_connection()
     def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
@@ -289,35 +277,20 @@ class RayFleet:
 
     def _start(self, folder: Path) -> None:
         self._init(
-            address="local",
+            "local",
             num_cpus=available_cores(),
             include_dashboard=self._config.dashboard,
             _temp_dir=str(folder),
         )
 
     def _join(self, own_code: bool) -> None:
-        _check_reachable(str(self._address))
-        self._init(address=self._address, runtime_env=self._runtime_env(own_code))
-
-    def _init(self, **options: Any) -> None:
-        try:
-            self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
-        except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
-            if isinstance(error, ConnectionError) and self._address == "auto":
-                raise RunError(f"there is no Ray cluster on this machine: {_START}") from error
-            where = f"at {self._address}" if self._address else "on this machine"
-            raise RunError(f"Ray {where} cannot be used: {_first_sentence(error)}") from error
-        self._closing.callback(_end_with, self._ray.shutdown)
-        # Ray prints a page about every worker that is lost; the source says it in a line.
-        self._ray._private.worker.print_to_stdstream = _log_what_ray_prints
-
-    def _runtime_env(self, own_code: bool) -> dict[str, Any]:
-        """Returns the code to copy; a job submitted to the cluster has brought its own."""
-        if _SUBMITTED_AS_JOB in os.environ:
-            return {}
-        package = str(Path(__file__).parents[1])
+        check_reachable(str(self._address), "--address", _START)
         folder = self._config.working_dir or (os.getcwd() if own_code else None)
-        return {"py_modules": [package]} | ({"working_dir": folder} if folder else {})
+        self._init(str(self._address), runtime_env=runtime_env(folder))
+
+    def _init(self, address: str, **options: Any) -> None:
+        initialise(self._ray, address, _START, **options)
+        self._closing.callback(end_with, self._ray.shutdown)
 
     def _gpus_of(self, group: Any) -> list[str]:
         """Returns the ids of the GPUs in a placement group."""
@@ -345,14 +318,6 @@ class _OutOfReach(WorkerLost):
     """The connection to a worker broke. Ray learns later of the end of the node, if that is why."""
 
 
-def _end_with(end: Callable[..., Any], *arguments: Any) -> None:
-    """Ends something of Ray's, and goes on where that fails: the connection may be what failed."""
-    try:
-        end(*arguments)
-    except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
-        _log.info("Ray, at the end: %r", error)
-
-
 def _result(done: concurrent.futures.Future[Any]) -> Any:
     """Returns the result of a call, or the error that stands for its exception."""
     from ray import exceptions
@@ -361,27 +326,16 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
     if error is None:
         return done.result()
     if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
-        return RunError(_FULL)
+        return RunError(FULL)
     if isinstance(error, (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError)):
         return RunError(str(error))
     if isinstance(error, exceptions.ActorUnavailableError):
-        return _OutOfReach(_first_sentence(error))
+        return _OutOfReach(first_sentence(error))
     if isinstance(error, exceptions.RayError):
         if _NODE_DIED in str(error):
             return WorkerLost("its node has left the cluster", has_left=True)
-        return WorkerLost(_first_sentence(error))
+        return WorkerLost(first_sentence(error))
     return _failure(error)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise RunError(
-            f"Ray is not installed ({error}): pip install 'torchbeast[ray]'. MonoBeast and "
-            "PolyBeast work without it"
-        ) from error
-    return ray
 
 
 def _actor_class(ray: Any) -> Any:
@@ -390,19 +344,6 @@ def _actor_class(ray: Any) -> Any:
         ray.method(concurrency_group=lane)(getattr(TorchBeastActor, name))
     groups = {lane: 1 for lane in LANES.values()}
     return ray.remote(concurrency_groups=groups, max_restarts=0)(TorchBeastActor)
-
-
-def _check_reachable(address: str) -> None:
-    """Raises RunError if nobody listens at HOST:PORT, for which Ray would wait minutes."""
-    host, _, port = address.removeprefix(CLIENT).rpartition(":")
-    if not host or not port.isdecimal():  # auto, or a form that Ray knows
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), _PROBE_S).close()
-    except OSError as error:
-        raise RunError(
-            f"there is no Ray cluster at --address {address} ({error.strerror or error}): {_START}"
-        ) from error
 
 
 @contextmanager
@@ -431,34 +372,6 @@ def _own_files() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _last_words() -> Iterator[None]:
-    """Lets a shell say how to go on if this process ends within.
-
-    When the raylet dies, or the head has been out of reach for a minute, Ray ends every process
-    that uses them, without an exception.
-    """
-    command = ["sh", "-c", 'read -r line || echo "$0" >&2', _ENDED]
-    shell = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        yield
-    finally:
-        shell.communicate("an end as it should be\n")
-
-
-@contextmanager
-def _signal_handlers_kept() -> Iterator[None]:
-    """Puts the program's signal handlers back, which Ray replaces."""
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _node(node: Mapping[str, Any], here: str) -> Node:
     has = node["Resources"]
     return Node(
@@ -474,14 +387,3 @@ def _visible_gpus() -> list[str]:
     import ray
 
     return [str(number) for number in ray.get_gpu_ids()]
-
-
-def _log_what_ray_prints(data: Mapping[str, Any], **_: Any) -> None:
-    for line in data["lines"]:
-        _log.info("Ray: %s", line)
-
-
-def _first_sentence(error: BaseException) -> str:
-    """Returns the first line of an error's message without the addresses that Ray puts below."""
-    text = str(error).strip() or type(error).__name__
-    return re.sub(r"\s+", " ", text.split("\n")[0]).rstrip(".")

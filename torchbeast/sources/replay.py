@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
+from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.episode_sampler import Window
 from torchbeast.core.storages.rollout_replay import Facts, RolloutReplay
 from torchbeast.processes.supervisor import Supervisor
@@ -127,6 +128,21 @@ class OwnReplay:
 
     def close(self) -> None:
         """Does nothing: no call waits for anyone but a `save_replay`."""
+
+
+def has_ended(address: str) -> str:
+    """Says to the user of a run that its shared replay has ended, and how to go on."""
+    return (
+        f"the shared replay {address} has ended: what was learnt is in the checkpoint. "
+        "Resume the run with --replay_service of another, or without"
+    )
+
+
+def finals_of(arrays: Arrays, columns: slice) -> list[np.ndarray]:
+    """Returns the final observations that belong to some columns, leaves [K, *shape]."""
+    ends = np.concatenate([[0], arrays["truncated"][1:].sum(axis=0).cumsum()])
+    own = slice(int(ends[columns.start]), int(ends[columns.stop]))
+    return [np.ascontiguousarray(leaf[own]) for leaf in flatten(arrays["final_observation"])]
 
 
 def read_windows(

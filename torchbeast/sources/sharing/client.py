@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.nest_py import flatten, map_leaves2
+from torchbeast.core.nest_py import map_leaves2
 from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.core.storages.rollout_replay import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.replay import Arrays, Filled, ReplayClosed
+from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, number, packed
 from torchbeast.sources.sharing.regions import Region
@@ -80,7 +80,7 @@ class SharedReplayClient:
         """Stores columns of a batch; see Replay."""
         for name, nest in self._region.inserted.items():
             map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
-        finals = _finals(arrays, columns)
+        finals = finals_of(arrays, columns)
         count = len(finals[0]) if finals else 0
         self._ask({"do": "insert", "finals": count}, finals if count else [])
 
@@ -157,10 +157,7 @@ class SharedReplayClient:
             # Any thread may look, and nothing is taken from the thread that reads answers.
             said = self._socket.recv(_LAST_WORDS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             return str(json.loads(said[said.index(b"{") :])["ended"])
-        return (
-            f"the shared replay {self._address} has ended: what was learnt is in the checkpoint. "
-            "Resume the run with --replay_service of another, or without"
-        )
+        return has_ended(self._address)
 
     def _wait_for_its_end(self) -> None:
         poll = select.poll()
@@ -189,13 +186,6 @@ def _connected(address: str) -> socket.socket:
             "python -m torchbeast.sweep --shared_replay starts one and gives agents its address"
         ) from error
     return connection
-
-
-def _finals(arrays: Arrays, columns: slice) -> list[np.ndarray]:
-    """Returns the final observations that belong to some columns, leaves [K, *shape]."""
-    ends = np.concatenate([[0], arrays["truncated"][1:].sum(axis=0).cumsum()])
-    own = slice(int(ends[columns.start]), int(ends[columns.stop]))
-    return [np.ascontiguousarray(leaf[own]) for leaf in flatten(arrays["final_observation"])]
 
 
 def _figures_of(header: Mapping[str, Any]) -> Figures:

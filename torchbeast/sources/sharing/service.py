@@ -23,11 +23,10 @@ from typing import Any, Protocol
 
 from torchbeast.core.checks import require
 from torchbeast.core.storages.chunk_ring import row_bytes
-from torchbeast.sources.replay_memory import in_bytes
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, number, packed
 from torchbeast.sources.sharing.regions import Region, region_bytes
-from torchbeast.sources.sharing.shared_replay import SharedReplay
+from torchbeast.sources.sharing.shared_replay import AGAIN, SharedReplay, check_room_of_agent
 
 _log = logging.getLogger("torchbeast.replay_service")
 
@@ -177,12 +176,7 @@ class Service:
         return packed({"agent": agent, **self._figures()})
 
     def _region(self, joining: Joining) -> Region:
-        size, free = region_bytes(joining), self._free_memory()
-        require(
-            free is None or size <= free,
-            f"the batches of one agent need {in_bytes(size)} of shared memory, but "
-            f"{in_bytes(free or 0)} are free: give a smaller --batch_size or --replay_ratio",
-        )
+        check_room_of_agent(region_bytes(joining), self._free_memory())
         return Region(joining)
 
     def _replace(self, agent: int) -> None:
@@ -190,9 +184,9 @@ class Service:
         for other in [each for each in self._connections if each.agent == agent]:
             other.agent = None  # it is the new one that leaves
             with contextlib.suppress(OSError):
-                other.answer(packed({"ended": _AGAIN}))
+                other.answer(packed({"ended": AGAIN}))
                 other.send()
-            self._cut_off(other, _AGAIN)
+            self._cut_off(other, AGAIN)
 
     def _insert(self, connection: _Connection, message: Message) -> list[memoryview]:
         joining, region = connection.joining, connection.region
@@ -220,7 +214,6 @@ class Service:
         return self.replay.figures()._asdict()
 
 
-_AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
 _MOST_WALKS = 10**6
 
 

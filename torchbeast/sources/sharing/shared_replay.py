@@ -21,8 +21,10 @@ from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.stored_rows import bytes_per_transition
 from torchbeast.sources.replay import Arrays, Filled, read_windows
-from torchbeast.sources.replay_memory import check_memory
+from torchbeast.sources.replay_memory import check_memory, in_bytes
 from torchbeast.sources.sharing.joining import Joining
+
+AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"
 
 _MOST_AGENTS = 10_000  # names that a replay remembers
 _MOST_ENVIRONMENTS = 100_000  # of an agent
@@ -125,6 +127,17 @@ class SharedReplay:
             )
         except MemoryError as error:
             raise ValueError(f"{error}: give a smaller --replay_size") from error
+
+
+def check_room_of_agent(size: int, free: int | None) -> None:
+    """Raises ValueError when the batches of an agent, of so many bytes, do not fit the memory that
+    is free; None: unknown.
+    """
+    require(
+        free is None or size <= free,
+        f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} are "
+        "free: give a smaller --batch_size or --replay_ratio",
+    )
 
 
 def _check_bools(arrays: Mapping[str, Any]) -> None:

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay that agents on a Ray cluster share, as a named Ray actor.
+
+    with serving_on_ray("pong") as served:
+        ...                                 agents run with --replay_service {served.address}
+        if served.failure is not None: ...  it has died, and its agents end
+
+    agent a --- insert: [T+1, B], through the object store --> TorchBeastReplay: SharedReplay
+            <-- fill: [T+1, S], through the object store ---   one call after the other
+    agent b <-> ...
+
+Bounds: the actor has the memory of the capacity, which it checks on its node, and a batch of S
+columns for each agent that has joined. An agent has one call on its way.
+
+The actor knows of an agent's death when it joins again under its name; until then its walks are
+kept. Agents are trusted: whoever reaches a Ray cluster may run code there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.storages.rollout_replay import Facts
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.memory import free_memory
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.schemes.ray_connection import (
+    FULL,
+    check_reachable,
+    end_with,
+    first_sentence,
+    import_ray,
+    initialise,
+    last_words,
+    prepare_environment,
+    runtime_env,
+    signal_handlers_kept,
+)
+from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
+from torchbeast.sources.shared_replay import Served
+from torchbeast.sources.sharing.joining import Joining
+from torchbeast.sources.sharing.shared_replay import (
+    AGAIN,
+    Figures,
+    SharedReplay,
+    check_room_of_agent,
+)
+
+ON_RAY = "ray:"  # begins the address of a replay on Ray
+
+_NAMESPACE = "torchbeast"  # of names of Ray actors, which every program finds
+_VALID = re.compile(r"[\w.,=+-][\w.,=+ -]*")
+_START_S = 60.0
+_ANSWER_S = 120.0  # longest wait for an answer: the actor has others to answer first
+_MOST_WAITING = 20_000  # calls that wait in the actor: one of each agent at least, for its end
+_WITHOUT_CLUSTER = (
+    "start one with `ray start --head`, or say in $RAY_ADDRESS where the one of the replay is"
+)
+
+
+class Ticket(NamedTuple):
+    """What an agent shows with every call: its number, and how often it has joined."""
+
+    agent: int
+    joined: int
+
+
+class TorchBeastReplay:
+    """A SharedReplay as a Ray actor; Ray's dashboard shows the name of this class.
+
+    Calls are made one after the other, but for those that wait for an end.
+    """
+
+    def __init__(self) -> None:
+        self._replay = SharedReplay(free_memory)
+        self._agents: dict[int, _Agent] = {}
+
+    async def pid(self) -> int:
+        """Returns the actor's process."""
+        return os.getpid()
+
+    async def until_the_end(self) -> None:
+        """Waits as long as the actor lives."""
+        await asyncio.Event().wait()
+
+    async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
+        """Adds an agent; see SharedReplay.join. Its calls under an earlier ticket end."""
+        size = row_bytes(flatten(joining.batch(joining.spare_columns)))
+        check_room_of_agent(size, free_memory())
+        number = self._replay.join(joining)
+        before = self._agents.get(number)
+        if before is not None:
+            before.is_replaced.set()
+        joined = 0 if before is None else before.ticket.joined + 1
+        agent = _Agent(Ticket(number, joined), _batch(joining, joining.spare_columns))
+        self._agents[number] = agent
+        return agent.ticket, self._replay.figures()
+
+    async def leave(self, ticket: Ticket) -> None:
+        """Forgets an agent's walks, unless it has joined again; see SharedReplay.leave."""
+        if self._agents[ticket.agent].ticket == ticket:
+            self._replay.leave(ticket.agent)
+            self._agents[ticket.agent].is_replaced.set()  # nobody waits any more
+
+    async def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
+        """Stores all columns of a batch; see SharedReplay.insert."""
+        self._agent(ticket)
+        self._replay.insert(ticket.agent, arrays)
+        return self._replay.figures()
+
+    async def fill(
+        self, ticket: Ticket, first_walk: int | None
+    ) -> tuple[Filled | None, Arrays | None, Figures]:
+        """Returns windows [T+1, S, ...], and Replay.fill's result, which may be None."""
+        batch = self._agent(ticket).filled
+        filled = self._replay.fill(ticket.agent, batch, first_walk)
+        return filled, None if filled is None else batch, self._replay.figures()
+
+    async def until_replaced(self, ticket: Ticket) -> None:
+        """Waits until another joins under an agent's name, or the agent leaves."""
+        await self._agent(ticket).is_replaced.wait()
+
+    def _agent(self, ticket: Ticket) -> _Agent:
+        agent = self._agents[ticket.agent]
+        if agent.ticket != ticket:
+            raise RunError(AGAIN)
+        return agent
+
+
+class _Agent:
+    """What the actor keeps of an agent. filled: [T+1, S, ...], which every `fill` overwrites."""
+
+    def __init__(self, ticket: Ticket, filled: Arrays) -> None:
+        self.ticket, self.filled = ticket, filled
+        self.is_replaced = asyncio.Event()
+
+
+class RayReplayClient:
+    """One agent's part of a shared replay on Ray; see Replay. It has joined when it is made.
+
+    Threads: one makes all calls but `close`; `start` adds one that notices the actor's end.
+    """
+
+    def __init__(self, name: str, joining: Joining) -> None:
+        """Joins the replay of this name in the cluster to which this process is connected.
+
+        Raises UsageError when it is not there, and when it refuses this agent.
+        """
+        self._address = ON_RAY + name
+        self._joining = joining
+        self._closed: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._inserted = _batch(joining, joining.columns)
+        self._actor = _found(name)
+        self._ticket: Ticket
+        self._figures: Figures
+        try:
+            self._ticket, self._figures = self._ask("join", joining)
+        except ValueError as error:
+            raise UsageError(f"--replay_service {self._address}: {error}") from error
+
+    @property
+    def capacity(self) -> int:
+        """The number of transitions for which there is room."""
+        return self._joining.capacity
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions, when the replay was last used."""
+        return self._figures.size
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that could be sampled, when the replay was last used."""
+        return self._figures.episodes
+
+    def facts(self) -> Facts:
+        """Returns the figures of the replay, of all agents together, when it was last used."""
+        return Facts(self._figures.fill, self._figures.samples_per_insert)
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts a thread that fails the run when the actor ends, used or not."""
+        supervisor.start_thread("shared replay", self._wait_for_its_end)
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; see Replay."""
+        for name, nest in self._inserted.items():
+            map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
+        finals = tuple(finals_of(arrays, columns))
+        batch = {**self._inserted, "final_observation": finals}
+        self._figures = self._ask("insert", self._ticket, batch)
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes windows into columns; see Replay."""
+        filled, batch, self._figures = self._ask("fill", self._ticket, first_walk)
+        if filled is None:
+            return None
+        for name, nest in batch.items():
+            map_leaves2(lambda leaf, from_: np.copyto(leaf[:, columns], from_), arrays[name], nest)
+        # What comes from the object store is read-only.
+        return Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
+
+    def close(self) -> None:
+        """Leaves the replay, which ends every call; may be called by any thread, and again."""
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self._closed.set_result(None)
+            end_with(self._actor.leave.remote, self._ticket)
+
+    def _ask(self, method: str, *arguments: Any, timeout: float | None = _ANSWER_S) -> Any:
+        """Calls a method of the actor and returns its result, unless this is closed before."""
+        if self._closed.done():
+            raise ReplayClosed
+        try:
+            result = getattr(self._actor, method).remote(*arguments).future()
+        except Exception as error:  # Ray raises anything, ConnectionError included
+            raise self._failure(error) from error
+        ends = [result, self._closed]
+        concurrent.futures.wait(ends, timeout, concurrent.futures.FIRST_COMPLETED)
+        if self._closed.done():
+            raise ReplayClosed
+        if not result.done():
+            raise RunError(f"the shared replay {self._address} has not answered for {timeout:g} s")
+        if (error := result.exception()) is not None:
+            raise self._failure(error) from None
+        return result.result()
+
+    def _failure(self, error: BaseException) -> Exception:
+        """Returns what the actor raised, or a sentence about its end."""
+        from ray import exceptions
+
+        if isinstance(error, exceptions.RayTaskError):
+            cause: Exception = error.cause
+            return cause if isinstance(cause, (ValueError, RunError)) else RunError(str(error))
+        if isinstance(error, exceptions.RayActorError):
+            return RunError(has_ended(self._address))
+        if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
+            return RunError(FULL)
+        return RunError(f"the shared replay {self._address}: {first_sentence(error)}")
+
+    def _wait_for_its_end(self) -> None:
+        with contextlib.suppress(ReplayClosed):
+            self._ask("until_replaced", self._ticket, timeout=None)
+            raise RunError(AGAIN)
+
+
+@contextmanager
+def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
+    """Joins the replay at ray:NAME; leaves it, and Ray if need be, after the block.
+
+    Uses the connection to Ray that this process has, else the cluster in $RAY_ADDRESS, else the one
+    that this machine belongs to.
+    """
+    name = _name(address.removeprefix(ON_RAY))
+    with _connected(None, f"the run with --replay_service {address}"):
+        client = RayReplayClient(name, joining)
+        try:
+            yield client
+        finally:
+            client.close()
+
+
+@contextmanager
+def serving_on_ray(
+    name: str, address: str | None = None, num_cpus: float = 1.0
+) -> Iterator[Served]:
+    """Starts a shared replay as a Ray actor, and ends it with the block, or with this process.
+
+    address: of the cluster; by default that of the connection that this process has, else that in
+    $RAY_ADDRESS, else the one that this machine belongs to. num_cpus: that Ray reserves for it.
+
+    Raises UsageError when the name is in use, and RunError without a cluster or room in it.
+    """
+    _name(name)
+    who = f"the program with the shared replay {ON_RAY}{name}"
+    with _connected(address, who, runtime_env=runtime_env(None)):
+        actor, served = _started(name, num_cpus)
+        try:
+            yield served
+        finally:
+            served.is_over = True
+            end_with(import_ray().kill, actor)
+
+
+class _ServedOnRay(Served):
+    """A shared replay on Ray. is_over: whether its end is wanted."""
+
+    is_over = False
+
+    def note_end(self, done: concurrent.futures.Future[Any]) -> None:
+        """Takes note of the actor's end."""
+        error = done.exception()
+        if error is not None and not self.is_over:
+            self.failure = RunError(f"the shared replay has died: {first_sentence(error)}")
+
+
+def _started(name: str, num_cpus: float) -> tuple[Any, _ServedOnRay]:
+    """Returns the actor once it answers."""
+    ray = import_ray()
+    options = {"name": name, "namespace": _NAMESPACE, "num_cpus": num_cpus, "max_restarts": 0}
+    made = ray.remote(TorchBeastReplay).options(**options, max_concurrency=_MOST_WAITING)
+    try:
+        actor = made.remote()
+    except ValueError as error:
+        raise UsageError(
+            f"there is a replay {ON_RAY}{name} on this cluster already: choose another name"
+        ) from error
+    served = _ServedOnRay(ON_RAY + name)
+    try:
+        served.pid = ray.get(actor.pid.remote(), timeout=_START_S)
+    except Exception as error:
+        end_with(ray.kill, actor)
+        if isinstance(error, ray.exceptions.GetTimeoutError):
+            raise RunError(
+                f"the shared replay {ON_RAY}{name} has not started within {_START_S:g} s: it needs "
+                f"{num_cpus:g} CPUs of one node that nobody else has reserved"
+            ) from error
+        raise RunError(f"the shared replay {ON_RAY}{name}: {first_sentence(error)}") from error
+    actor.until_the_end.remote().future().add_done_callback(served.note_end)
+    return actor, served
+
+
+@contextmanager
+def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
+    """Connects to Ray for the block, unless this process is connected.
+
+    who: begins the last words of a process that Ray ends by force. options: of a new connection.
+    """
+    prepare_environment()
+    ray = import_ray()
+    if ray.is_initialized():
+        yield
+        return
+    at = address or os.environ.get("RAY_ADDRESS") or "auto"
+    check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
+    with last_words(who), signal_handlers_kept():
+        initialise(ray, at, _WITHOUT_CLUSTER, **options)
+        try:
+            yield
+        finally:
+            end_with(ray.shutdown)
+
+
+def _found(name: str) -> Any:
+    try:
+        return import_ray().get_actor(name, namespace=_NAMESPACE)
+    except ValueError as error:
+        raise UsageError(
+            f"--replay_service {ON_RAY}{name}: no replay of this name is on the Ray cluster to "
+            "which this run is connected; $RAY_ADDRESS, or --address of RayBeast, chooses another"
+        ) from error
+
+
+def _name(name: str) -> str:
+    if not _VALID.fullmatch(name):
+        raise UsageError(
+            f"a shared replay cannot have the name {name!r}: --replay_service takes {ON_RAY}NAME, "
+            "with letters, digits and any of _ . , = + - in the name; $RAY_ADDRESS is where the "
+            "cluster is"
+        )
+    return name
+
+
+def _batch(joining: Joining, columns: int) -> dict[str, Any]:
+    """Returns the memory of a batch [T+1, columns, ...]."""
+    batch: dict[str, Any] = map_leaves(
+        lambda spec: np.zeros(spec.shape, spec.dtype), joining.batch(columns)
+    )
+    return batch
