@@ -200,4 +200,4 @@ def test_with_a_replay_it_is_a_stage_too(
     assert main([*SMALL, *stacked]) == 0
     said = capsys.readouterr().out
     assert "The replay holds 100 steps" in said
-    assert all(f"│ {name} " in said for name in (*PYTHON_ONLY, "replay")), said
+    assert all(f"│ {name} " in said for name in (*PYTHON_ONLY, "replay", "replay, shared")), said

@@ -1,29 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the replay alone: inserting and sampling, beside a learner that drops every batch."""
+"""Measures a replay alone, the run's own and a shared one: inserting and sampling, beside a learner
+that drops every batch.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from torchbeast.bench import synthetic
-from torchbeast.bench.sample import Measure, in_threads
+from torchbeast.bench.processor_time import cpu_seconds
+from torchbeast.bench.sample import Measure, Sample, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.replay import make_replay, mixed_source
+from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Away
-from torchbeast.sources.replay import OwnReplay
+from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.replay import OwnReplay, Replay
+from torchbeast.sources.shared_replay import serving
 
 _IN_FLIGHT = 2  # batches
 _SEED = 0
@@ -34,15 +40,53 @@ def replay(
     config: LearnerConfig, agent: Agent, extras: Sequence[str], supervisor: Supervisor
 ) -> Iterator[Measure]:
     """Yields the measurement of batches with replayed rollouts; its steps are env steps."""
-    at_once = dataclasses.replace(config.replay, learn_start=0)
-    config = dataclasses.replace(config, replay=at_once)
     free = free_memory()
+    online = _online(config, agent, extras)
+    stored = make_replay(config, agent, extras, _SEED, online.num_bytes, free)
+    with _mixing(online, OwnReplay(stored), config, agent, supervisor) as take:
+        yield functools.partial(in_threads, [take], supervisor=supervisor)
+
+
+@contextmanager
+def shared_replay(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], supervisor: Supervisor
+) -> Iterator[Measure]:
+    """Yields the same of a replay in a process of its own, with the CPU time of both processes."""
+    with tempfile.TemporaryDirectory(prefix="tb") as folder, serving(Path(folder)) as served:
+        service = dataclasses.replace(config.replay, replay_service=served.address)
+        config = dataclasses.replace(config, replay=service)
+        with (
+            joined_replay(config, agent, extras, _SEED, "bench") as joined,
+            _mixing(_online(config, agent, extras), joined, config, agent, supervisor) as take,
+        ):
+
+            def measure(seconds: float) -> Sample:
+                before = cpu_seconds([served.pid])
+                sample = in_threads([take], seconds, supervisor)
+                others = cpu_seconds([served.pid]) - before
+                return sample._replace(cpu_seconds=sample.cpu_seconds + others)
+
+            yield measure
+
+
+def _online(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> _Endless:
+    """Returns a source of the same batches, with room for replayed rollouts."""
     batch = still_rollout(config, agent, extras)
     columns, unroll_length = _IN_FLIGHT * batch.batch_size, config.rollouts.unroll_length
     size = rollout_bytes(agent.model, agent.observation_space, extras, unroll_length, columns)
-    online = _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)], size)
-    stored = make_replay(config, agent, extras, _SEED, size, free)
-    source = mixed_source(online, OwnReplay(stored), config, agent, _IN_FLIGHT)
+    return _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)], size)
+
+
+@contextmanager
+def _mixing(
+    online: Source, replay: Replay, config: LearnerConfig, agent: Agent, supervisor: Supervisor
+) -> Iterator[Callable[[], int]]:
+    """Yields what takes a batch, drops it and returns its env steps, once batches have replayed
+    rollouts.
+    """
+    at_once = dataclasses.replace(config.replay, learn_start=0)
+    config = dataclasses.replace(config, replay=at_once)
+    source = mixed_source(online, replay, config, agent, _IN_FLIGHT)
     source.start(supervisor)
     batches = source.batches()
 
@@ -58,7 +102,7 @@ def replay(
             _write_final_state(batch)
             if batch.replayed is not None:
                 break
-        yield functools.partial(in_threads, [take], supervisor=supervisor)
+        yield take
     finally:
         source.close()
 

@@ -18,7 +18,7 @@ from torchbeast.bench.limits import (
     REPLAY,
     TRANSPORT,
 )
-from torchbeast.bench.replay import replay
+from torchbeast.bench.replay import replay, shared_replay
 from torchbeast.bench.sample import Measure
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
@@ -33,6 +33,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.inference import inference_threads
 from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
 
+SHARED = "replay, shared"
 SINGLE = "transport, 1 environment a stream"
 
 
@@ -71,7 +72,9 @@ class Stages:
                 found |= self._transport(opened)
             found[INFERENCE] = self._inference()
             if self._config.replay.is_used:
-                found[REPLAY] = opened.enter_context(self._replay())
+                settings = self._config, self._agent, self._algo.needs, self._supervisor
+                found[REPLAY] = opened.enter_context(replay(*settings))
+                found[SHARED] = opened.enter_context(shared_replay(*settings))
             found[LEARNER] = self._learner()
             if is_compiled:
                 found[END_TO_END] = self._end_to_end()
@@ -108,9 +111,6 @@ class Stages:
             extras=self._algo.needs,
             mode=self._algo.mode,
         )
-
-    def _replay(self) -> AbstractContextManager[Measure]:
-        return replay(self._config, self._agent, self._algo.needs, self._supervisor)
 
     def _learner(self) -> Measure:
         rollouts = self._flags.rollouts

@@ -230,8 +230,8 @@ class RayReplayClient:
             raise ReplayClosed
         if not result.done():
             raise RunError(f"the shared replay {self._address} has not answered for {timeout:g} s")
-        if (error := result.exception()) is not None:
-            raise self._failure(error) from None
+        if (failure := result.exception()) is not None:
+            raise self._failure(failure) from None
         return result.result()
 
     def _failure(self, error: BaseException) -> Exception:
