@@ -25,7 +25,7 @@ from torchbeast import plot
 from torchbeast.reporting.log_files import read_logs
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
-PROGRAMS = ("monobeast", "polybeast")
+PROGRAMS = ("monobeast", "polybeast", "raybeast")
 # The first are means over the episodes that ended in a range, each counted once; the second means
 # over its updates.
 OF_EPISODES = ("mean_episode_return", "mean_episode_length")
