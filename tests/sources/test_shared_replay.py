@@ -20,7 +20,7 @@ from background import SOON, Background, wait_for
 from shared_running import agent_of, joining, service_at
 from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
-from torchbeast.core.nest_py import flatten
+from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
@@ -28,6 +28,7 @@ from torchbeast.sources.replay import Filled, OwnReplay, Replay, ReplayClosed
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.regions import Region
+from torchbeast.sources.sharing.shared_replay import SharedReplay
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)
@@ -471,6 +472,19 @@ def test_who_has_too_many_environments_is_refused(
         region.inserted["env_index"][:] = np.arange(9)
         liar.send({"do": "insert", "finals": 0})
         assert "at most 8 environments" in liar.answer()["refused"]
+
+
+def test_environments_that_were_refused_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchbeast.sources.sharing.shared_replay._MOST_ENVIRONMENTS", 8)
+    replay = SharedReplay(lambda: None)
+    agent = replay.join(joining(fields(T, 1, K), 9, S, "many", frame_stack=K))
+    zeros = {**map_leaves(np.zeros_like, empty_batch(T, 9, K)), "final_observation": ()}
+    zeros["env_index"] = np.tile(np.arange(9), (T + 1, 1))
+    with pytest.raises(ValueError, match="at most 8 environments"):
+        replay.insert(agent, zeros)
+    zeros["env_index"] = np.zeros((T + 1, 9), np.int64)
+    replay.insert(agent, zeros)
+    assert replay.figures().size == 9 * T
 
 
 def test_an_agent_that_reads_no_answers_holds_up_nobody(path: Path, honest: None) -> None:

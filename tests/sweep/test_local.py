@@ -100,6 +100,15 @@ def test_an_agent_that_could_not_save_in_time_has_failed_unless_it_had_learnt_no
     assert "did not write its checkpoint" in rows[0].why
 
 
+def test_an_agent_that_was_stopped_before_it_went_on_has_not_failed(tmp_path: Path) -> None:
+    (before,) = rows_of(tmp_path, 1)
+    log(before.agent.folder, [(10, 0, 0.0)])
+    SILENT.add(before.agent.name)
+    row, supervisor = Row(before.agent), Supervisor()
+    LocalRunner(Share(1, 1)).run([row], supervisor, lambda: supervisor.stop("SIGINT"))
+    assert row.state == "stopped"
+
+
 def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Path) -> None:
     rows = rows_of(tmp_path, 1)
     earlier = RunFolder(rows[0].agent.folder, {}, [])

@@ -52,6 +52,10 @@ class RunningAgent:
     child: ChildProcess = field(init=False)
     report: Report | None = None
     death: Exception | None = None
+    first_step: int = field(init=False)  # learnt by earlier processes
+
+    def __post_init__(self) -> None:
+        self.first_step = self.row.figures.step
 
     def start(self, environment: Mapping[str, str], more: Sequence[str]) -> None:
         """Starts the process; more: flags beside those of the agent."""
@@ -80,7 +84,7 @@ class RunningAgent:
         elif self.death is not None:
             self.row.end(str(self.death))
         else:
-            has_begun = self.row.figures.step > 0
+            has_begun = self.row.figures.step > self.first_step
             self.row.end("it did not write its checkpoint in time" if has_begun else None)
 
 

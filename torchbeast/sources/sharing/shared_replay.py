@@ -94,12 +94,12 @@ class SharedReplay:
         Raises ValueError when they are no rollouts that this replay stores.
         """
         _check_bools(arrays)
-        environments = self._environments.setdefault(agent, set())
-        environments.update(arrays["env_index"][0].tolist())
+        environments = self._environments.get(agent, set()).union(arrays["env_index"][0].tolist())
         require(
             len(environments) <= _MOST_ENVIRONMENTS,
             f"an agent has at most {_MOST_ENVIRONMENTS} environments",
         )
+        self._environments[agent] = environments
         self._used.insert(arrays, slice(0, arrays["reward"].shape[1]), agent)
 
     def fill(self, agent: int, arrays: Arrays, first_walk: int | None) -> Filled | None:
