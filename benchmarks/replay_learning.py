@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What replay does for learning: two games of MinAtar, with and without it, several seeds each.
+"""Compares learning with and without replay, in two games of MinAtar with several seeds each.
 
 usage: PYTHONPATH=.:benchmarks python benchmarks/replay_learning.py train RUNS_FOLDER
        PYTHONPATH=.:benchmarks python benchmarks/replay_learning.py keep RUNS_FOLDER

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the main thread does until a run ends."""
+"""Tests of the main thread until a run ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a RayFleet does once the connection to Ray is lost. Ray is an imitation here."""
+"""Tests of a RayFleet whose connection to Ray is lost. Ray is an imitation here."""
 
 from __future__ import annotations
 
