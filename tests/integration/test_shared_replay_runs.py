@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import torch
+from background import wait_for
 from programs import Workshop
 
 from torchbeast.reporting.log_files import read_logs
@@ -21,6 +22,7 @@ SMALL = [
 ]
 LONG = ["--total_steps", "100000000"]
 SECONDS = 15.0  # until a run has noticed the end of its replay, and has ended
+LATE = 60.0  # seconds, for a run to go on beside other work
 
 
 def words(served: Served, xpid: str) -> list[str]:
@@ -57,8 +59,8 @@ def test_a_killed_run_leaves_the_others_alone_and_a_killed_replay_ends_them(
         dying.send(signal.SIGKILL)
         dying.end()
         before = len(list(read_logs(workshop.run_folder("b"))))
-        while len(list(read_logs(workshop.run_folder("b")))) < before + 100:
-            time.sleep(0.1)
+        logs = workshop.run_folder("b")
+        wait_for(lambda: len(list(read_logs(logs))) >= before + 100, timeout=LATE)
         os.kill(served.pid, signal.SIGKILL)
         killed = time.monotonic()
         assert living.end() == 1, living.said
