@@ -183,56 +183,6 @@ def test_an_update_without_minibatches_is_a_sentence(make_rollout: Make) -> None
         impala(mlp(), Empty).update(make_rollout(T, B))
 
 
-class Means(Impala):
-    """A variant whose terms are means over the steps."""
-
-    reduction = "mean"
-
-
-class Ranks:
-    """Learners in threads that join their gradients."""
-
-    def __init__(self, count: int) -> None:
-        self._barrier = threading.Barrier(count, timeout=TIMEOUT_S)
-        self._found: list[list[Tensor]] = []
-
-    def join(self, gradients: list[Tensor], reduction: str) -> None:
-        self._found.append([gradient.clone() for gradient in gradients])
-        self._barrier.wait()
-        for number, gradient in enumerate(gradients):
-            every = torch.stack([found[number] for found in self._found])
-            gradient.copy_(every.sum(0) if reduction == "sum" else every.mean(0))
-        self._barrier.wait()
-
-
-@pytest.mark.parametrize("kind", [Impala, Means], ids=["sum", "mean"])
-def test_two_ranks_learn_as_one_does_from_both_batches(
-    make_rollout: Make, kind: type[Impala]
-) -> None:
-    whole = impala(MLPNet(ArraySpec((4,), "float32"), Discrete(ACTIONS), False), kind)
-    ranks = Ranks(2)
-    learners = [
-        impala(copy.deepcopy(whole.algo.actor), kind, join_ranks=ranks.join) for _ in range(2)
-    ]
-    batch = make_rollout(T, B)
-    halves = batch.split(B // 2)
-    threads = [
-        threading.Thread(target=learner.update, args=(half,))
-        for learner, half in zip(learners, halves, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(TIMEOUT_S)
-    norm = whole.update(batch)["grad_norm"]
-    assert norm > 0
-    for name, parameter in whole.algo.actor.named_parameters():
-        for learner in learners:
-            found = learner.algo.actor.get_parameter(name)
-            torch.testing.assert_close(found.grad, parameter.grad, rtol=1e-4, atol=1e-6, msg=name)
-    torch.testing.assert_close(weights(learners[0]), weights(learners[1]), rtol=0, atol=0)
-
-
 class Recording(Impala):
     """Remembers how many columns each backward had, and in which thread."""
 

@@ -140,6 +140,7 @@ class Algorithm(ABC, Generic[BatchT]):
         """Returns the minibatches, one for each optimiser step; at least one.
 
         The default is the whole batch, once. Each of an iterator is made after the step before it.
+        Learners that take their steps together must get equally many.
         """
         return [batch]
 
@@ -147,7 +148,8 @@ class Algorithm(ABC, Generic[BatchT]):
         """Returns whether the rest of the minibatches is left out, after one with these figures:
         terms, metrics and gradient norms, computed before its optimiser step.
 
-        Several learners that join their gradients must all decide alike.
+        Learners that take their steps together all get the figures of all of them: decide by these
+        alone, so that all decide alike.
         """
         return False
 

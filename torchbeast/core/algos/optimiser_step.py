@@ -2,57 +2,58 @@
 """The update that all algorithms share: from a batch to new weights.
 
 batch -> statistics -> prepare, metrics -> for each minibatch, until stops_after:
-    gradients of its slices -> joined over ranks -> checked -> clipped -> step -> after_step
+    gradients of its slices -> joined over learners -> checked -> clipped -> step -> after_step
 -> a new version of the weights
+
+Several learners do the same side by side, with one OptimiserStep each, and join what they found at
+two places: the statistics of observations, and the gradients (`joining.py`). Or others compute the
+gradients (`begin`, `contribution`), and one OptimiserStep applies them (`apply`, `count`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Generic
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.algos import saving
 from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
 from torchbeast.core.algos.checks import checked_losses, checked_metrics
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.counters import Counters
+from torchbeast.core.algos.figures import TOTAL, addends, divided, fetched, means
 from torchbeast.core.algos.gradients import (
     clip_gradients,
     first_non_finite,
     gradient_norm,
-    gradients_of,
 )
+from torchbeast.core.algos.ranks import Contribution, Found, Joining, Ranks, added_in_order
 from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.core.algos.slices import Slices
+from torchbeast.core.algos.statistics import Statistics
 from torchbeast.core.checks import above
-from torchbeast.core.losses import Mean, Reduction
-from torchbeast.core.nest_py import flatten
-
-_TOTAL = "total_loss"
-_STEPS_OF = "steps of "  # before a metric's name: their number
 
 
 class NonFiniteError(ArithmeticError):
     """A loss or gradient is NaN or infinite; the weights are as before the optimiser step."""
 
 
-JoinRanks = Callable[[list[Tensor], Reduction], None]
-"""Replaces gradients in place by their sum over all learners, or by their mean for "mean"."""
-
-
-def only_rank(gradients: list[Tensor], reduction: Reduction) -> None:
-    """Leaves the gradients of the only learner as they are."""
-
-
 def is_separable(algo: Algorithm[Any]) -> bool:
     """Returns whether algorithm and actor both allow learning from slices of a batch."""
     return algo.separable and algo.actor.separable
+
+
+class Begun(NamedTuple, Generic[BatchT]):
+    """A batch that is prepared."""
+
+    minibatches: Iterator[BatchT]
+    metrics: dict[str, float]  # addends of the whole batch
+    observed: Sequence[Moments] = ()  # what it added to the running statistics
 
 
 class OptimiserStep(Generic[BatchT]):
@@ -66,7 +67,7 @@ class OptimiserStep(Generic[BatchT]):
         total_steps: int,
         bytes_at_once: int | None = None,
         num_threads: int = 1,
-        join_ranks: JoinRanks = only_rank,
+        ranks: Ranks | None = None,
     ) -> None:
         """Prepares updates; raises ValueError when the algorithm's optimisers are incomplete.
 
@@ -74,13 +75,17 @@ class OptimiserStep(Generic[BatchT]):
         bytes_at_once: bytes of observations in a slice of a batch; None: the whole batch.
         num_threads: threads that learn from slices. Like the size of slices it changes speed and
             the last digits of results only; a batch that is not separable is learnt in one slice.
+        ranks: all learners that take every optimiser step together; None: this one alone.
         """
         above(0, total_steps=total_steps)
         self.algo = algo
         self.counters = Counters()
         self._config = config
-        self._join_ranks = join_ranks
+        self._ranks = ranks
         self._minimisers = _minimisers(algo)
+        parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
+        self._joining = Joining(parameters, algo.reduction)
+        self._statistics = Statistics(algo)
         self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
         self._slices = Slices(algo.actor, *cut)
@@ -102,55 +107,103 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self._observing(batch):
-            with torch.no_grad():
-                prepared = self.algo.prepare(batch)
-                metrics = checked_metrics(self.algo, self.algo.metrics(prepared))
-                of_batch = _divided(_fetch(_addends(metrics, 1.0)))
-            figures = _means(list(self._learnt(prepared))) | of_batch
-        rates = {f"{m.prefix}learning_rate": m.rate for m in self._minimisers}
-        self._count(batch.env_steps)
-        return figures | rates
+        with self._statistics.restored_on_error():
+            self._observe(batch)
+            begun = self._begin(batch)
+            learnt = list(self._learnt(begun.minibatches, batch.env_steps))
+            if not learnt:
+                raise ValueError("minibatches() yielded none: yield at least one for each batch")
+        figures = means(found for found, _ in learnt) | divided(begun.metrics)
+        return figures | self.count(sum(env_steps for _, env_steps in learnt))
 
-    def _learnt(self, prepared: BatchT) -> Iterator[dict[str, float]]:
-        """Learns from one minibatch after the other; yields the figures of each."""
-        for minibatch in self.algo.minibatches(prepared):
-            figures = self._learn(minibatch)
-            yield figures
+    def begin(self, batch: BatchT) -> Begun[BatchT]:
+        """Prepares a batch whose gradients another OptimiserStep applies."""
+        observed = self._statistics.observed(batch)
+        return self._begin(batch)._replace(observed=observed)
+
+    def contribution(self, minibatch: BatchT, number: int, env_steps: int) -> Contribution:
+        """Returns the gradients of a minibatch, for `apply`; changes no weight.
+
+        number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
+        """
+        return self._joining.packed(self._fetched(self._found(minibatch, number, env_steps)))
+
+    def observe(self, observed: Sequence[Sequence[Moments]]) -> None:
+        """Adds what several learners observed, in their order, to the running statistics."""
+        self._statistics.add(observed)
+
+    def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
+        """Takes one step of every optimiser, with the gradients of all; returns its figures.
+
+        The result is that of one learner with all their minibatches in one. Raises NonFiniteError
+        as `update` does.
+        """
+        total = added_in_order([each.gradients for each in contributions])
+        return self._apply(self._joining.unpacked([each.message for each in contributions], total))
+
+    def count(self, env_steps: int) -> dict[str, float]:
+        """Counts a learnt batch and sets the learning rates; returns the rates it was learnt
+        with.
+        """
+        rates = {f"{m.prefix}learning_rate": m.rate for m in self._minimisers}
+        self.counters.version += 1
+        self.counters.env_steps += env_steps
+        self._schedule.set(self.counters.env_steps)
+        return rates
+
+    def _begin(self, batch: BatchT) -> Begun[BatchT]:
+        with torch.no_grad():
+            prepared = self.algo.prepare(batch)
+            metrics = checked_metrics(self.algo, self.algo.metrics(prepared))
+            found = fetched(addends(metrics, 1.0))
+        return Begun(iter(self.algo.minibatches(prepared)), found)
+
+    def _observe(self, batch: BatchT) -> None:
+        if self._ranks is None:
+            self._statistics.observe(batch)
+        else:
+            self._statistics.join(batch, self._ranks.gather)
+
+    def _learnt(
+        self, minibatches: Iterator[BatchT], env_steps: int
+    ) -> Iterator[tuple[dict[str, float], int]]:
+        """Learns from one minibatch after the other; yields the figures of each, and the env steps
+        that it counts, of all learners.
+        """
+        for number, minibatch in enumerate(minibatches):
+            found = self._joined(self._found(minibatch, number, 0 if number else env_steps))
+            figures = self._apply(found)
+            yield figures, found.env_steps
             if self.algo.stops_after(figures):
                 return
 
-    @contextmanager
-    def _observing(self, batch: BatchT) -> Iterator[None]:
-        """Adds the batch to the running statistics, which are restored if the body fails.
-
-        All minibatches and slices use the same statistics.
-        """
-        buffers = [buffer for model in self.algo.models.values() for buffer in model.buffers()]
-        before = [buffer.clone() for buffer in buffers]
-        new = batch.new_observations()
-        if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
-            self.algo.actor.observe(new)
-        try:
-            yield
-        except BaseException:
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
-            raise
-
-    def _learn(self, minibatch: BatchT) -> dict[str, float]:
-        """Takes one step of every optimiser; none when no learner has a step to learn from."""
+    def _found(self, minibatch: BatchT, number: int, env_steps: int) -> Found:
+        """Computes the gradients of a minibatch; returns what else was found in it."""
         for minimiser in self._minimisers:
             minimiser.optimiser.zero_grad(set_to_none=True)
         sums = self._slices.backward(minibatch, self._learning_from(minibatch))
-        for minimiser in self._minimisers:
-            self._join_ranks(gradients_of(minimiser.parameters), self.algo.reduction)
+        return Found(sums, minibatch.num_steps, env_steps, number)
+
+    def _joined(self, found: Found) -> Found:
+        """Replaces the gradients by those of all learners; returns what they found together."""
+        if self._ranks is None:
+            return found
+        own = self._joining.packed(self._fetched(found))
+        return self._joining.unpacked(
+            self._ranks.gather(own.message), self._ranks.add(own.gradients)
+        )
+
+    def _fetched(self, found: Found) -> Found:
+        return replace(found, figures=fetched(found.figures))
+
+    def _apply(self, found: Found) -> dict[str, float]:
+        """Takes one step of every optimiser; none when no learner has a step to learn from."""
         norms = {m.norm_name: gradient_norm(m.parameters) for m in self._minimisers}
-        figures = _divided(_fetch({**sums, **norms}))
+        figures = divided(fetched({**found.figures, **norms}))
         self._check_finite(figures)
-        if minibatch.num_steps or any(figures[m.norm_name] for m in self._minimisers):
-            self._step(figures)  # without own steps it takes those of the other ranks
-        self.counters.learnt_steps += minibatch.num_steps
+        if found.steps or any(figures[m.norm_name] for m in self._minimisers):
+            self._step(figures)
+        self.counters.learnt_steps += found.steps
         return figures
 
     def _learning_from(self, minibatch: BatchT) -> Callable[[BatchT], dict[str, Tensor]]:
@@ -162,7 +215,7 @@ class OptimiserStep(Generic[BatchT]):
             share = columns.num_steps / num_steps
             if self.algo.reduction == "mean":
                 terms = _scaled(terms, share)
-            figures = {**terms, _TOTAL: self._backward(terms), **_addends(metrics, share)}
+            figures = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
             return {name: figure.detach() for name, figure in figures.items()}
 
         return learn
@@ -203,7 +256,7 @@ class OptimiserStep(Generic[BatchT]):
         for name, value in figures.items():
             if not math.isfinite(value):
                 raise NonFiniteError(self._failure(f"{name} is {value}"))
-            if name == _TOTAL:
+            if name == TOTAL:
                 break
         for minimiser in self._minimisers:
             if not math.isfinite(figures[minimiser.norm_name]):
@@ -226,12 +279,6 @@ class OptimiserStep(Generic[BatchT]):
         self.counters.optimiser_steps += 1
         with torch.no_grad():
             self.algo.after_step()
-
-    def _count(self, env_steps: int) -> None:
-        """Counts a learnt batch and sets the learning rates."""
-        self.counters.version += 1
-        self.counters.env_steps += env_steps
-        self._schedule.set(self.counters.env_steps)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that the next update depends on; tensors are shared, not copied."""
@@ -328,43 +375,3 @@ def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]
 
 def _scaled(figures: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
     return {name: share * figure for name, figure in figures.items()}
-
-
-def _addends(metrics: Mapping[str, Tensor | Mean], share: float) -> dict[str, Tensor]:
-    """Returns what slices add up: share * metric, or total and number of steps of a Mean."""
-    addends: dict[str, Tensor] = {}
-    for name, metric in metrics.items():
-        if isinstance(metric, Mean):
-            addends |= {name: metric.total, _STEPS_OF + name: metric.steps}
-        else:
-            addends[name] = share * metric
-    return addends
-
-
-def _divided(figures: Mapping[str, float]) -> dict[str, float]:
-    """Divides each total of a Mean by its number of steps, or leaves it out where that is 0."""
-    steps = {name: figures.get(_STEPS_OF + name, 1.0) for name in figures}
-    return {
-        name: figure / steps[name]
-        for name, figure in figures.items()
-        if steps[name] and not name.startswith(_STEPS_OF)
-    }
-
-
-def _fetch(figures: Mapping[str, Tensor]) -> dict[str, float]:
-    """Returns the figures as floats, with a single transfer from the device."""
-    if not figures:
-        return {}
-    values = torch.stack([value.detach().float() for value in figures.values()])
-    return dict(zip(figures, values.tolist(), strict=True))
-
-
-def _means(learnt: list[dict[str, float]]) -> dict[str, float]:
-    """Returns the mean of each figure over the minibatches that have it."""
-    if not learnt:
-        raise ValueError("minibatches() yielded none: yield at least one for each batch")
-    values: dict[str, list[float]] = {}
-    for figures in learnt:
-        for name, value in figures.items():
-            values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners that take every optimiser step together, each from a minibatch of its own.
+
+    rank 0: gradients, figures --+                       +--> the same step
+    rank 1: gradients, figures --+-- gather, sum --> all +--> the same step
+
+Their weights stay bit-equal without being sent, because all compute the same step from the same
+numbers: a loss that is not finite, or an algorithm that leaves out the rest of its minibatches, is
+so for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.algos.figures import joined
+from torchbeast.core.losses import Reduction
+
+
+class Ranks(Protocol):
+    """The learners of a run, each of which calls these methods in the same order.
+
+    Both raise RunError when another learner has ended, with its reason if it gave one.
+    """
+
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Returns the messages of all learners, which are JSON, in the order of ranks."""
+
+    def add(self, vector: Tensor) -> Tensor:
+        """Returns the sum of the learners' vectors [n], added in the order of ranks."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a learner found in a minibatch, beside the gradients.
+
+    figures: addends, see `figures.py`. steps: learnt from. env_steps: newly collected, counted with
+    the first minibatch of a batch. minibatch: its number in the batch.
+    """
+
+    figures: Mapping[str, Any]  # scalar tensors, or floats
+    steps: int
+    env_steps: int
+    minibatch: int
+
+
+class Contribution(NamedTuple):
+    """One learner's share of an optimiser step."""
+
+    message: dict[str, Any]  # JSON of a Found, and of the parameters that have a gradient
+    gradients: Tensor  # [n] of all parameters; those of means times the number of steps
+
+
+class Joining:
+    """Joins the gradients of all parameters of an algorithm.
+
+    Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
+    that the result is the mean over all valid steps of all learners.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], reduction: Reduction) -> None:
+        self._parameters = list(parameters)
+        self._is_mean = reduction == "mean"
+        is_double = any(p.dtype == torch.float64 for p in parameters)
+        self._dtype = torch.float64 if is_double else torch.float32
+
+    def packed(self, found: Found) -> Contribution:
+        """Returns the present gradients with what else was found, whose figures are floats."""
+        pieces = [self._gradient(parameter, found.steps) for parameter in self._parameters]
+        message = {
+            "figures": dict(found.figures),
+            "steps": found.steps,
+            "env_steps": found.env_steps,
+            "minibatch": found.minibatch,
+            "has_gradient": [int(p.grad is not None) for p in self._parameters],
+        }
+        return Contribution(message, torch.cat(pieces))
+
+    def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> Found:
+        """Sets the gradients to those of all learners; returns what they found together.
+
+        total: the sum of their vectors. Raises ValueError if their minibatches are different ones.
+        """
+        check_same_place(messages)
+        steps = sum(message["steps"] for message in messages)
+        if self._is_mean:
+            total = total / max(1, steps)
+        pieces = torch.split(total, [parameter.numel() for parameter in self._parameters])
+        have = [any(has) for has in zip(*(m["has_gradient"] for m in messages), strict=True)]
+        for parameter, piece, has in zip(self._parameters, pieces, have, strict=True):
+            parameter.grad = piece.view_as(parameter).to(parameter.dtype) if has else None
+        figures = joined(
+            [message["figures"] for message in messages],
+            [message["steps"] for message in messages],
+            terms_add_up=not self._is_mean,
+        )
+        env_steps = sum(message["env_steps"] for message in messages)
+        return Found(figures, steps, env_steps, messages[0]["minibatch"])
+
+    def _gradient(self, parameter: nn.Parameter, steps: int) -> Tensor:
+        """Returns a parameter's gradient as a vector of our dtype."""
+        if parameter.grad is None or (self._is_mean and not steps):
+            return torch.zeros(parameter.numel(), dtype=self._dtype, device=parameter.device)
+        gradient = parameter.grad.reshape(-1).to(self._dtype)
+        return gradient * steps if self._is_mean else gradient
+
+
+def added_in_order(vectors: Sequence[Tensor]) -> Tensor:
+    """Returns the sum of vectors, added one after the other: the same bits wherever it is done."""
+    total = vectors[0].clone()
+    for vector in vectors[1:]:
+        total += vector
+    return total
+
+
+def check_same_place(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if the learners are at different minibatches of their batches.
+
+    A message without one says what the learner observed, before the first.
+    """
+    numbers = [message.get("minibatch", "before the first") for message in messages]
+    if len(set(numbers)) > 1:
+        raise ValueError(
+            f"the learners are at different minibatches of their batches, {numbers}: minibatches() "
+            "must yield equally many in each of them"
+        )

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The running statistics of observations that the models of an algorithm keep in buffers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.running_norm import Moments, RunningNorm
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.ranks import check_same_place
+from torchbeast.core.nest_py import flatten
+from torchbeast.core.storages.batch import Batch
+
+
+class Statistics:
+    """Counts each batch once, or those of several learners together."""
+
+    def __init__(self, algo: Algorithm[Any]) -> None:
+        self._algo = algo
+        modules = [module for model in algo.models.values() for module in model.modules()]
+        norms = [module for module in modules if isinstance(module, RunningNorm)]
+        self._norms = list(dict.fromkeys(norms))  # a module may be in two models
+
+    def observe(self, batch: Batch) -> None:
+        """Adds a batch."""
+        new = batch.new_observations()
+        if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
+            self._algo.actor.observe(new)
+
+    def observed(self, batch: Batch) -> list[Moments]:
+        """Adds a batch, and returns what it adds to each RunningNorm.
+
+        Raises NotImplementedError if the actor keeps statistics elsewhere: nothing says how those
+        of several learners would be joined.
+        """
+        before, others = [norm.moments() for norm in self._norms], self._others()
+        self.observe(batch)
+        for name, buffer in self._others().items():
+            if not torch.equal(buffer, others[name]):
+                raise NotImplementedError(
+                    f"{type(self._algo.actor).__name__}.observe changes the buffer {name}, and "
+                    "several learners can join only the statistics of a RunningNorm: keep them in "
+                    "one, or learn with one learner"
+                )
+        return [norm.moments().without(was) for norm, was in zip(self._norms, before, strict=True)]
+
+    def add(self, observed: Sequence[Sequence[Moments]]) -> None:
+        """Adds what several learners observed, in their order."""
+        for norm, *parts in zip(self._norms, *observed, strict=True):
+            seen = (part for part in parts if part.rows)
+            norm.set_moments(functools.reduce(Moments.merged, seen, norm.moments()))
+
+    def join(self, batch: Batch, gather: Callable[[dict[str, Any]], list[dict[str, Any]]]) -> None:
+        """Adds the batches of all learners; `gather` returns the messages of all."""
+        before = [norm.moments() for norm in self._norms]
+        own = self.observed(batch)
+        if not self._norms:
+            return
+        messages = gather({"observed": [[part.tolist() for part in moments] for moments in own]})
+        check_same_place(messages)
+        for norm, moments in zip(self._norms, before, strict=True):
+            norm.set_moments(moments)
+        self.add([self._from_message(message["observed"]) for message in messages])
+
+    @contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """Restores all buffers of the models if the body fails."""
+        buffers = [buffer for model in self._algo.models.values() for buffer in model.buffers()]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        except BaseException:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+            raise
+
+    def _from_message(self, observed: Sequence[Sequence[Any]]) -> list[Moments]:
+        return [
+            _tensors(parts, norm.moments())
+            for parts, norm in zip(observed, self._norms, strict=True)
+        ]
+
+    def _others(self) -> dict[str, Tensor]:
+        """Returns copies of the actor's buffers that belong to no RunningNorm."""
+        ours = {id(buffer) for norm in self._norms for buffer in norm.buffers()}
+        named: Mapping[str, Tensor] = dict(self._algo.actor.named_buffers())
+        return {name: b.clone() for name, b in named.items() if id(b) not in ours}
+
+
+def _tensors(parts: Sequence[Any], like: Moments) -> Moments:
+    """Returns lists of numbers as tensors of the same dtypes, on the same device."""
+    each = zip(parts, like, strict=True)
+    return Moments(*(torch.tensor(part, dtype=t.dtype, device=t.device) for part, t in each))

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learners in several processes, by torch.distributed: gloo on the CPU, nccl on GPUs.
+
+    sum of vectors [n]    every rank gets one part of all vectors, adds it up in the order of
+                          ranks, and gives the sum to all: the same bits in every rank, and in a
+                          process that adds the same vectors itself
+
+A rank that ends says why in the store that all have in common. The others notice at once that its
+connection is gone, and a rank that is silent after the timeout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchbeast.core.algos.ranks import added_in_order
+from torchbeast.errors import RunError
+
+TIMEOUT_S = 1800.0
+"""Seconds that a rank waits for the others, which may still collect."""
+
+_BLOCK = 4096  # bytes of a message that need one exchange; a longer one needs a second
+_LENGTH = 8  # bytes before a message
+_REASON = "reason of rank "
+
+
+def served_store() -> Any:
+    """Serves a store at a free port of this process, its attribute `port`."""
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+
+
+def store_at(host: str, port: int) -> Any:
+    """Returns the store that another process serves."""
+    return dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]
+
+
+class TorchRanks:
+    """The ranks of this process's default group. Used by one thread at a time; see `Ranks`."""
+
+    def __init__(
+        self,
+        store: Any,
+        rank: int,
+        size: int,
+        *,
+        device: torch.device | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Waits until all ranks are there.
+
+        store: a torch.distributed.Store that all ranks reach, and that lives as long as any of
+            them, such as `store_at` the address of a `served_store`. device: of the gradients.
+        """
+        self.rank, self.size = rank, size
+        self._store = dist.PrefixStore("torchbeast", store)  # type: ignore[attr-defined]
+        self._device = torch.device("cpu") if device is None else device
+        backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        timeout = timedelta(seconds=timeout_s)
+        with self._others_needed():
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=size, timeout=timeout
+            )
+
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Returns the messages of all ranks, in their order."""
+        own = json.dumps(message).encode()
+        lengths, texts = self._texts(own, _BLOCK)
+        if max(lengths) > _BLOCK:
+            _, texts = self._texts(own, max(lengths))
+        return [json.loads(text) for text in texts]
+
+    def add(self, vector: Tensor) -> Tensor:
+        """Returns the sum of the ranks' vectors [n], added in their order."""
+        part = -(-len(vector) // self.size)
+        sent = torch.zeros(self.size * part, dtype=vector.dtype, device=self._device)
+        sent[: len(vector)] = vector
+        received = torch.empty_like(sent)
+        with self._others_needed():
+            dist.all_to_all_single(received, sent)
+            total = added_in_order(torch.split(received, part))
+            parts = [torch.empty_like(total) for _ in range(self.size)]
+            dist.all_gather(parts, total)
+        return torch.cat(parts)[: len(vector)].to(vector.device)
+
+    def leave(self, reason: str) -> None:
+        """Ends the membership: the others fail with this reason, unless they leave too."""
+        with contextlib.suppress(RuntimeError):  # the store may be gone
+            self._store.set(f"{_REASON}{self.rank}", reason)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _texts(self, own: bytes, size: int) -> tuple[list[int], list[bytes]]:
+        """Returns the lengths of all messages, and at most `size` bytes of each."""
+        block = torch.zeros(_LENGTH + size, dtype=torch.uint8)
+        content = (len(own).to_bytes(_LENGTH, "little") + own)[: len(block)]
+        block[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        blocks = [torch.empty_like(block) for _ in range(self.size)]
+        with self._others_needed():
+            dist.all_gather(blocks, block)
+        found = [bytes(block.numpy()) for block in blocks]
+        lengths = [int.from_bytes(text[:_LENGTH], "little") for text in found]
+        texts = [text[_LENGTH : _LENGTH + n] for text, n in zip(found, lengths, strict=True)]
+        return lengths, texts
+
+    @contextmanager
+    def _others_needed(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise RunError(self._why(error)) from error
+
+    def _why(self, error: RuntimeError) -> str:
+        """Returns why the others cannot be reached, by their own words if they left some."""
+        reasons = [f"rank {rank}: {text}" for rank in range(self.size) if (text := self._of(rank))]
+        if reasons:
+            return f"another learner has ended. {'; '.join(reasons)}"
+        return f"another learner has ended, or is out of reach ({str(error).splitlines()[0]})"
+
+    def _of(self, rank: int) -> str:
+        """Returns why a rank has ended; "" if it has not, or gave no reason."""
+        key = f"{_REASON}{rank}"
+        try:
+            found = self._store.check([key])
+            return self._store.get(key).decode() if found else ""
+        except RuntimeError:  # the store is gone too
+            return ""
