@@ -74,8 +74,15 @@ class Spec:
             return cls(source, kwargs or {}, **fields)
         if name := _importable_name(source):
             return cls(name, kwargs or {}, **fields)
-        label = getattr(source, "__qualname__", repr(source))
+        label = _label(source)
         return cls(label, kwargs or {}, pickled=_pickled(source, label), **fields)
+
+    @classmethod
+    def naming(
+        cls: type[AnySpec], source: Callable[..., Any], kwargs: Mapping[str, Any] | None = None
+    ) -> AnySpec:
+        """Makes a spec that says what a callable is; nothing is pickled, so it may lead nowhere."""
+        return cls(_importable_name(source) or _label(source), kwargs or {})
 
     @classmethod
     def from_parent(cls: type[AnySpec], value: Mapping[str, Any]) -> AnySpec:
@@ -223,6 +230,10 @@ def _check_json(value: Any, known: Collection[str]) -> None:
     kwargs = value.get("kwargs", {})
     if not isinstance(kwargs, Mapping):
         raise SpecError(f"{value['name']}: keyword arguments must be a JSON object, got {kwargs!r}")
+
+
+def _label(source: Callable[..., Any]) -> str:
+    return getattr(source, "__qualname__", repr(source))
 
 
 def _importable_name(source: Callable[..., Any]) -> str:

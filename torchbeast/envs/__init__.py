@@ -17,15 +17,48 @@ An `EnvSpec` adds keyword arguments of the constructor to a name.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from torchbeast.core.envs.selection import SelectedVecEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.lazy import importing
 from torchbeast.core.specs import SpecError, check_takes
 from torchbeast.envs.errors import EnvError
 from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.spec import EnvSpec
 
-__all__ = ["EnvError", "EnvOptions", "EnvSpec", "make"]
+if TYPE_CHECKING:
+    from torchbeast.envs.families import make_atari_test_env as make_atari_test_env
+    from torchbeast.envs.families import make_atari_train_env as make_atari_train_env
+    from torchbeast.envs.families import make_mujoco_test_env as make_mujoco_test_env
+    from torchbeast.envs.families import make_mujoco_train_env as make_mujoco_train_env
+    from torchbeast.envs.families import make_pybullet_test_env as make_pybullet_test_env
+    from torchbeast.envs.families import make_pybullet_train_env as make_pybullet_train_env
+
+__all__ = [
+    "EnvError",
+    "EnvOptions",
+    "EnvSpec",
+    "make",
+    "make_atari_test_env",
+    "make_atari_train_env",
+    "make_mujoco_test_env",
+    "make_mujoco_train_env",
+    "make_pybullet_test_env",
+    "make_pybullet_train_env",
+]
+
+__getattr__ = importing(
+    __name__,
+    {
+        "make_atari_test_env": "families",
+        "make_atari_train_env": "families",
+        "make_mujoco_test_env": "families",
+        "make_mujoco_train_env": "families",
+        "make_pybullet_test_env": "families",
+        "make_pybullet_train_env": "families",
+    },
+)
 
 BUILT_IN = ("Catch", "Dials", "Memory", "Mock")
 

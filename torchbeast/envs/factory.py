@@ -8,9 +8,7 @@ num_envs=E, and returns a VecEnv.
 
 from __future__ import annotations
 
-import functools
-
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts
+from torchbeast.core.envs.vec_env import VecEnv, WrongNumber, accepts, vec_env_of
 from torchbeast.core.specs import check_takes
 from torchbeast.envs.errors import EnvError
 from torchbeast.envs.spec import EnvSpec
@@ -19,15 +17,10 @@ from torchbeast.envs.spec import EnvSpec
 def make(spec: EnvSpec, num_envs: int) -> VecEnv:
     """Makes num_envs environments of the user's factory; raises EnvError or SpecError."""
     factory = spec.load()
-    if not accepts(factory, "num_envs"):
-        check_takes(factory, spec.kwargs, spec.name)
-        make_one = functools.partial(factory, **spec.kwargs)
-        return SyncVecEnv([make_one] * num_envs, spec.name, spec.options.observation_keys)
-    check_takes(factory, spec.kwargs, spec.name, ours=("num_envs",))
-    env: VecEnv = factory(num_envs=num_envs, **spec.kwargs)
-    if getattr(env, "num_envs", None) != num_envs:
-        raise EnvError(
-            f"{spec.name}: called with num_envs={num_envs}, the factory must return a VecEnv with "
-            f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
-        )
-    return env
+    ours = ("num_envs",) if accepts(factory, "num_envs") else ()
+    check_takes(factory, spec.kwargs, spec.name, ours=ours)
+    keys = spec.options.observation_keys
+    try:
+        return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
+    except WrongNumber as error:
+        raise EnvError(str(error)) from None

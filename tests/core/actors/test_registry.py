@@ -183,8 +183,8 @@ def test_what_is_no_model_is_refused_with_its_type(user_module: str) -> None:
     [
         (
             "depe",
-            "no model 'depe': use deep, shallow, shallow-norm, small, mlp, or my_module:MyNet; "
-            "did you mean deep",
+            "no model 'depe': use deep, fixup, shallow, shallow-norm, small, mlp, or "
+            "my_module:MyNet; did you mean deep",
         ),
         ("no_such_module_at_all:Net", "there is no module no_such_module_at_all"),
     ],

@@ -1,2 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Networks: what sees observations and gives a policy and a value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchbeast.core.lazy import importing
+
+if TYPE_CHECKING:
+    from torchbeast.core.actors.factory import OnPolicyActorCritic as OnPolicyActorCritic
+    from torchbeast.core.actors.factory import get_feature_extractor as get_feature_extractor
+
+__all__ = ["OnPolicyActorCritic", "get_feature_extractor"]
+
+_FOUND_IN = {
+    "OnPolicyActorCritic": "factory",
+    "get_feature_extractor": "factory",
+}
+
+__getattr__ = importing(__name__, _FOUND_IN)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The built-in networks: deep (IMPALA's ResNet), shallow (AtariNet), shallow-norm, small and mlp.
+"""The built-in networks: deep (IMPALA's ResNet), fixup, shallow (AtariNet), small, mlp.
 
     leaf -> torso ┐
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
@@ -27,6 +27,7 @@ from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
     SMALL_MINIMUM,
     DeepTorso,
+    FixupTorso,
     NormedShallowTorso,
     ShallowTorso,
     SmallTorso,
@@ -144,6 +145,21 @@ class DeepNet(TorsoActorCritic):
         hidden: int = 256,
     ) -> None:
         torsos = torsos_from(observation_space, DeepTorso)
+        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
+        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
+
+
+class FixupNet(TorsoActorCritic):
+    """DeepNet with Fixup's residual blocks, with an optional LSTM of 256 units, one layer."""
+
+    def __init__(
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int = 256,
+    ) -> None:
+        torsos = torsos_from(observation_space, FixupTorso)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
         self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 

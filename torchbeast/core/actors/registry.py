@@ -13,6 +13,7 @@ from torchbeast.core.actors.contract import Acted, Actor, ActorCritic, ModelInpu
 from torchbeast.core.actors.networks import (
     AtariNet,
     DeepNet,
+    FixupNet,
     MLPNet,
     NormedAtariNet,
     SmallNet,
@@ -26,6 +27,7 @@ ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lst
 
 MODELS: dict[str, ModelFactory] = {
     "deep": DeepNet,
+    "fixup": FixupNet,
     "shallow": AtariNet,
     "shallow-norm": NormedAtariNet,
     "small": SmallNet,

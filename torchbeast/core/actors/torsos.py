@@ -115,6 +115,51 @@ class DeepTorso(Torso):
         return F.relu_(x).flatten(1)
 
 
+class FixupTorso(Torso):
+    """DeepTorso with Fixup's residual blocks instead (Zhang et al. 2019, arXiv 1901.09321).
+
+    They need no normalisation: each starts as the identity, with a first convolution that is scaled
+    down by the root of the number of blocks, a second one of zeros, and scalars for biases.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        sizes = [image_shape(shape)[0], 16, 32, 32]
+        num_blocks = 2 * (len(sizes) - 1)
+        self.feat_convs = nn.ModuleList(_downsample(*pair) for pair in pairwise(sizes))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(_FixupBlock(size, num_blocks) for _ in range(2))) for size in sizes[1:]
+        )
+        self.num_features = _count_features(self, shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        x = as_images(frames)
+        for downsample, blocks in zip(self.feat_convs, self.blocks, strict=True):
+            x = blocks(downsample(x))
+        return F.relu_(x).flatten(1)
+
+
+class _FixupBlock(nn.Module):
+    """x + scale * conv2(relu(conv1(relu(x) + b1) + b2) + b3) + b4."""
+
+    def __init__(self, channels: int, num_blocks: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, bias=False)
+        self.biases = nn.Parameter(torch.zeros(4))
+        self.scale = nn.Parameter(torch.ones(()))
+        deviation = math.sqrt(2 / (9 * channels * num_blocks))  # He's, over the root of the blocks
+        nn.init.normal_(self.conv1.weight, std=deviation)
+        nn.init.zeros_(self.conv2.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second, third, last = self.biases
+        branch = self.conv1(F.relu(x) + first)
+        branch = self.conv2(F.relu(branch + second) + third)
+        out: Tensor = x + self.scale * branch + last
+        return out
+
+
 def as_float(frames: Tensor) -> Tensor:
     """Returns frames of any shape as float32; uint8 is scaled to [0, 1]."""
     if frames.dtype == torch.uint8:

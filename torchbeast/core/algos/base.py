@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
+from torchbeast.core.algos.factory import AlgoFactory, algo_factory
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.storages.rollout import Rollout
@@ -77,6 +78,9 @@ class Algorithm(ABC, Generic[BatchT]):
     needs: ClassVar[tuple[str, ...]] = ()
     """Names of the extras of acting that its batches must contain."""
 
+    corrects_lag: ClassVar[bool] = False
+    """Whether its returns are corrected for actions of older policies, as V-trace does."""
+
     mode: ClassVar[Mode] = "sample"
     """The mode in which actions are chosen during training."""
 
@@ -108,6 +112,16 @@ class Algorithm(ABC, Generic[BatchT]):
         self.config = config
         self.models = {"actor": actor}
         self.optimisers = {}
+
+    @classmethod
+    def create_factory(cls, **hyperparameters: Any) -> AlgoFactory:
+        """Returns what makes this algorithm with these hyperparameters, wherever it learns.
+
+        They are the fields of its Config and of StepConfig, with their defaults; `lr`, `gamma`,
+        `entropy_coef`, `value_loss_coef`, `max_grad_norm` and `eps` are other names of some. Raises
+        TypeError for an unknown name, and ValueError for a value out of range.
+        """
+        return algo_factory(cls, hyperparameters)
 
     @classmethod
     def check_actor(cls, actor: Actor, config: Any) -> None:

@@ -29,6 +29,7 @@ class Impala(Algorithm[Rollout]):
 
     Config = ImpalaConfig
     needs = ("policy_logits",)
+    corrects_lag = True
     separable = True
     actor: ActorCritic
     config: ImpalaConfig

@@ -14,14 +14,19 @@ E is the number of environments and K the number of those truncated in one step.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any, NamedTuple, Protocol
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import check_keys, select, sendable_keys
 from torchbeast.core.envs.spaces import (
     ActionSpace,
@@ -34,7 +39,13 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
+from torchbeast.core.factories import names_checked
 from torchbeast.core.nest_py import flatten, pack_as
+
+if TYPE_CHECKING:
+    from abc import ABCMeta as _ProtocolType
+else:
+    _ProtocolType = type(Protocol)
 
 
 class VecStep(NamedTuple):
@@ -49,7 +60,47 @@ class VecStep(NamedTuple):
     # order; None when K == 0
 
 
-class VecEnv(Protocol):
+class _WithFactory(_ProtocolType):
+    """Gives VecEnv its create_factory.
+
+    A class method of VecEnv itself would belong to the protocol: every environment would need one.
+    """
+
+    @names_checked
+    def create_factory(
+        cls,
+        *,
+        env_fn: Callable[..., Any],
+        env_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        vec_env_size: int = 1,
+        log_dir: str | Path | None = None,
+    ) -> tuple[VecEnvFactory, ActionSpace, ObservationSpace]:
+        """Returns what makes environments wherever they are stepped, and their two spaces, for
+        which one environment is made here and closed again. Observations are as the policy sees
+        them, with frames stacked.
+
+        env_fn: a function that returns one environment with Gymnasium's interface, or, when it has
+            a parameter num_envs, as many of them as a VecEnv. Lambdas and functions of a notebook
+            need cloudpickle to reach other processes.
+        env_kwargs: its keyword arguments; JSON when other processes make environments.
+        vec_env_size: number of environments that are stepped together.
+        log_dir: folder of a Learner's logs that is given none itself.
+        """
+        with closing(vec_env_of(env_fn, env_kwargs, 1, _name_of(env_fn))) as env:
+            action_space = env.action_space
+            space = stacked_space(env.observation_space, env.frame_stack)
+        factory = VecEnvFactory(
+            env_fn=env_fn,
+            env_kwargs=dict(env_kwargs),
+            vec_env_size=vec_env_size,
+            log_dir=None if log_dir is None else Path(log_dir),
+            action_space=action_space,
+            observation_space=space,
+        )
+        return factory, action_space, space
+
+
+class VecEnv(Protocol, metaclass=_WithFactory):
     """E environments stepped together.
 
     The caller owns every array that reset() and step() return: no later call writes to it.
@@ -87,6 +138,62 @@ class VecEnv(Protocol):
 
     def close(self) -> None:
         """Frees the environments' resources. No method may be called afterwards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VecEnvFactory:
+    """Makes the environments of a worker; see VecEnv.create_factory."""
+
+    env_fn: Callable[..., Any]
+    env_kwargs: Mapping[str, Any]
+    vec_env_size: int
+    log_dir: Path | None
+    action_space: ActionSpace  # of one environment
+    observation_space: ObservationSpace  # of one environment, as the policy sees it
+
+    def __post_init__(self) -> None:
+        if self.vec_env_size < 1:
+            raise ValueError(f"vec_env_size must be at least 1, got {self.vec_env_size}")
+
+    def __call__(self) -> VecEnv:
+        """Makes vec_env_size environments."""
+        return self.make(self.vec_env_size)
+
+    def make(self, num_envs: int) -> VecEnv:
+        """Makes num_envs environments."""
+        return vec_env_of(self.env_fn, self.env_kwargs, num_envs, _name_of(self.env_fn))
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", repr(function))
+
+
+class WrongNumber(ValueError):
+    """A function that was asked for a number of environments returned another one."""
+
+
+def vec_env_of(
+    env_fn: Callable[..., Any],
+    env_kwargs: Mapping[str, Any],
+    num_envs: int,
+    env_id: str,
+    observation_keys: Sequence[str] = (),
+) -> VecEnv:
+    """Makes environments by a function that returns one of them, or, when it has a parameter
+    num_envs, a VecEnv. Raises WrongNumber when that has another number of environments.
+
+    env_id: names them, unless they come as a VecEnv. observation_keys: see SyncVecEnv.
+    """
+    if not accepts(env_fn, "num_envs"):
+        make_one = functools.partial(env_fn, **env_kwargs)
+        return SyncVecEnv([make_one] * num_envs, env_id, observation_keys)
+    env: VecEnv = env_fn(num_envs=num_envs, **env_kwargs)
+    if getattr(env, "num_envs", None) != num_envs:
+        raise WrongNumber(
+            f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv with "
+            f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
+        )
+    return env
 
 
 def environment_seeds(seed: int, num_envs: int) -> list[int]:

@@ -1,2 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Containers of experience between acting and learning."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchbeast.core.lazy import importing
+
+if TYPE_CHECKING:
+    from torchbeast.core.storages.on_policy import OnPolicyBuffer as OnPolicyBuffer
+    from torchbeast.core.storages.on_policy import OnPolicyGAEBuffer as OnPolicyGAEBuffer
+    from torchbeast.core.storages.on_policy import OnPolicyVTraceBuffer as OnPolicyVTraceBuffer
+
+__all__ = ["OnPolicyBuffer", "OnPolicyGAEBuffer", "OnPolicyVTraceBuffer"]
+
+_FOUND_IN = {
+    "OnPolicyBuffer": "on_policy",
+    "OnPolicyGAEBuffer": "on_policy",
+    "OnPolicyVTraceBuffer": "on_policy",
+}
+
+__getattr__ = importing(__name__, _FOUND_IN)

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Factories check their hyperparameters at once, and make what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchbeast.core.actors import OnPolicyActorCritic, get_feature_extractor
+from torchbeast.core.actors.networks import AtariNet, DeepNet, FixupNet, MLPNet
+from torchbeast.core.algos import IMPALA, LASER, PPO
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.config import PPOConfig
+from torchbeast.core.algos.factory import OTHER_NAMES, recorded
+from torchbeast.core.envs import VecEnv
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import SyncVecEnv
+from torchbeast.core.storages import OnPolicyBuffer, OnPolicyGAEBuffer, OnPolicyVTraceBuffer
+
+FRAMES, VECTOR = ArraySpec((4, 84, 84), "uint8"), ArraySpec((3,), "float32")
+
+
+def make_cartpole(limit: int = 500) -> Any:
+    return gymnasium.make("CartPole-v1", max_episode_steps=limit)
+
+
+# --- names
+
+
+@pytest.mark.parametrize(
+    ("create", "wrong", "meant"),
+    [
+        (PPO.create_factory, "clip_parm", "clip_param"),
+        (IMPALA.create_factory, "discount", "discounting"),
+        (OnPolicyGAEBuffer.create_factory, "gae_lamda", "gae_lambda"),
+        (OnPolicyVTraceBuffer.create_factory, "replay_sise", "replay_size"),
+        (OnPolicyActorCritic.create_factory, "recurent", "recurrent"),
+        (VecEnv.create_factory, "vec_envs_size", "vec_env_size"),
+    ],
+)
+def test_a_misspelt_name_is_refused_at_once_with_the_names_that_there_are(
+    create: Any, wrong: str, meant: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"{wrong}.*did you mean {meant}\?.* It takes .*{meant}"):
+        create(**{wrong: 1})
+
+
+def test_values_are_checked_at_once() -> None:
+    with pytest.raises(ValueError, match="clip_param must be greater than 0"):
+        PPO.create_factory(clip_param=0)
+    with pytest.raises(ValueError, match="size must be at least 1"):
+        OnPolicyBuffer.create_factory(size=0)
+    with pytest.raises(ValueError, match="gae_lambda must be between 0 and 1"):
+        OnPolicyGAEBuffer.create_factory(gae_lambda=2)
+    with pytest.raises(ValueError, match="vec_env_size must be at least 1"):
+        VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=0)
+
+
+def test_a_name_and_its_other_name_are_not_given_both() -> None:
+    with pytest.raises(TypeError, match="lr and learning_rate are the same|learning_rate and lr"):
+        PPO.create_factory(lr=1e-3, learning_rate=1e-3)
+
+
+# --- algorithms
+
+
+def test_other_names_set_the_fields_that_they_are_names_of() -> None:
+    made = PPO.create_factory(
+        lr=1e-4,
+        eps=1e-7,
+        gamma=0.5,
+        entropy_coef=0.25,
+        value_loss_coef=0.75,
+        max_grad_norm=0.125,
+        num_epochs=3,
+        optimiser="rmsprop",
+    )
+    config = made.config
+    assert isinstance(config, PPOConfig) and made.algo is PPO
+    assert (config.optimiser.learning_rate, config.optimiser.epsilon) == (1e-4, 1e-7)
+    assert config.optimiser.optimiser == "rmsprop"
+    assert (config.discounting, config.entropy_cost, config.baseline_cost) == (0.5, 0.25, 0.75)
+    assert made.step.grad_norm_clipping == 0.125 and config.num_epochs == 3
+
+
+def test_what_is_not_given_is_the_default_of_the_config() -> None:
+    assert PPO.create_factory().config == PPOConfig()
+    assert PPO.create_factory(lr=1e-4).config.optimiser.beta1 == PPOConfig().optimiser.beta1
+
+
+def test_a_factory_makes_the_algorithm_of_the_programs() -> None:
+    actor = OnPolicyActorCritic.create_factory(VECTOR, Discrete(2))("cpu")
+    for algo in (PPO, IMPALA, LASER):
+        made = algo.create_factory()("cpu", actor)
+        assert isinstance(made, Algorithm) and type(made) is algo and made.actor is actor
+
+
+def test_settings_are_recorded_by_the_names_of_flags() -> None:
+    found = recorded(PPO.create_factory(lr=1e-4).config)
+    assert found["learning_rate"] == 1e-4 and found["clip_param"] == 0.2
+    assert not set(found) & set(OTHER_NAMES)
+
+
+# --- actors
+
+
+def test_feature_extractors_are_networks_by_name() -> None:
+    found = [get_feature_extractor(name) for name in ("MLP", "CNN", "Fixup", "ResNet")]
+    assert found == [MLPNet, AtariNet, FixupNet, DeepNet]
+    with pytest.raises(ValueError, match="no feature extractor 'Mlp': use MLP, CNN, Fixup, ResNet"):
+        get_feature_extractor("Mlp")
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_factory_makes_the_network_that_it_names(recurrent: bool) -> None:
+    made = OnPolicyActorCritic.create_factory(
+        VECTOR, Discrete(2), get_feature_extractor("MLP"), {"hidden": 7}, recurrent
+    )
+    actor = made("cpu")
+    assert isinstance(actor, MLPNet) and actor.fc.out_features == 7
+    assert (actor.core is not None) == recurrent
+
+
+def test_an_actor_begins_with_the_weights_of_a_file(tmp_path: Any) -> None:
+    trained = OnPolicyActorCritic.create_factory(VECTOR, Discrete(2))("cpu")
+    path = tmp_path / "weights.pt"
+    for saved in (trained.state_dict(), {"model_state_dict": trained.state_dict()}):
+        torch.save(saved, path)
+        again = OnPolicyActorCritic.create_factory(VECTOR, Discrete(2), restart_model=path)("cpu")
+        for name, tensor in again.state_dict().items():
+            assert tensor.equal(trained.state_dict()[name])
+
+
+def test_fixup_blocks_begin_as_the_identity_and_all_their_parameters_learn() -> None:
+    net = OnPolicyActorCritic.create_factory(FRAMES, Discrete(6), get_feature_extractor("Fixup"))
+    actor = net("cpu")
+    x = torch.randn(2, 16, 21, 21)
+    assert isinstance(actor, FixupNet)
+    first = actor.blocks[0]
+    torch.testing.assert_close(first(x), x)
+    for parameter in first.parameters():  # zeros hide all but the last convolution's gradient
+        nn.init.normal_(parameter)
+    first(x).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in first.parameters())
+
+
+# --- environments
+
+
+def test_a_factory_gives_both_spaces_and_makes_the_environments_asked_for() -> None:
+    factory, action_space, observation_space = VecEnv.create_factory(
+        env_fn=make_cartpole, env_kwargs={"limit": 3}, vec_env_size=4
+    )
+    env = factory()
+    assert isinstance(env, SyncVecEnv) and env.num_envs == 4
+    assert (env.action_space, env.observation_space) == (action_space, observation_space)
+    env.reset(1)
+    cut = [env.step(np.array([0, 1, 0, 1])).truncated.all() for _ in range(3)]
+    assert cut == [False, False, True], "the keyword arguments arrive"
+
+
+def test_spaces_are_as_the_policy_sees_them() -> None:
+    pytest.importorskip("ale_py")
+    from torchbeast.envs import make_atari_train_env
+
+    _, _, seen = VecEnv.create_factory(
+        env_fn=make_atari_train_env, env_kwargs={"env_id": "ALE/Pong-v5"}
+    )
+    assert seen.shape == (4, 84, 84), "four frames of shape (1, 84, 84)"
+
+
+# --- storages
+
+
+def test_a_gae_storage_sets_the_algorithms_lambda() -> None:
+    storage = OnPolicyGAEBuffer.create_factory(size=10, gae_lambda=0.5)
+    assert storage.prepared(PPO.create_factory()).config.gae_lambda == 0.5
+    with pytest.raises(ValueError, match="0.9 in PPO and 0.5 in OnPolicyGAEBuffer"):
+        storage.prepared(PPO.create_factory(gae_lambda=0.9))
+
+
+@pytest.mark.parametrize(
+    ("storage", "algo", "sentence"),
+    [
+        (
+            OnPolicyGAEBuffer.create_factory(),
+            IMPALA.create_factory(),
+            "OnPolicyGAEBuffer .* IMPALA has no gae_lambda: use OnPolicyVTraceBuffer",
+        ),
+        (
+            OnPolicyVTraceBuffer.create_factory(),
+            PPO.create_factory(),
+            "OnPolicyVTraceBuffer .* PPO does not correct .*: use OnPolicyGAEBuffer",
+        ),
+        (
+            OnPolicyVTraceBuffer.create_factory(replay_size=10_000),
+            IMPALA.create_factory(),
+            "OnPolicyVTraceBuffer has a replay, but IMPALA does not learn from one",
+        ),
+    ],
+)
+def test_a_storage_and_an_algorithm_that_do_not_fit_are_both_named(
+    storage: OnPolicyBuffer, algo: Any, sentence: str
+) -> None:
+    with pytest.raises(NotImplementedError, match=f"(?i){sentence}"):
+        storage.prepared(algo)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Actors as components: a network that is made again in every process that acts or learns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from torchbeast.core.actors.agent import default_model
+from torchbeast.core.actors.contract import Actor, ActorCritic
+from torchbeast.core.actors.registry import MODELS, ModelFactory, make_model
+from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
+from torchbeast.core.factories import names_checked
+from torchbeast.core.specs import ActorSpec
+
+EXTRACTORS = {"MLP": "mlp", "CNN": "shallow", "Fixup": "fixup", "ResNet": "deep"}
+"""The networks by the names of their feature extractors."""
+
+
+def get_feature_extractor(name: str) -> ModelFactory:
+    """Returns the network with this feature extractor: MLP (two layers), CNN (three convolutions,
+    for Atari), Fixup (a residual network without normalisation that starts as the identity) or
+    ResNet (IMPALA's residual network). Raises ValueError for another name.
+    """
+    if name not in EXTRACTORS:
+        raise ValueError(f"no feature extractor {name!r}: use {', '.join(EXTRACTORS)}")
+    return MODELS[EXTRACTORS[name]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorFactory:
+    """Makes an actor; see OnPolicyActorCritic.create_factory."""
+
+    spec: ActorSpec
+    observation_space: ObservationSpace  # as the policy sees it, with frames stacked
+    action_space: ActionSpace
+    kind: type[Actor]  # of actor
+    restart_model: Path | None
+
+    def __call__(self, device: torch.device | str) -> Actor:
+        """Makes the actor on a device, with weights of restart_model if there is one."""
+        actor = make_model(self.spec, self.observation_space, self.action_space).to(device)
+        self.restart(actor)
+        return actor
+
+    def restart(self, actor: Actor) -> None:
+        """Loads the weights of restart_model; a no-op without one."""
+        if self.restart_model is not None:
+            saved = torch.load(self.restart_model, map_location="cpu", weights_only=True)
+            actor.load_state_dict(saved.get("model_state_dict", saved))
+
+
+class OnPolicyActorCritic:
+    """Actors with a policy and a value, as PPO, IMPALA and LASER train them: every ActorCritic."""
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls,
+        obs_space: ObservationSpace,
+        action_space: ActionSpace,
+        feature_extractor_network: ModelFactory | str = "auto",
+        feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        recurrent: bool = False,
+        restart_model: str | Path | None = None,
+    ) -> ActorFactory:
+        """Returns what makes the network wherever it acts or learns.
+
+        obs_space, action_space: those that VecEnv.create_factory returns.
+        feature_extractor_network: what get_feature_extractor returns, the name of a network
+            (docs/observations.md), or your own subclass of ActorCritic, which is called with
+            (obs_space, action_space, recurrent). Default: by the observations.
+        feature_extractor_kwargs: further keyword arguments of it, such as {"hidden": 64}; JSON.
+        recurrent: whether it has an LSTM.
+        restart_model: file of weights to begin with: a checkpoint, or a state_dict.
+        """
+        network = feature_extractor_network
+        if network == "auto":
+            network = default_model(obs_space, for_images="shallow")
+        return ActorFactory(
+            spec=_spec(network, feature_extractor_kwargs, recurrent),
+            observation_space=obs_space,
+            action_space=action_space,
+            kind=ActorCritic,
+            restart_model=None if restart_model is None else Path(restart_model),
+        )
+
+
+def _spec(network: ModelFactory | str, kwargs: Mapping[str, Any], recurrent: bool) -> ActorSpec:
+    """Returns the spec of a network; a built-in one has its name."""
+    built_in = [name for name, made in MODELS.items() if made is network]
+    source = built_in[0] if built_in else network
+    return ActorSpec.of(source, kwargs, use_lstm=recurrent)

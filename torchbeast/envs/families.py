@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that make environments of one family, for VecEnv.create_factory.
+
+    VecEnv.create_factory(env_fn=make_atari_train_env, env_kwargs={"env_id": "ALE/Pong-v5"})
+
+Nothing differs between training and test but what a run does with them: rewards are never clipped
+in an environment, and evaluations count whole games. So the two functions of a family make the same
+environments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.envs import make
+from torchbeast.envs.atari import is_atari
+from torchbeast.envs.errors import EnvError
+from torchbeast.envs.options import EnvOptions
+from torchbeast.envs.spec import EnvSpec
+
+
+def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
+    """Makes games of Atari; options: those of EnvOptions, such as frame_skip=4."""
+    return make(_atari(env_id, **options), num_envs)
+
+
+def make_atari_test_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:
+    """Makes games of Atari as make_atari_train_env does."""
+    return make(_atari(env_id, **options), num_envs)
+
+
+def make_mujoco_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+    """Makes environments of MuJoCo, such as HalfCheetah-v5; kwargs: those of gymnasium.make."""
+    return make(_mujoco(env_id, **kwargs), num_envs)
+
+
+def make_mujoco_test_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+    """Makes environments of MuJoCo as make_mujoco_train_env does."""
+    return make(_mujoco(env_id, **kwargs), num_envs)
+
+
+def make_pybullet_train_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+    """Makes environments of PyBullet, such as HalfCheetahBulletEnv-v0, which the package
+    pybullet-envs-gymnasium ports to Gymnasium; kwargs: those of gymnasium.make.
+    """
+    return make(_pybullet(env_id, **kwargs), num_envs)
+
+
+def make_pybullet_test_env(num_envs: int, env_id: str, **kwargs: Any) -> VecEnv:
+    """Makes environments of PyBullet as make_pybullet_train_env does."""
+    return make(_pybullet(env_id, **kwargs), num_envs)
+
+
+def spec_of(
+    env_fn: Callable[..., Any], env_kwargs: Mapping[str, Any], is_sent: bool = True
+) -> EnvSpec:
+    """Returns the spec of what a function makes with these arguments; for the functions here and
+    `envs.make` that of the named environment, so that the programs can evaluate and resume the run.
+
+    is_sent: whether other processes get it; else a lambda is only named, not pickled.
+    """
+    if env_fn in _SPECS:
+        return _SPECS[env_fn](**env_kwargs)
+    return EnvSpec.of(env_fn, env_kwargs) if is_sent else EnvSpec.naming(env_fn, env_kwargs)
+
+
+def _atari(env_id: str, **options: Any) -> EnvSpec:
+    if not is_atari(env_id):
+        raise EnvError(f"{env_id} is no game of Atari: they are called like ALE/Pong-v5")
+    return EnvSpec(env_id, options=EnvOptions(**options))
+
+
+def _mujoco(env_id: str, **kwargs: Any) -> EnvSpec:
+    _need("mujoco", env_id, "mujoco")
+    return EnvSpec(env_id, kwargs)
+
+
+def _pybullet(env_id: str, **kwargs: Any) -> EnvSpec:
+    _need(_PYBULLET, env_id, "pybullet")
+    return EnvSpec(f"{_PYBULLET}:{env_id}", kwargs)
+
+
+def _any(env: EnvSpec | str) -> EnvSpec:
+    return EnvSpec(env) if isinstance(env, str) else env
+
+
+def _need(package: str, env_id: str, extra: str) -> None:
+    """Raises EnvError unless the package is installed."""
+    if find_spec(package) is None:
+        raise EnvError(
+            f"{env_id} needs a package that is not installed: pip install 'torchbeast[{extra}]'"
+        )
+
+
+_PYBULLET = "pybullet_envs_gymnasium"
+_SPECS: dict[Callable[..., Any], Callable[..., EnvSpec]] = {
+    make: _any,
+    make_atari_train_env: _atari,
+    make_atari_test_env: _atari,
+    make_mujoco_train_env: _mujoco,
+    make_mujoco_test_env: _mujoco,
+    make_pybullet_train_env: _pybullet,
+    make_pybullet_test_env: _pybullet,
+}

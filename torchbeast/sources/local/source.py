@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source that plays in the learner's own process, whenever a batch is asked for.
+
+    learner thread -- next(batches()) --> Player: E environments, a replica of the network
+                                               |  slot [T+1, E, ...]
+                                               v
+                                          the batch [T+1, B, ...]
+
+Nothing is played ahead: every action is chosen with the newest weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Actor, Mode
+from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.choices import Precision
+from torchbeast.core.envs.spaces import ObservationSpace
+from torchbeast.core.envs.vec_env import VecEnv
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.precision import dtype_for
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.seeds import seed_of
+from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
+from torchbeast.sources.contract import Weights as AnyWeights
+from torchbeast.sources.processes.activity import local_activity
+from torchbeast.sources.processes.player import Player
+from torchbeast.sources.processes.rollout_buffers import (
+    Batch,
+    RolloutArrays,
+    SlotWriter,
+    slot_bytes,
+    slot_specs,
+)
+
+
+class Weights(AnyWeights, Protocol):
+    """The published weights of the learner."""
+
+    @property
+    def version(self) -> int:
+        """Newest version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSourceConfig:
+    """Settings of the collection of rollouts."""
+
+    num_envs: int
+    precision: Precision  # of the actor's features, on the CPU
+    rollouts: RolloutConfig
+    extras: tuple[str, ...]  # names of the outputs of acting to put into rollouts
+    mode: Mode  # in which actions are chosen
+    num_batches: int = 1  # taken and not given back yet
+    spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
+    seed: int
+
+
+class LocalSource:
+    """Yields batches of rollouts that the thread that asks for them plays.
+
+    Threads: none of its own. Of several threads that ask, one plays at a time. A batch shares
+    memory with the source and is valid until its iterator advances or ends.
+
+    An exception of an environment fails the run. One that comes from outside while it plays, as
+    KeyboardInterrupt in a notebook, drops the unfinished rollout: the next batch begins new
+    episodes, with seeds of their own.
+    """
+
+    yields = Rollout
+
+    def __init__(
+        self,
+        agent: Agent,
+        observation_space: ObservationSpace,
+        weights: Weights,
+        device: torch.device,
+        make_env: Callable[[int], VecEnv],
+        config: LocalSourceConfig,
+    ) -> None:
+        """Allocates buffers; environments are made when the first batch is asked for.
+
+        observation_space: that of one environment, as the policy sees it.
+        device: the learner's; batches for a GPU are in pinned memory.
+        make_env: makes this number of environments.
+        """
+        self._config = config
+        shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
+        pin = device.type == "cuda"
+        batches = [
+            Batch(*shape, config.rollouts.batch_size, pin, config.spare_columns)
+            for _ in range(config.num_batches)
+        ]
+        self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        for batch in batches:
+            self._free.put(batch)
+        self._closed = threading.Event()
+        actor = copy.deepcopy(agent.model).to("cpu")
+        actor.compute_dtype = dtype_for(config.precision, torch.device("cpu"))
+        newest = _NewestWeights(weights, self._closed)
+        slot = slot_specs(*shape, config.num_envs, agent.frame_stack)
+        self._player = _RolloutPlayer(actor, newest, make_env, slot, config)
+        held = slot_bytes(*shape, config.num_envs, agent.frame_stack)
+        self.num_bytes = sum(batch.num_bytes for batch in batches) + held
+        self._lock = threading.Lock()  # held while a thread plays
+        self._supervisor: Supervisor | None = None
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Lets `batches` play."""
+        self._supervisor = supervisor
+        supervisor.on_close(self.close)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
+        closed. Spare columns hold whatever the memory held.
+        """
+        while (batch := self._free.get()) is not None:
+            try:
+                if not self._fill(batch):
+                    return
+                yield batch.rollout()
+            finally:  # also if the iterator is abandoned
+                batch.clear()
+                self._free.put(batch)
+        self._free.put(None)  # for the next thread
+
+    def close(self) -> None:
+        """Ends the rollout that is played and wakes every waiting thread. May be called again."""
+        self._closed.set()
+        self._free.put(None)
+
+    def end(self) -> None:
+        """Closes the environments."""
+        with self._lock:
+            self._player.forget()
+
+    def status(self) -> dict[str, int]:
+        """Returns counts by the names of log columns; no rollout ever waits for the learner."""
+        return {
+            "learner_queue_size": 0,
+            "live_actors": 1,
+            "collected_steps": self._player.activity.steps(),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds spent since the start, by stage; queueing: while nobody asks."""
+        seconds = self._player.activity.seconds()
+        return {stage: seconds[stage] for stage in ACTOR_STAGES}
+
+    def hanging(self) -> str:
+        """Describes a step of the environments that takes over a minute."""
+        stage, seconds = self._player.activity.present()
+        if stage != "environment" or seconds < STALL_S:
+            return ""
+        return f"the environments have been in one step for {seconds:.0f} s"
+
+    def away(self) -> list[Away]:
+        """Returns []: there are no streams."""
+        return []
+
+    def _fill(self, batch: Batch) -> bool:
+        """Plays a whole batch; returns false if the source was closed, or failed, before."""
+        assert self._supervisor is not None
+        with self._lock:
+            try:
+                while batch.missing:
+                    batch.add(*self._player.columns(batch.missing))
+            except _Closed:
+                return False
+            except (UsageError, RunError) as error:
+                self._supervisor.fail("environments", error)
+                return False
+            except Exception as error:
+                self._supervisor.fail("environments", RunError(what_it_raised(error)))
+                return False
+            except BaseException:
+                self._player.forget()
+                raise
+        return True
+
+
+class _Closed(Exception):
+    """The source was closed while it played."""
+
+
+class _NewestWeights:
+    """The newest weights for a Player, before every step; raises _Closed once the source is."""
+
+    def __init__(self, weights: Weights, closed: threading.Event) -> None:
+        self._weights, self._closed = weights, closed
+
+    @property
+    def version(self) -> int:
+        """Newest version."""
+        return self._weights.version
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the newest weights unless `replica` holds them; returns their version."""
+        if self._closed.is_set():
+            raise _Closed
+        return self._weights.refresh(replica, held)
+
+
+class _RolloutPlayer:
+    """Plays rollouts of E environments into one slot, from which columns are taken in order."""
+
+    def __init__(
+        self,
+        actor: Actor,
+        weights: _NewestWeights,
+        make_env: Callable[[int], VecEnv],
+        slot: dict[str, Any],
+        config: LocalSourceConfig,
+    ) -> None:
+        self.activity = local_activity()
+        self._actor, self._weights, self._make_env = actor, weights, make_env
+        self._slot: RolloutArrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), slot)
+        self._config = config
+        self._env: VecEnv | None = None
+        self._incarnation = 0
+        self._next_rollout = 0
+        self._taken = config.num_envs  # columns of the slot that are in batches already
+
+    def columns(self, wanted: int) -> tuple[RolloutArrays, int, int]:
+        """Returns the slot, the first of its columns to take next, and how many, at most `wanted`.
+        Plays a rollout when none are left.
+        """
+        if self._taken == self._config.num_envs:
+            self._play()
+        first, count = self._taken, min(wanted, self._config.num_envs - self._taken)
+        self._taken += count
+        return self._slot, first, count
+
+    def forget(self) -> None:
+        """Closes the environments; the next rollout begins new episodes in new ones."""
+        env, self._env = self._env, None
+        self._incarnation += 1
+        self._next_rollout += 1  # marks a gap
+        self._taken = self._config.num_envs
+        if env is not None:
+            env.close()
+
+    def _play(self) -> None:
+        if self._env is None:
+            self._open()
+        writer = SlotWriter(self._slot, self._loop.acted.state, 0, self._next_rollout)
+        self._player.play(writer, self._config.rollouts.unroll_length, None)
+        self._next_rollout += 1
+        self._taken = 0
+
+    def _open(self) -> None:
+        config = self._config
+        self._env = self._make_env(config.num_envs)
+        seed = seed_of(seed_of(config.seed, "actor", 0, self._incarnation), "environments")
+        self._loop = EnvLoop(self._env, self._actor, seed)
+        self._player = Player(self._loop, self._actor, self._weights, self.activity, config.mode)
