@@ -31,6 +31,7 @@ HALF = STEPS // 2
 MILESTONES = (100_000, 250_000, 500_000, 750_000, 1_000_000)
 RATIOS = (1, 2, 4, 7)
 ENTROPY_COST = 0.03  # the preset's
+SMALL = ("--batch_size", "8")  # new rollouts; with 7 replayed ones for each, a batch has 64
 
 Flags = tuple[str, ...]
 
@@ -70,6 +71,13 @@ VARIANTS: dict[str, Flags] = {
     "replay-alone": (
         *_replay(STEPS, 4, size=STEPS, entropy_cost=ENTROPY_COST),
         *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
+    ),
+    "no-replay-small": ("--total_steps", str(STEPS), *SMALL),
+    "ratio-7-small-half": (*_replay(HALF, 7, entropy_cost=0.12), *SMALL),
+    "replay-alone-small-half": (
+        *_replay(HALF, 7, size=HALF, entropy_cost=0.015),  # for each state as much as 0.12 above
+        *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
+        *SMALL,
     ),
 }
 
