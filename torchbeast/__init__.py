@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from torchbeast.envs.spec import EnvSpec as EnvSpec
     from torchbeast.errors import RunError as RunError
     from torchbeast.errors import UsageError as UsageError
+    from torchbeast.learner.learner import Learner as Learner
     from torchbeast.learning.checkpoint import load as load_checkpoint
+    from torchbeast.schemes.scheme import Scheme as Scheme
 
 # The module of each name, with a colon and its name in that module if it differs.
 _FOUND_IN = {
@@ -54,12 +56,14 @@ _FOUND_IN = {
     "EnvSpec": "envs.spec",
     "Impala": "core.algos.impala",
     "ImpalaConfig": "core.algos.config",
+    "Learner": "learner.learner",
     "ModelInputs": "core.actors.contract",
     "ModelOutput": "core.actors.contract",
     "PPO": "core.algos.ppo",
     "PPOConfig": "core.algos.config",
     "Rollout": "core.storages.rollout",
     "RunError": "errors",
+    "Scheme": "schemes.scheme",
     "SyncVecEnv": "core.envs.vec_env",
     "UsageError": "errors",
     "VecEnv": "core.envs.vec_env",
@@ -84,11 +88,13 @@ __all__ = [
     "EnvSpec",
     "Impala",
     "ImpalaConfig",
+    "Learner",
     "ModelInputs",
     "ModelOutput",
     "PPOConfig",
     "Rollout",
     "RunError",
+    "Scheme",
     "SyncVecEnv",
     "UsageError",
     "VecEnv",

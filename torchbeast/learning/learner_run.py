@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -102,16 +103,24 @@ class RunSettings:
     learner: LearnerConfig
     collection: Collection
     recorded: Mapping[str, Any]  # every setting by the name of its flag
+    becomes_latest: bool = True  # the link `latest` beside its folder then points to it
 
 
 class LearnerRun:
-    """A run of a learner program. Only the main thread uses it."""
+    """A run of a learner. Only the main thread, or a caller's one thread, uses it."""
 
-    def __init__(self, settings: RunSettings, played: Played, session: Session) -> None:
+    def __init__(
+        self,
+        settings: RunSettings,
+        played: Played,
+        session: Session,
+        resumed: Path | None = None,
+    ) -> None:
+        """Reads the earlier run; resumed: its checkpoint, by default that in the run's folder."""
         self._settings = settings
         self._played = played
         self._session = session
-        self._earlier = EarlierRun(session.folder.checkpoint)
+        self._earlier = EarlierRun(resumed or session.folder.checkpoint)
         seed = self._earlier.seed(settings.run.seed)
         self._recorded = {**settings.recorded, **played.recorded(), "seed": seed}
         session.folder.update(args=self._recorded)
@@ -124,6 +133,17 @@ class LearnerRun:
         make_source: Callable[[Learner[Weights]], Source],
     ) -> None:
         """Trains until the run ends, for whatever reason, and prints a summary."""
+        made, progress = self.assemble(make_agent, make_weights)
+        if progress.step >= self._total_steps:
+            self._say_complete(progress)
+            return
+        with self.source(made, progress, make_source) as (source, saved):
+            self._learn(made, source, progress, saved)
+
+    def assemble(
+        self, make_agent: MakeAgent, make_weights: Callable[[nn.Module, int], Weights]
+    ) -> tuple[Assembled[Weights], Progress]:
+        """Assembles the learner, with the state and the progress of an earlier run, if any."""
         played = self._played
         self._earlier.check_same_environment(played.env.name, played.others_serve)
         self._earlier.check_same_algorithm(self._recorded["algo"])
@@ -133,9 +153,19 @@ class LearnerRun:
         progress = self._earlier.progress()
         progress.keep_last(self._settings.display.episodes_for_avg)
         self._say_resumed(progress)
-        if progress.step >= self._total_steps:
-            self._say_complete(progress)
-            return
+        return made, progress
+
+    @contextmanager
+    def source(
+        self,
+        made: Assembled[Weights],
+        progress: Progress,
+        make_source: Callable[[Learner[Weights]], Source],
+    ) -> Iterator[tuple[Source, SavedReplay | None]]:
+        """Makes the source, with a replay in front of it if there is one, and what is saved of it
+        with checkpoints.
+        """
+        config = self._settings.learner
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
@@ -150,11 +180,11 @@ class LearnerRun:
         source = make_source(learner)
         check_batches(source.yields, type(made.algo))
         if not config.replay.is_used:
-            self._learn(made, source, progress)
+            yield source, None
             return
         with self._replay(made, source, free) as replay:
             mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
-            self._learn(made, mixed, progress, self._saved(replay))
+            yield mixed, self._saved(replay)
 
     @property
     def _total_steps(self) -> int:
@@ -189,8 +219,26 @@ class LearnerRun:
         made: Assembled[Any],
         source: Source,
         progress: Progress,
-        saved: SavedReplay | None = None,
+        saved: SavedReplay | None,
     ) -> None:
+        with self.training(made, source, progress, saved) as (training, saving):
+            watch = self._watch(training, source, saving, self._adviser(made))
+            began, first_step = time.monotonic(), progress.step
+            source.start(self._session.supervisor)
+            training.start(made.compute.learner_threads)
+            self._until_the_end(watch, training, saving)
+            if training.updates_here or self._session.supervisor.failure is None:
+                self._say_end(progress, first_step, time.monotonic() - began)
+
+    @contextmanager
+    def training(
+        self,
+        made: Assembled[Any],
+        source: Source,
+        progress: Progress,
+        saved: SavedReplay | None,
+    ) -> Iterator[tuple[Training, Saving]]:
+        """Opens the log files; makes the training loop and what saves its checkpoints."""
         saving = self._saving(made.agent, saved)
         with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
             components = TrainingComponents(
@@ -201,14 +249,7 @@ class LearnerRun:
                 log_files=log_files,
                 supervisor=self._session.supervisor,
             )
-            training = self._training(components, progress, saving)
-            watch = self._watch(training, source, saving, self._adviser(made))
-            began, first_step = time.monotonic(), progress.step
-            source.start(self._session.supervisor)
-            training.start(made.compute.learner_threads)
-            self._until_the_end(watch, training, saving)
-            if training.updates_here or self._session.supervisor.failure is None:
-                self._say_end(progress, first_step, time.monotonic() - began)
+            yield self._training(components, progress, saving), saving
 
     def _saving(self, agent: Agent, saved: SavedReplay | None) -> Saving:
         labels = {
@@ -225,13 +266,14 @@ class LearnerRun:
         self, components: TrainingComponents, progress: Progress, saving: Saving
     ) -> Training:
         trace = self._settings.learner.hardware.write_profiler_trace
+        folder, is_latest = self._session.folder, self._settings.becomes_latest
         return Training(
             components,
             self._total_steps,
             progress,
-            trace=self._session.folder.path / "trace.json" if trace else None,
+            trace=folder.path / "trace.json" if trace else None,
             keep=saving.keep_last_good,
-            after_first_update=self._session.folder.become_latest,
+            after_first_update=folder.become_latest if is_latest else lambda: None,
         )
 
     def _watch(self, training: Training, source: Source, saving: Saving, advise: Adviser) -> Watch:
@@ -263,10 +305,10 @@ class LearnerRun:
             raise
         finally:
             supervisor.stop("the program ended")
-            self._end(training, saving)
+            self.end(training, saving)
 
-    def _end(self, training: Training, saving: Saving) -> None:
-        """Waits for the threads, then saves, except after a NaN.
+    def end(self, training: Training, saving: Saving) -> None:
+        """Waits for the threads of a run that has ended, then saves, except after a NaN.
 
         The updates before a NaN may have damaged the weights already: the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.

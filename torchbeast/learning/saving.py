@@ -59,7 +59,7 @@ class Saving:
         if self._disabled or not training.updates:
             return
         try:
-            checkpoints.save(self._path, training.checkpoint(self._labels))
+            checkpoints.save(self._path, self.checkpoint(training))
         except OSError as error:
             raise CheckpointNotWritten(
                 f"no checkpoint was written to {self._path} "
@@ -67,6 +67,10 @@ class Saving:
             ) from error
         if self._replay is not None and self._replay.inserted != self._inserted:
             self._save_replay(self._replay)
+
+    def checkpoint(self, training: Training) -> dict[str, Any]:
+        """Returns everything that a resumed run needs, without the replay."""
+        return training.checkpoint(self._labels)
 
     def _save_replay(self, replay: SavedReplay) -> None:
         inserted = replay.inserted  # before: where more is inserted meanwhile, it is saved again

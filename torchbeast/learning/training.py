@@ -4,7 +4,8 @@
     source.batches() -> optimiser_step.update() -> weights.publish() -> log files
                         one at a time, under one lock; checkpoints are copied under it too
 
-Learner threads run `_learn`; the main thread reads `progress` and calls `checkpoint`.
+Learner threads run `_learn`, or a thread of the caller's own `learn_from`; any thread reads
+`progress` and calls `checkpoint`.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Training:
         self._last_row = Reading(time.monotonic(), {})
         self._updates_before = components.optimiser_step.version
         self.progress = progress
+        self.figures: Mapping[str, float] = {}  # last row of the log
 
     @property
     def updates(self) -> int:
@@ -120,13 +122,22 @@ class Training:
     def _learn(self) -> None:
         cuda_stream = CudaStream(self._components.device)
         for on_host in self._components.source.batches():
-            with cuda_stream:  # copies while another thread updates
-                batch = on_host.map(cuda_stream.to_device)
-            with self._lock:
-                if self._components.supervisor.ended:
-                    return
-                with self._clock.learning():
-                    self._update(batch.map(cuda_stream.hand_over), on_host)
+            if not self.learn_from(on_host, cuda_stream):
+                return
+
+    def learn_from(self, on_host: Batch, cuda_stream: CudaStream) -> bool:
+        """Learns from a batch, publishes and records; returns false if the run has ended before.
+
+        cuda_stream: of the calling thread.
+        """
+        with cuda_stream:  # copies while another thread updates
+            batch = on_host.map(cuda_stream.to_device)
+        with self._lock:
+            if self._components.supervisor.ended:
+                return False
+            with self._clock.learning():
+                self._update(batch.map(cuda_stream.hand_over), on_host)
+        return True
 
     def _update(self, batch: Batch, on_host: Batch) -> None:
         # Lags and episodes come from the batch on the host, so nothing waits for the device again.
@@ -184,6 +195,7 @@ class Training:
             "learnt_steps": counters.learnt_steps,
             "optimiser_steps": counters.optimiser_steps,
         }
+        self.figures = row
         self._components.log_files.write(self.progress.step, row)
 
     def _times(self) -> dict[str, float]:

@@ -163,7 +163,9 @@ class RayFleet:
             self._closing.enter_context(last_words("raybeast"))
             folder = self._closing.enter_context(_own_files()) if self._address is None else None
             self._ray = import_ray()
-            if folder is not None:
+            if self._ray.is_initialized():  # by the caller, who ends it
+                self._address = self._ray.get_runtime_context().gcs_address
+            elif folder is not None:
                 self._start(folder)
             else:
                 self._join(own_code)

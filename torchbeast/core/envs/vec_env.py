@@ -87,17 +87,17 @@ class _WithFactory(_ProtocolType):
         log_dir: folder of a Learner's logs that is given none itself.
         """
         with closing(vec_env_of(env_fn, env_kwargs, 1, _name_of(env_fn))) as env:
-            action_space = env.action_space
-            space = stacked_space(env.observation_space, env.frame_stack)
+            spaces = env.action_space, env.observation_space, env.frame_stack
         factory = VecEnvFactory(
             env_fn=env_fn,
             env_kwargs=dict(env_kwargs),
             vec_env_size=vec_env_size,
             log_dir=None if log_dir is None else Path(log_dir),
-            action_space=action_space,
-            observation_space=space,
+            action_space=spaces[0],
+            sent_space=spaces[1],
+            frame_stack=spaces[2],
         )
-        return factory, action_space, space
+        return factory, factory.action_space, factory.observation_space
 
 
 class VecEnv(Protocol, metaclass=_WithFactory):
@@ -149,11 +149,17 @@ class VecEnvFactory:
     vec_env_size: int
     log_dir: Path | None
     action_space: ActionSpace  # of one environment
-    observation_space: ObservationSpace  # of one environment, as the policy sees it
+    sent_space: ObservationSpace  # of the observations of one environment, without stacks
+    frame_stack: int
 
     def __post_init__(self) -> None:
         if self.vec_env_size < 1:
             raise ValueError(f"vec_env_size must be at least 1, got {self.vec_env_size}")
+
+    @property
+    def observation_space(self) -> ObservationSpace:
+        """Space of one environment's observations as the policy sees them."""
+        return stacked_space(self.sent_space, self.frame_stack)
 
     def __call__(self) -> VecEnv:
         """Makes vec_env_size environments."""

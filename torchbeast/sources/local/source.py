@@ -31,6 +31,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.threads import one_thread
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
@@ -177,8 +178,9 @@ class LocalSource:
         assert self._supervisor is not None
         with self._lock:
             try:
-                while batch.missing:
-                    batch.add(*self._player.columns(batch.missing))
+                with one_thread():  # a row is small: more of them would mostly wait
+                    while batch.missing:
+                        batch.add(*self._player.columns(batch.missing))
             except _Closed:
                 return False
             except (UsageError, RunError) as error:

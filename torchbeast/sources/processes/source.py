@@ -22,7 +22,9 @@ import collections
 import functools
 import itertools
 import logging
+import os
 import queue
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -366,7 +368,11 @@ class _Actor:
             on_report=self._report,
             on_end=self._ended,
             pass_fds=[arguments[name] for name in ("rollouts", "weights", "activities")],
-            environment={"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            environment={
+                "OMP_NUM_THREADS": "1",
+                "MKL_NUM_THREADS": "1",
+                "PYTHONPATH": os.pathsep.join(sys.path),  # it imports what a script beside it can
+            },
         )
 
     def restart(self) -> None:

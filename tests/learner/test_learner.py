@@ -1,0 +1,443 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Python door: a run of a Learner is a run of a program, and takes nothing over."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from schemes import impala_of, scheme_of
+
+import torchbeast
+from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
+from torchbeast.core.algos import LASER, PPO
+from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.schemes import Scheme
+
+TWO_PROCESSES = {"col_remote_workers": 2}
+STEPS = 2 * 10  # of an update in one process
+
+
+def weights_of(learner: Learner) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in learner.actor.state_dict().items()}
+
+
+def assert_same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> None:
+    assert first.keys() == second.keys()
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+def next_batch(learner: Learner) -> Rollout:
+    """Returns a copy of the batch that the next step would learn from."""
+    batch = learner._next_batch()
+    assert isinstance(batch, Rollout)
+    return batch.map(torch.clone)
+
+
+# --- the loop
+
+
+def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Path) -> None:
+    learner = Learner(scheme_of(), 3 * STEPS - 1, tmp_path / "run", seed=1)
+    before = weights_of(learner)
+    seen = []
+    while not learner.done():
+        assert not (tmp_path / "run" / "model.tar").exists()
+        seen.append(learner.step()["step"])
+    assert seen == [STEPS, 2 * STEPS, 3 * STEPS] and learner.updates == 3
+    assert not all(
+        torch.equal(before[name], tensor) for name, tensor in weights_of(learner).items()
+    )
+    saved = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")
+    assert saved["stats"]["step"] == 3 * STEPS
+    assert_same(saved["model_state_dict"], weights_of(learner))
+    assert [row["step"] for row in read_logs(tmp_path / "run")] == seen
+    with pytest.raises(UsageError, match=r"the run has ended .*make another Learner"):
+        learner.step()
+
+
+def test_train_stops_where_it_is_told_and_goes_on(tmp_path: Path) -> None:
+    with Learner(scheme_of(), 6 * STEPS, tmp_path / "run") as learner:
+        assert learner.train(2 * STEPS)["step"] == 2 * STEPS
+        assert learner.train()["step"] == 6 * STEPS
+        with pytest.raises(ValueError, match="more than target_steps 120"):
+            learner.train(7 * STEPS)
+
+
+def test_info_and_metrics_say_how_far_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
+        learner.train(4 * STEPS)
+        learner.print_info()
+        found = learner.get_metrics()
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said.startswith(f"step {4 * STEPS} of {10 * STEPS} (40 %), ")
+    assert f"mean return {found['mean_return']:.2f}" in said
+    assert found["updates"] == 4 and found["episodes"] == 8, "an episode of Catch has 9 steps"
+    assert found["max_lag"] == 0 and found["grad_norm"] > 0
+
+
+def test_an_evaluation_plays_whole_episodes_and_leaves_training_as_it_was(tmp_path: Path) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=1) as learner:
+        learner.train(2 * STEPS)
+        before, random = weights_of(learner), torch.get_rng_state()
+        played = learner.evaluate(5, seed=3)
+        assert len(played.returns) == 5 and set(played.returns) <= {-1.0, 1.0}
+        assert learner.evaluate(5, seed=3).returns == played.returns
+        assert_same(before, weights_of(learner))
+        assert torch.equal(random, torch.get_rng_state())
+
+
+# --- saved, restored, resumed
+
+
+def test_a_restored_learner_takes_the_identical_next_step(tmp_path: Path) -> None:
+    first = Learner(scheme_of(), 10 * STEPS, tmp_path / "first", seed=1)
+    first.train(3 * STEPS)
+    saved = first.save_model(tmp_path / "kept.tar")
+    batch = next_batch(first)
+    torch.manual_seed(7)
+    first._made.optimiser_step.update(batch)
+    second = Learner(scheme_of(), 10 * STEPS, tmp_path / "second", seed=2)
+    second.restore(saved)
+    assert second.steps == 3 * STEPS and second.updates == 3
+    torch.manual_seed(7)
+    second._made.optimiser_step.update(batch)
+    assert_same(weights_of(first), weights_of(second))
+    second.step()
+    assert second.steps == 5 * STEPS, "the step above counts too"
+    first.close()
+    second.close()
+
+
+def test_a_restored_learner_goes_on_with_the_random_numbers_of_the_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=1) as learner:
+        learner.train(STEPS)
+        learner.save_model()
+        expected = torch.rand(3)
+        learner.train(2 * STEPS)
+        learner.restore()
+        assert torch.equal(torch.rand(3), expected) and learner.steps == STEPS
+
+
+def test_a_learner_with_the_same_folder_goes_on_where_the_run_is(tmp_path: Path) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=5) as learner:
+        learner.train(2 * STEPS)
+        before = weights_of(learner)
+    again = Learner(scheme_of(), 4 * STEPS, tmp_path / "run")
+    assert_same(before, weights_of(again))
+    again.train()
+    steps = [row["step"] for row in read_logs(tmp_path / "run")]
+    assert steps == [STEPS, 2 * STEPS, 3 * STEPS, 4 * STEPS]
+    meta = json.loads((tmp_path / "run" / "meta.json").read_text())
+    assert meta["args"]["seed"] == 5 and meta["successful"] is True
+    complete = Learner(scheme_of(), 4 * STEPS, tmp_path / "run")
+    assert complete.done() and len(complete.evaluate(1).returns) == 1
+
+
+def test_a_cell_that_is_run_again_ends_the_learner_before(tmp_path: Path) -> None:
+    first = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    first.step()
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as second:
+        assert second.steps == STEPS
+        with pytest.raises(UsageError, match="the run has ended"):
+            first.step()
+
+
+@pytest.mark.parametrize(
+    ("other", "sentence"),
+    [
+        (impala_of, "learns with --algo ppo, not impala"),
+        (lambda: scheme_of(recurrent=True), "--no_use_lstm"),
+        (
+            lambda: scheme_of({"env_fn": torchbeast.make_env, "env_kwargs": {"env": "Dials"}}),
+            "learns Catch, not Dials",
+        ),
+    ],
+)
+def test_another_run_is_not_resumed(tmp_path: Path, other: Any, sentence: str) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
+        learner.step()
+    with pytest.raises(UsageError, match=sentence):
+        Learner(other(), 10 * STEPS, tmp_path / "run")
+
+
+def test_the_programs_evaluate_and_resume_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Learner(scheme_of(), 2 * STEPS, tmp_path / "run") as learner:
+        learner.train()
+    named = ["--savedir", str(tmp_path), "--xpid", "run"]
+    assert monobeast.main([*named, "--mode", "test", "--num_episodes", "2"]) == 0
+    assert "Catch, " in capsys.readouterr().out
+    assert monobeast.main([*named, "--total_steps", str(4 * STEPS)]) == 0
+    assert [row["step"] for row in read_logs(tmp_path / "run")][-1] == 4 * STEPS
+
+
+def test_an_actor_begins_with_given_weights(tmp_path: Path) -> None:
+    with Learner(scheme_of(), 4 * STEPS, tmp_path / "first", seed=1) as learner:
+        learner.train()
+        path = learner.save_model(tmp_path / "kept.tar")
+        expected = weights_of(learner)
+    scheme = scheme_of()
+    factory = scheme.actor_factory
+    begun = type(factory)(**{**vars(factory), "restart_model": path})
+    scheme = Scheme(**{**vars(scheme), "actor_factory": begun})
+    with Learner(scheme, 4 * STEPS, tmp_path / "second", seed=2) as learner:
+        assert_same(weights_of(learner), expected)
+        assert learner.steps == 0
+
+
+# --- failures and interrupts
+
+
+class Fragile(gymnasium.Env):
+    """Raises in its 25th step; afterwards it works."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Discrete(2)
+    error: BaseException = KeyError("the joystick is gone")
+    left = 25
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        type(self).left -= 1
+        if self.left == 0:
+            raise self.error
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+class Interrupted(Fragile):
+    """Ctrl-C arrives in its 25th step."""
+
+    error = KeyboardInterrupt()
+    left = 25
+
+
+def test_an_environment_that_raises_ends_the_run_with_its_lines(tmp_path: Path) -> None:
+    learner = Learner(scheme_of({"env_fn": Fragile}), 100, tmp_path / "run")
+    learner.step()
+    learner.step()
+    with pytest.raises(RunError, match=r"(?s)environments: .*in step.*KeyError"):
+        learner.step()
+    saved = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")
+    assert saved["stats"]["step"] == 20, "what was learnt is kept"
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is False
+    with pytest.raises(UsageError, match="the run has ended"):
+        learner.step()
+
+
+def test_after_an_interrupt_the_next_step_goes_on(tmp_path: Path) -> None:
+    with Learner(scheme_of({"env_fn": Interrupted}), 100, tmp_path / "run") as learner:
+        learner.train(20)
+        with pytest.raises(KeyboardInterrupt):
+            learner.step()
+        assert learner.steps == 20
+        assert learner.train(40)["step"] == 40
+
+
+def test_after_a_nan_the_checkpoint_stays_as_it_was(tmp_path: Path) -> None:
+    learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    learner.train(STEPS)
+    learner.save_model()
+    with torch.no_grad():
+        next(learner.actor.parameters()).fill_(float("nan"))
+    with pytest.raises(RunError, match="NaN|finite"):
+        learner.step()
+    saved = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")
+    assert all(tensor.isfinite().all() for tensor in saved["model_state_dict"].values())
+
+
+# --- what it leaves alone, and behind
+
+
+def test_no_signal_is_taken_over_and_nothing_stays_behind(tmp_path: Path) -> None:
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers, threads = [signal.getsignal(n) for n in numbers], threading.active_count()
+    with Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run") as learner:
+        learner.step()
+        assert [signal.getsignal(number) for number in numbers] == handlers
+        assert len(psutil.Process().children()) == 2
+    assert psutil.Process().children() == [] and threading.active_count() <= threads
+
+
+def test_a_learner_that_is_forgotten_ends_its_processes(tmp_path: Path) -> None:
+    learner = Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run")
+    learner.step()
+    assert len(psutil.Process().children()) == 2
+    del learner
+    gc.collect()
+    assert psutil.Process().children() == []
+
+
+def test_one_process_needs_no_ray_no_flags_and_nothing_that_is_compiled(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from schemes import scheme_of
+from torchbeast import Learner
+Learner(scheme_of(), 20, {str(tmp_path / "run")!r}).train()
+print([name for name in ("ray", "tyro", "libtorchbeast", "nest") if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+# --- collection in processes
+
+
+@pytest.mark.parametrize("communication", ["synchronous", "asynchronous"])
+def test_a_function_of_a_notebook_reaches_the_processes(tmp_path: Path, communication: str) -> None:
+    limit = 7
+
+    def make_env() -> Any:
+        return gymnasium.make("CartPole-v1", max_episode_steps=limit)
+
+    axes = {**TWO_PROCESSES, "col_communication": communication}
+    scheme = scheme_of({"env_fn": make_env, "vec_env_size": 2}, **axes)
+    with Learner(scheme, 10**6, tmp_path / "run") as learner:
+        found = [learner.step() for _ in range(4)]
+        assert 0 < learner.get_metrics()["mean_length"] <= limit
+    assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is True
+    assert all(figures["max_lag"] <= 8 for figures in found), "slots bound it"
+
+
+def test_a_script_in_another_folder_brings_its_own_modules(tmp_path: Path) -> None:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "my_env.py").write_text(
+        "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "code" / "script.py").write_text(f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+from my_env import make
+from schemes import scheme_of
+from torchbeast import Learner
+scheme = scheme_of({{"env_fn": make, "vec_env_size": 2}}, col_remote_workers=2)
+Learner(scheme, 40, {str(tmp_path / "run")!r}).train()
+""")
+    subprocess.run(
+        [sys.executable, tmp_path / "code" / "script.py"], cwd=tmp_path, check=True, timeout=300
+    )
+    assert (tmp_path / "run" / "model.tar").exists()
+
+
+def test_every_action_of_a_synchronous_batch_is_chosen_with_the_newest_weights(
+    tmp_path: Path,
+) -> None:
+    with Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run") as learner:
+        for update in range(5):
+            batch = next_batch(learner)
+            assert batch.reward.shape == (11, 4), "one rollout of every environment"
+            assert batch.env_index[0].tolist() == [0, 1, 2, 3]
+            assert batch.rollout_index.eq(update).all()
+            assert batch.policy_version[1:].eq(update).all()
+            learner._training.learn_from(batch, learner._cuda_stream)
+
+
+def seen_seeds(scheme: Scheme, path: Path) -> set[int]:
+    """Returns what the environments of a first batch say of their seeds."""
+    with Learner(scheme, 10**6, path, seed=1) as learner:
+        return set(next_batch(learner).observation[0, :, 0].tolist())
+
+
+def test_every_environment_has_a_seed_of_its_own(tmp_path: Path) -> None:
+    numbered = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "source_envs:Numbered"}}
+    envs = {**numbered, "vec_env_size": 3}
+    alone = seen_seeds(scheme_of(envs), tmp_path / "alone")
+    spread = seen_seeds(scheme_of(envs, **TWO_PROCESSES), tmp_path / "spread")
+    assert len(alone) == 3 and len(spread) == 6
+    assert alone < spread, "the first worker's are those of one process"
+
+
+def test_laser_learns_from_a_replay(tmp_path: Path) -> None:
+    storage = OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400)
+    scheme = scheme_of(algo=LASER.create_factory(), storage=storage)
+    with Learner(scheme, 10 * STEPS, tmp_path / "run") as learner:
+        figures = learner.train()
+    assert figures["replay_fill"] > 0 and "relevant_share" in figures
+    assert learner.steps == 10 * STEPS, "replayed steps do not count"
+
+
+def test_a_recurrent_agent_learns(tmp_path: Path) -> None:
+    algo = PPO.create_factory(num_epochs=1, num_mini_batch=2)
+    with Learner(scheme_of(algo=algo, recurrent=True), 5 * STEPS, tmp_path / "run") as learner:
+        learner.step()
+        batch = next_batch(learner)
+        states = [leaf for leaf in batch.initial_agent_state]
+        assert any(leaf.abs().sum() > 0 for leaf in states)
+
+
+# --- the axes
+
+AXES = {
+    "col_remote_workers": (0, 2),
+    "col_communication": ("synchronous", "asynchronous"),
+    "grad_remote_workers": (0, 2),
+    "grad_communication": ("synchronous", "asynchronous"),
+    "update_execution": ("centralised", "decentralised"),
+}
+COMBINATIONS = [
+    dict(zip(AXES, values, strict=True)) for values in itertools.product(*AXES.values())
+]
+
+
+@pytest.mark.parametrize("axes", COMBINATIONS, ids=lambda axes: "-".join(map(str, axes.values())))
+def test_a_combination_changes_the_weights_with_a_bounded_lag_or_is_refused(
+    tmp_path: Path, axes: dict[str, Any]
+) -> None:
+    try:
+        scheme = impala_of(**axes)
+    except NotImplementedError as error:
+        assert any(name in str(error) for name in axes)
+        return
+    with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
+        before = weights_of(learner)
+        lags = [learner.step()["max_lag"] for _ in range(3)]
+        after = weights_of(learner)
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert max(lags) <= (0 if scheme.is_synchronous else 8)
+
+
+def test_some_combinations_are_accepted() -> None:
+    accepted = 0
+    for axes in COMBINATIONS:
+        try:
+            impala_of(**axes)
+        except NotImplementedError:
+            continue
+        accepted += 1
+    assert accepted >= 3
+
+
+def test_an_algorithm_of_ones_own_learns(tmp_path: Path) -> None:
+    from examples.advantage_actor_critic import AdvantageActorCritic
+
+    scheme = scheme_of(
+        algo=AdvantageActorCritic.create_factory(lr=1e-3),
+        storage=OnPolicyBuffer.create_factory(size=10),
+    )
+    with Learner(scheme, 2 * STEPS, tmp_path / "run") as learner:
+        assert learner.train()["step"] == 2 * STEPS
+    recorded = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")["flags"]["algo"]
+    assert recorded == "examples.advantage_actor_critic:AdvantageActorCritic"

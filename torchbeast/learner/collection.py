@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the source of a scheme, and the weights that it acts with."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+from torch import nn
+
+from torchbeast.core.choices import Precision
+from torchbeast.envs.families import spec_of
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning.learner_run import Learner
+from torchbeast.learning.weights import PublishedWeights, Publisher
+from torchbeast.schemes.ray_fleet import RayFleet
+from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
+from torchbeast.schemes.room import num_workers
+from torchbeast.schemes.scheme import Scheme
+from torchbeast.sources.contract import Source
+from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
+from torchbeast.sources.processes.shared_weights import SharedWeights
+from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
+
+
+def env_spec(scheme: Scheme) -> EnvSpec:
+    """Returns the spec of the environments; raises SpecError where workers cannot be sent it."""
+    envs = scheme.train_envs_factory
+    return spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
+
+
+def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
+    """Returns the published weights."""
+    if scheme.col_backend == "ray":
+        return FleetWeights(model, version)
+    if scheme.col_remote_workers:
+        return SharedWeights(model, version, ring_size(scheme.processes.fixed_lag))
+    return PublishedWeights(model, version)
+
+
+def make_source(
+    scheme: Scheme, learner: Learner[Any], precision: Precision, ending: ExitStack
+) -> Source:
+    """Returns the source; `ending` closes its environments or ends its workers.
+
+    precision: of the features of actors.
+    """
+    if scheme.col_backend == "ray":
+        made: LocalSource | MonoSource | RaySource = _ray(scheme, learner, precision, ending)
+    else:
+        make = _processes if scheme.col_remote_workers else _local
+        made = make(scheme, learner, precision)
+    ending.callback(made.end)
+    return made
+
+
+def _local(scheme: Scheme, learner: Learner[PublishedWeights], precision: Precision) -> LocalSource:
+    config = LocalSourceConfig(
+        num_envs=scheme.num_envs,
+        precision=precision,
+        rollouts=scheme.rollouts,
+        extras=learner.extras,
+        mode=learner.mode,
+        num_batches=learner.batches_at_once,
+        spare_columns=learner.spare_columns,
+        seed=learner.seed,
+    )
+    seen, make_env = learner.agent.observation_space, scheme.train_envs_factory.make
+    device = learner.compute.device
+    return LocalSource(learner.agent, seen, learner.weights, device, make_env, config)
+
+
+def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Precision) -> MonoSource:
+    config = MonoSourceConfig(
+        env=env_spec(scheme),
+        actor=learner.agent.spec,
+        precision=precision,
+        processes=scheme.processes,
+        rollouts=scheme.rollouts,
+        extras=learner.extras,
+        mode=learner.mode,
+        num_batches=1 + learner.batches_at_once,
+        spare_columns=learner.spare_columns,
+        seed=learner.seed,
+    )
+    seen, device = learner.agent.observation_space, learner.compute.device
+    return MonoSource(learner.agent, seen, learner.weights, device, config)
+
+
+def _ray(
+    scheme: Scheme, learner: Learner[FleetWeights], precision: Precision, ending: ExitStack
+) -> RaySource:
+    """Returns the source of actors of Ray: of the Ray that the caller has initialised, else of one
+    that is started for the run.
+    """
+    spec = env_spec(scheme)
+    fleet = ending.enter_context(RayFleet(scheme.ray, f"learner-{os.getpid()}", spec.is_factory))
+    config = RaySourceConfig(
+        env=spec,
+        actor=learner.agent.spec,
+        precision=precision,
+        fleet=scheme.ray,
+        num_workers=num_workers(scheme.ray, fleet.room()),
+        rollouts=scheme.rollouts,
+        extras=learner.extras,
+        mode=learner.mode,
+        num_batches=1 + learner.batches_at_once,
+        spare_columns=learner.spare_columns,
+        seed=learner.seed,
+    )
+    seen, device = learner.agent.observation_space, learner.compute.device
+    return RaySource(learner.agent, seen, learner.weights, device, fleet, config)

@@ -1,0 +1,315 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trains the agent of a scheme, one update at a time, in a script or a notebook.
+
+    learner = Learner(scheme, target_steps=1_000_000, log_dir="logs/my_run")
+    while not learner.done():
+        learner.step()
+        if learner.updates % 10 == 0:
+            learner.print_info()
+    learner.evaluate()
+
+A run is what a program's run is: the same folder with logs.csv and model.tar, which resumes when a
+Learner is made with the same log_dir, and which the programs can plot, evaluate and resume.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import secrets
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.checks import at_least, require
+from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.envs.selection import names
+from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.batch import Batch
+from torchbeast.core.threads import one_thread
+from torchbeast.errors import UsageError
+from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
+from torchbeast.learner.collection import env_spec, make_source, make_weights
+from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.hardware import precision
+from torchbeast.learning.learner_run import LearnerRun, Played
+from torchbeast.learning.session import Session, raise_failure
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.run_folder import RunConfig, RunFolder
+from torchbeast.schemes.scheme import Scheme
+
+_OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
+
+
+class Learner:
+    """Trains the agent of a scheme. One thread uses it.
+
+    Nothing of the process is taken over: no signals, and no threads but the scheme's. Ctrl-C in a
+    notebook interrupts a step, which is dropped; the next one begins new episodes where it had to.
+    """
+
+    def __init__(
+        self,
+        scheme: Scheme,
+        target_steps: int,
+        log_dir: str | Path | None = None,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        """Assembles a learner; a run that is in log_dir already goes on.
+
+        target_steps: environment steps to learn from; the learning rate reaches 0 there.
+        log_dir: folder of the run. Default: that of the scheme's environments, else a new one in
+            ~/logs/torchbeast.
+        seed: of weights, actions and every environment. Default: a random one, which is recorded.
+        """
+        at_least(1, target_steps=target_steps)
+        self.scheme = scheme
+        self.target_steps = target_steps
+        self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
+        if (earlier := _OPEN.get(self.log_dir)) is not None:
+            earlier.close()  # the cell of a notebook that is run again
+        self._open(None)
+
+    @property
+    def log_dir(self) -> Path:
+        """Folder of the run."""
+        return self._config.folder
+
+    @property
+    def steps(self) -> int:
+        """Environment steps learnt from, those of earlier parts of the run included."""
+        return self._progress.step
+
+    @property
+    def updates(self) -> int:
+        """Number of updates, those of earlier parts of the run included."""
+        return self._training.updates
+
+    @property
+    def actor(self) -> nn.Module:
+        """The network that learns."""
+        return self._made.agent.model
+
+    def done(self) -> bool:
+        """Returns whether target_steps are learnt from."""
+        return self.steps >= self.target_steps
+
+    def step(self) -> dict[str, float]:
+        """Collects a batch and learns from it; returns the figures of `get_metrics`.
+
+        The step that reaches target_steps ends the run: it writes the checkpoint and ends workers.
+        Raises UsageError or RunError with the run's first failure.
+        """
+        if self._is_closed:
+            why = f"{self.steps:,} of target_steps {self.target_steps:,} are learnt"
+            raise UsageError(f"the run has ended ({why}): make another Learner with more of them")
+        batch = self._next_batch()
+        try:
+            self._training.learn_from(batch, self._cuda_stream)
+        except Exception as error:
+            self._fail(error)
+        if self.done():
+            self.close()
+        return self.get_metrics()
+
+    def train(self, total_steps: int | None = None) -> dict[str, float]:
+        """Learns until total_steps, by default target_steps; returns the figures of the last step.
+
+        total_steps: counted from the beginning of the run, at most target_steps.
+        """
+        until = self.target_steps if total_steps is None else total_steps
+        require(
+            until <= self.target_steps,
+            f"total_steps {until:,} is more than target_steps {self.target_steps:,}, where the "
+            "learning rate is 0: make the Learner with more target_steps",
+        )
+        while self.steps < until:
+            self.step()
+        return self.get_metrics()
+
+    def get_metrics(self) -> dict[str, float]:
+        """Returns the figures of the last row of logs.csv, with step, updates, steps_per_second
+        since the Learner was made, and mean_return and mean_length of the last 100 episodes.
+        """
+        progress = self._progress
+        rate = (self.steps - self._first_step) / max(1e-9, time.monotonic() - self._began)
+        return {
+            **self._training.figures,
+            "step": self.steps,
+            "updates": self.updates,
+            "episodes": progress.episodes,
+            "mean_return": progress.mean_return(),
+            "mean_length": progress.mean_length(),
+            "steps_per_second": rate,
+        }
+
+    def print_info(self) -> None:
+        """Prints a line about the run."""
+        found = self.get_metrics()
+        share = 100 * self.steps / self.target_steps
+        said = [
+            f"step {self.steps:,} of {self.target_steps:,} ({share:.0f} %)",
+            f"{found['steps_per_second']:,.0f} steps/s",
+            f"{self._progress.episodes:,} episodes",
+        ]
+        if not math.isnan(found["mean_return"]):
+            said.append(f"mean return {found['mean_return']:.2f}")
+        if not math.isnan(self._progress.loss):
+            said.append(f"loss {self._progress.loss:.3g}")
+        print(", ".join(said), flush=True)
+
+    def save_model(self, path: str | Path | None = None) -> Path:
+        """Writes a checkpoint, from which a run can go on; returns its path.
+
+        path: by default model.tar in log_dir, which is also written at the end of the run.
+        """
+        target = self._session.folder.checkpoint if path is None else Path(path)
+        if path is None:
+            self._saving.save(self._training)
+        else:
+            checkpoints.save(target, self._saving.checkpoint(self._training))
+        return target
+
+    def restore(self, path: str | Path | None = None) -> None:
+        """Goes on from a checkpoint: weights, optimiser, counters and random numbers.
+
+        path: by default model.tar in log_dir. Raises UsageError if it is of another environment,
+        network or algorithm.
+        """
+        found = self._session.folder.checkpoint if path is None else Path(path)
+        checkpoints.load(found)  # before this run ends
+        self._end(is_saved=False)
+        self._open(found)
+
+    def evaluate(
+        self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
+    ) -> Episodes:
+        """Plays whole episodes with the present weights; returns their returns and lengths.
+
+        They are played in environments of test_envs_factory, or else of train_envs_factory.
+        sampled: actions are sampled, as in training, and not the most likely ones.
+        """
+        at_least(1, num_episodes=num_episodes)
+        model = copy.deepcopy(self._made.agent.model).to("cpu").eval()
+        envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
+        seed = secrets.randbits(31) if seed is None else seed
+        with closing(envs.make(min(num_episodes, MAX_PARALLEL))) as env, one_thread():
+            agent = self._made.agent._replace(model=model)
+            return play(env, agent, num_episodes, seed, greedy=not sampled)
+
+    def close(self) -> None:
+        """Ends the run: writes the checkpoint, ends workers. May be called again."""
+        self._end(is_saved=True)
+
+    def __enter__(self) -> Learner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- the run
+
+    def _open(self, resumed: Path | None) -> None:
+        """Assembles everything; workers start at the first step."""
+        self._is_closed = True
+        self._ending = ExitStack()
+        # A Learner that is forgotten leaves no workers behind.
+        self._finalizer = weakref.finalize(self, self._ending.close)
+        try:
+            self._assemble(resumed)
+        except BaseException:
+            self._ending.close()
+            raise
+        _OPEN[self.log_dir] = self
+        self._batches: Iterator[Batch] | None = None
+        self._first_step, self._began = self.steps, time.monotonic()
+        self._is_closed = False
+        if self.done():
+            print(f"{self.steps:,} steps are learnt already: nothing is left to do.", flush=True)
+            self.close()
+
+    def _assemble(self, resumed: Path | None) -> None:
+        scheme, ending = self.scheme, self._ending
+        spec = env_spec(scheme)
+        settings = run_settings(scheme, spec, self._config, self.target_steps)
+        supervisor = Supervisor()
+        folder = RunFolder(self.log_dir, dict(settings.recorded))
+        ending.callback(_finish, folder, supervisor)
+        self._session = Session(supervisor, folder)
+        played = Played(env=spec, seen_keys=names(scheme.train_envs_factory.sent_space))
+        self._run = LearnerRun(settings, played, self._session, resumed)
+        weights = functools.partial(make_weights, scheme)
+        self._made, self._progress = self._run.assemble(_making_agent(scheme), weights)
+        of_actors = precision(hardware_of(scheme), is_reproducible(scheme))
+        source = functools.partial(make_source, scheme, precision=of_actors, ending=ending)
+        self._source, saved = ending.enter_context(
+            self._run.source(self._made, self._progress, source)
+        )
+        self._training, self._saving = ending.enter_context(
+            self._run.training(self._made, self._source, self._progress, saved)
+        )
+        ending.callback(supervisor.stop, "the learner was closed")
+        self._cuda_stream = CudaStream(self._made.compute.device)
+
+    def _next_batch(self) -> Batch:
+        if self._batches is None:
+            self._source.start(self._session.supervisor)
+            self._batches = self._source.batches()
+        batch = next(self._batches, None)
+        if batch is None and not self._session.supervisor.ended:
+            self._batches = self._source.batches()  # an interrupt ended the iterator before
+            batch = next(self._batches, None)
+        if batch is None:
+            self._fail(None)
+        assert batch is not None
+        return batch
+
+    def _fail(self, error: Exception | None) -> None:
+        """Ends the run and raises its first failure."""
+        supervisor, folder = self._session
+        if error is not None:
+            supervisor.fail("", error)
+        self.close()
+        raise_failure(supervisor.failure, folder)
+        raise UsageError(f"the run has ended: {supervisor.reason}")
+
+    def _end(self, is_saved: bool) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._session.supervisor.stop("the learner was closed")
+        if is_saved:
+            self._run.end(self._training, self._saving)
+        self._finalizer()
+
+
+def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:
+    if log_dir is None:
+        return RunConfig(seed=seed)
+    path = Path(log_dir).expanduser().absolute()
+    return RunConfig(xpid=path.name, savedir=str(path.parent), seed=seed)
+
+
+def _making_agent(scheme: Scheme) -> Any:
+    """Returns a function that makes the agent of the scheme for a spec of its network."""
+    envs = scheme.train_envs_factory
+
+    def make(spec: ActorSpec) -> Agent:
+        agent = make_agent(spec, envs.sent_space, envs.action_space, envs.frame_stack)
+        scheme.actor_factory.restart(agent.model)
+        return agent
+
+    return make
+
+
+def _finish(folder: RunFolder, supervisor: Supervisor) -> None:
+    folder.finish(successful=supervisor.failure is None)

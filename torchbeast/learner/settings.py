@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Converts a scheme to the settings of a run, which a program with the same flags would have."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torchbeast.core.algos.factory import AlgoFactory, recorded
+from torchbeast.core.algos.registry import ALGOS
+from torchbeast.core.choices import RewardClipping
+from torchbeast.core.specs import ActorSpec
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.learning.learner_run import RunSettings
+from torchbeast.learning.reward_clipping import resolved
+from torchbeast.reporting.config import DisplayConfig
+from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.schemes.scheme import Scheme
+
+PROGRAM = "monobeast"
+"""The program that can evaluate and resume the run."""
+
+
+def hardware_of(scheme: Scheme) -> HardwareConfig:
+    """Returns the use of this machine: the thread that calls `step` is the only one that learns."""
+    return HardwareConfig(num_learner_threads=1, disable_cuda=scheme.local_device == "cpu")
+
+
+def is_reproducible(scheme: Scheme) -> bool:
+    """Returns whether the run is the same on all machines of one kind, as with --fixed_lag."""
+    return scheme.col_remote_workers > 0 and scheme.is_synchronous
+
+
+def run_settings(scheme: Scheme, env: EnvSpec, run: RunConfig, total_steps: int) -> RunSettings:
+    """Returns the settings of a run of total_steps."""
+    learner = _learner_config(scheme, env, total_steps)
+    workers = scheme.col_remote_workers
+    return RunSettings(
+        run=run,
+        checkpoints=CheckpointConfig(),
+        display=DisplayConfig(),
+        learner=learner,
+        collection=Collection(
+            program=PROGRAM,
+            num_actors=scheme.num_envs,
+            processes=max(1, workers),
+            fixed_lag=0 if scheme.is_synchronous else None,
+        ),
+        recorded={
+            **_flags(run, learner, total_steps),
+            **(recorded(scheme.processes) if workers else {"num_actors": scheme.num_envs}),
+        },
+        becomes_latest=False,  # its folder is the user's, who may keep other things beside it
+    )
+
+
+def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerConfig:
+    algo = scheme.algo
+    clipping = resolved(getattr(algo.config, "reward_clipping", "auto"), env.name)
+    return LearnerConfig(
+        actor=dataclasses.replace(scheme.actor_factory.spec, reward_input=clipping),
+        algo=algo.algo,
+        algorithm=_with_clipping(algo, clipping).config,
+        step=algo.step,
+        total_steps=total_steps,
+        rollouts=scheme.rollouts,
+        hardware=hardware_of(scheme),
+        replay=scheme.replay,
+        reproducible=is_reproducible(scheme),
+    )
+
+
+def _with_clipping(algo: AlgoFactory, clipping: RewardClipping) -> AlgoFactory:
+    if not hasattr(algo.config, "reward_clipping"):
+        return algo
+    return algo.replaced(reward_clipping=clipping)
+
+
+def _flags(run: RunConfig, learner: LearnerConfig, total_steps: int) -> dict[str, Any]:
+    """Returns the settings by the names of a program's flags."""
+    parts = [
+        run,
+        learner.algorithm,
+        learner.step,
+        learner.rollouts,
+        learner.hardware,
+        learner.replay,
+        TrainingConfig(total_steps=total_steps),
+    ]
+    flags = {name: value for part in parts for name, value in recorded(part).items()}
+    return {**flags, **_network_flags(learner.actor), "algo": _name_of(learner.algo)}
+
+
+def _network_flags(spec: ActorSpec) -> dict[str, Any]:
+    return {"model": spec.name, "model_kwargs": dict(spec.kwargs), "use_lstm": spec.use_lstm}
+
+
+def _name_of(algo: type) -> str:
+    """Returns the name by which --algo finds an algorithm."""
+    path = f"{algo.__module__}:{algo.__qualname__}"
+    return next((name for name, found in ALGOS.items() if found == path), path)

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Describes a scheme: its parts in lines of text, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+from xml.sax.saxutils import escape
+
+if TYPE_CHECKING:
+    from torchbeast.schemes.scheme import Scheme
+
+
+class Part(NamedTuple):
+    """A box of the picture."""
+
+    title: str
+    lines: list[str]
+
+
+def parts(scheme: Scheme) -> list[Part]:
+    """Returns collection, storage and learner, in the order in which data passes them."""
+    return [_collection(scheme), _storage(scheme), _learner(scheme)]
+
+
+def ways(scheme: Scheme) -> tuple[str, str]:
+    """Returns what goes forward, to the learner, and what goes back."""
+    rollouts = scheme.rollouts
+    forward = f"{rollouts.batch_size} rollouts of {rollouts.unroll_length} steps"
+    if scheme.col_remote_workers == 0:
+        return forward, "the newest weights, at every batch"
+    if scheme.is_synchronous:
+        return forward, "the newest weights, at every batch: all workers wait for them"
+    return forward, "the newest weights, at every step: nobody waits"
+
+
+def text_of(scheme: Scheme) -> str:
+    """Returns a paragraph for each part."""
+    forward, back = ways(scheme)
+    said = [
+        f"{part.title}\n" + "\n".join(f"  {line}" for line in part.lines) for part in parts(scheme)
+    ]
+    return "\n".join([*said, "forward", f"  {forward} for each update", "back", f"  {back}"])
+
+
+def _collection(scheme: Scheme) -> Part:
+    size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
+    envs = f"{size} environment{'s' * (size > 1)}"
+    if not workers:
+        return Part("collection", [f"in the learner's process: {envs}", "synchronous"])
+    where = "processes" if scheme.col_backend == "processes" else "Ray actors"
+    each = f"{workers} {where if workers > 1 else where.removesuffix('es').removesuffix('s')}"
+    return Part("collection", [f"{each} with {envs} each", scheme.col_communication])
+
+
+def _storage(scheme: Scheme) -> Part:
+    storage = scheme.storage_factory
+    lines = [type(storage).__name__, "in the learner's process"]
+    if size := storage.replay.get("replay_size"):
+        lines.append(f"replay of {size:,} steps")
+    return Part("storage", lines)
+
+
+def _learner(scheme: Scheme) -> Part:
+    network = scheme.actor_factory.spec
+    memory = ", recurrent" if network.use_lstm else ""
+    return Part(
+        "learner",
+        [
+            f"{scheme.algo_factory.algo.__name__}, network {network.name}{memory}",
+            "gradients in this process",
+            f"update {scheme.update_execution}",
+        ],
+    )
+
+
+_WIDTH, _HEIGHT, _GAP, _LINE = 250, 110, 130, 18
+
+
+def svg_of(scheme: Scheme) -> str:
+    """Returns an SVG image: the parts side by side, and the ways between them."""
+    boxes = parts(scheme)
+    width = len(boxes) * _WIDTH + (len(boxes) - 1) * _GAP + 40
+    height = _HEIGHT + 120
+    forward, back = ways(scheme)
+    body = [_box(part, 20 + index * (_WIDTH + _GAP)) for index, part in enumerate(boxes)]
+    body += _arrows(len(boxes), width, forward, back)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        f'width="{width}" height="{height}" font-family="sans-serif" font-size="13">\n'
+        '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
+        '<path d="M0,0 L8,4 L0,8 z"/></marker></defs>\n'
+        f'<rect width="{width}" height="{height}" fill="white"/>\n' + "\n".join(body) + "\n</svg>\n"
+    )
+
+
+def _box(part: Part, left: int) -> str:
+    lines = [
+        f'<text x="{left + 12}" y="{66 + _LINE * index}">{escape(line)}</text>'
+        for index, line in enumerate(part.lines)
+    ]
+    return "\n".join(
+        [
+            f'<rect x="{left}" y="20" width="{_WIDTH}" height="{_HEIGHT}" rx="8" fill="#eef3fa" '
+            'stroke="#456"/>',
+            f'<text x="{left + 12}" y="44" font-weight="bold">{part.title}</text>',
+            *lines,
+        ]
+    )
+
+
+def _arrows(count: int, width: int, forward: str, back: str) -> Iterator[str]:
+    """Yields an arrow between neighbours, and one from the last part back to the first."""
+    y = 20 + _HEIGHT // 2
+    for index in range(count - 1):
+        left = 20 + (index + 1) * _WIDTH + index * _GAP
+        yield _line(f"M{left + 4},{y} H{left + _GAP - 4}")
+    yield _label(width // 2, _HEIGHT + 48, f"{forward} →")
+    bottom, right, left = _HEIGHT + 80, width - 20 - _WIDTH // 2, 20 + _WIDTH // 2
+    yield _line(f"M{right},{_HEIGHT + 20} V{bottom} H{left} V{_HEIGHT + 26}")
+    yield _label(width // 2, bottom + 20, f"← {back}")
+
+
+def _label(x: int, y: int, text: str) -> str:
+    return f'<text x="{x}" y="{y}" text-anchor="middle">{escape(text)}</text>'
+
+
+def _line(path: str) -> str:
+    return f'<path d="{path}" fill="none" stroke="#456" stroke-width="1.5" marker-end="url(#tip)"/>'

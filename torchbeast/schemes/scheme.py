@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheme: the components of an agent, and how the work on it is spread.
+
+    collection   0 = in the learner's process, or M workers, each with vec_env_size environments;
+                 synchronous: every batch is collected with the newest weights, from all workers
+                 asynchronous: workers never wait, and a batch is whatever is ready first
+    gradients    in the learner's process
+    update       centralised
+
+Whatever does not go together is refused when a scheme is made, with both parts and what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+import torch
+
+from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.actors.factory import ActorFactory
+from torchbeast.core.algos.factory import AlgoFactory
+from torchbeast.core.checks import at_least, one_of, require
+from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.core.factories import init_names_checked, refuse_unknown
+from torchbeast.core.storages.on_policy import OnPolicyBuffer
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.schemes.config import RayConfig
+from torchbeast.schemes.describe import svg_of, text_of
+from torchbeast.sources.config import ReplayConfig, RolloutConfig
+from torchbeast.sources.processes.config import ProcessesConfig
+
+Communication = Literal["synchronous", "asynchronous"]
+UpdateExecution = Literal["centralised", "decentralised"]
+Backend = Literal["processes", "ray"]
+
+_FACTORIES = {
+    "algo_factory": (AlgoFactory, "PPO.create_factory(...)"),
+    "actor_factory": (ActorFactory, "OnPolicyActorCritic.create_factory(...)"),
+    "storage_factory": (OnPolicyBuffer, "OnPolicyGAEBuffer.create_factory(...)"),
+    "train_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
+    "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
+}
+
+
+@init_names_checked
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """Components, and how the work is spread.
+
+    col_worker_resources: of each worker on Ray, such as {"num_cpus": 1}.
+    col_backend: the workers are processes of this machine, or actors of Ray, which needs Ray.
+    local_device: "cpu" or "cuda"; None: a GPU if there is one.
+    """
+
+    algo_factory: AlgoFactory
+    actor_factory: ActorFactory
+    storage_factory: OnPolicyBuffer
+    train_envs_factory: VecEnvFactory
+    test_envs_factory: VecEnvFactory | None = None
+    col_remote_workers: int = 0
+    col_communication: Communication = "synchronous"
+    col_worker_resources: Mapping[str, float] = field(default_factory=dict)
+    col_backend: Backend = "processes"
+    grad_remote_workers: int = 0
+    grad_communication: Communication = "synchronous"
+    update_execution: UpdateExecution = "centralised"
+    local_device: Literal["cpu", "cuda"] | None = None
+
+    def __post_init__(self) -> None:
+        self._check_values()
+        self._check_axes()
+        self._check_components()
+
+    @property
+    def algo(self) -> AlgoFactory:
+        """The algorithm, with the settings of the storage."""
+        return self.storage_factory.prepared(self.algo_factory)
+
+    @property
+    def num_envs(self) -> int:
+        """Number of environments of all workers."""
+        return self.train_envs_factory.vec_env_size * max(1, self.col_remote_workers)
+
+    @property
+    def is_synchronous(self) -> bool:
+        """Whether every batch is collected with the newest weights."""
+        return self.col_communication == "synchronous"
+
+    @property
+    def rollouts(self) -> RolloutConfig:
+        """The batch of an update."""
+        of_worker = self.train_envs_factory.vec_env_size
+        usual = self.num_envs if self.is_synchronous else of_worker
+        storage = self.storage_factory
+        return RolloutConfig(batch_size=storage.batch_size or usual, unroll_length=storage.size)
+
+    @property
+    def replay(self) -> ReplayConfig:
+        """The replay, if the storage has one."""
+        return ReplayConfig(**self.storage_factory.replay)
+
+    @property
+    def processes(self) -> ProcessesConfig:
+        """The actor processes."""
+        return ProcessesConfig(
+            num_actors=self.num_envs,
+            num_processes=max(1, self.col_remote_workers),
+            fixed_lag=0 if self.is_synchronous else None,
+            num_buffers=self.num_envs if self.is_synchronous else None,
+        )
+
+    @property
+    def ray(self) -> RayConfig:
+        """The actors of Ray."""
+        return RayConfig(
+            num_actors=self.num_envs,
+            num_workers=self.col_remote_workers,
+            actor_cpus=self.col_worker_resources.get("num_cpus", 1.0),
+        )
+
+    def describe(self, form: Literal["text", "svg"] = "text") -> str:
+        """Returns the parts of the scheme and the ways between them, as text or as an SVG image."""
+        return text_of(self) if form == "text" else svg_of(self)
+
+    def _check_values(self) -> None:
+        for name, (kind, how) in _FACTORIES.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (name, value) != ("test_envs_factory", None):
+                raise TypeError(f"{name} must be {how}, got {value!r}")
+        at_least(
+            0,
+            col_remote_workers=self.col_remote_workers,
+            grad_remote_workers=self.grad_remote_workers,
+        )
+        one_of(get_args(Communication), col_communication=self.col_communication)
+        one_of(get_args(Communication), grad_communication=self.grad_communication)
+        one_of(get_args(UpdateExecution), update_execution=self.update_execution)
+        one_of(get_args(Backend), col_backend=self.col_backend)
+        refuse_unknown("col_worker_resources", self.col_worker_resources, ["num_cpus"])
+
+    def _check_axes(self) -> None:
+        """Raises NotImplementedError where the ways to spread the work do not go together."""
+        if self.col_remote_workers == 0 and not self.is_synchronous:
+            raise NotImplementedError(
+                'col_communication="asynchronous" needs workers that collect while the learner '
+                "learns, but col_remote_workers is 0: give some, or collect synchronously"
+            )
+        if self.col_remote_workers == 0 and self.col_backend == "ray":
+            raise NotImplementedError(
+                'col_backend="ray" needs workers, but col_remote_workers is 0: give some'
+            )
+        if self.col_backend == "ray" and self.is_synchronous:
+            raise NotImplementedError(
+                'col_backend="ray" has workers that never wait for newer weights, but '
+                'col_communication="synchronous" needs ones that do: collect asynchronously, or '
+                'with col_backend="processes"'
+            )
+        if self.col_worker_resources and self.col_backend != "ray":
+            raise NotImplementedError(
+                "col_worker_resources are what Ray reserves for a worker, but "
+                f'col_backend="{self.col_backend}" reserves nothing: leave them out, or use Ray'
+            )
+        if self.grad_remote_workers:
+            raise NotImplementedError(
+                "grad_remote_workers compute gradients beside the learner's process, which this "
+                "version cannot: give 0"
+            )
+        if self.grad_communication == "asynchronous" or self.update_execution == "decentralised":
+            raise NotImplementedError(
+                'grad_communication="asynchronous" and update_execution="decentralised" need '
+                "several gradient workers, but grad_remote_workers is 0"
+            )
+
+    def _check_components(self) -> None:
+        """Raises NotImplementedError where the components do not go together."""
+        factory, algo = self.algo_factory, self.algo_factory.algo
+        if not issubclass(Rollout, algo.takes):
+            raise NotImplementedError(
+                f"{type(self.storage_factory).__name__} holds rollouts, but {algo.__name__} learns "
+                f"from {algo.takes.__name__}: use another storage"
+            )
+        self.storage_factory.prepared(factory)
+        self.replay.spare_columns(self.rollouts)
+        if self.col_remote_workers and self.is_synchronous:
+            self.processes.check_fixed_lag(self.rollouts.batch_size)
+        self._check_spaces()
+        self._check_actor()
+
+    def _check_spaces(self) -> None:
+        actor, envs = self.actor_factory, self.train_envs_factory
+        for name in ("observation_space", "action_space"):
+            seen, given = getattr(actor, name), getattr(envs, name)
+            require(
+                seen == given,
+                f"actor_factory was made for the {name} {seen}, but train_envs_factory gives "
+                f"{given}: give create_factory the spaces that VecEnv.create_factory returned",
+            )
+
+    def _check_actor(self) -> None:
+        """Makes the actor once, without a trace in torch's random numbers, and checks it."""
+        factory = self.algo_factory
+        with torch.random.fork_rng(devices=[]):
+            actor = self.actor_factory("cpu")
+        try:
+            factory.algo.check_actor(actor, factory.config)
+            specs_of_extras(actor, factory.algo.needs)
+        except (TypeError, ValueError, NotImplementedError) as error:
+            raise NotImplementedError(
+                f"{type(actor).__name__} with {factory.algo.__name__}: {error}"
+            ) from error
