@@ -9,6 +9,7 @@ never loads torch.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"  # pyproject.toml reads the version of the package here
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
     from torchbeast.learner.learner import Learner as Learner
     from torchbeast.learning.checkpoint import load as load_checkpoint
     from torchbeast.schemes.scheme import Scheme as Scheme
+
+if sys.argv[:1] == ["-m"]:  # Python is about to import a program, which takes a second
+    from torchbeast import errors
+
+    errors.leave_on_interrupt()
 
 # The module of each name, with a colon and its name in that module if it differs.
 _FOUND_IN = {

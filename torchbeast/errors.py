@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
+import signal
 import sys
 import sysconfig
 import traceback
@@ -15,7 +17,10 @@ from pathlib import Path
 EXIT_DONE = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
+_INTERRUPTED = "interrupted before the run began."
+_PROGRAM = re.compile(r"torchbeast\.(\w+)")
 _COMPILED = ("libtorchbeast", "nest")
 _PACKAGE = str(Path(__file__).resolve().parent)
 _TORCH = r"[^\"\n]*/(?:site|dist)-packages/torch"
@@ -48,6 +53,8 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
 
     A UsageError or RunError becomes one sentence on stderr and the exit code of its kind.
     """
+    if signal.getsignal(signal.SIGINT) is _leave:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return body()
     except UsageError as error:
@@ -59,7 +66,25 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
             raise
         return _report(program, f"{error}. MonoBeast works without it.", EXIT_FAILURE)
     except KeyboardInterrupt:
-        return _report(program, "interrupted before the run began.", 130)
+        return _report(program, _INTERRUPTED, EXIT_INTERRUPTED)
+
+
+def leave_on_interrupt() -> None:
+    """Lets Ctrl-C end `python -m torchbeast.NAME` with a sentence while Python imports it, until
+    `exit_code_of` does. A no-op in other processes, and where Ctrl-C is ignored.
+    """
+    if _name() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(*_: object) -> None:
+    os._exit(_report(_name(), _INTERRUPTED, EXIT_INTERRUPTED))
+
+
+def _name() -> str:
+    """Returns the NAME of `python -m torchbeast.NAME`; "" for another command."""
+    found = filter(None, map(_PROGRAM.fullmatch, sys.orig_argv))
+    return next((match[1] for match in found), "")
 
 
 def without_our_frames(message: str) -> str:
