@@ -13,7 +13,7 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_specs import rollout_specs
-from torchbeast.core.storages.stored_rows import bytes_per_transition
+from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
@@ -61,11 +61,13 @@ def make_replay(
     specs = rollout_specs(agent.model, agent.observation_space, extras, unroll_length, columns=1)
     with as_usage_error():
         each = bytes_per_transition(specs, agent.frame_stack)
+        more = bytes_per_truncation(specs, agent.frame_stack)
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
     print(
         f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
-        f"full, and {in_bytes(buffers)} of other buffers{has}.",
+        f"full ({more:,} bytes more for each truncated episode), and {in_bytes(buffers)} of other "
+        f"buffers{has}.",
         flush=True,
     )
     try:
@@ -90,6 +92,7 @@ def joined_replay(
     )
     with as_usage_error():
         each = bytes_per_transition(specs, agent.frame_stack)
+        more = bytes_per_truncation(specs, agent.frame_stack)
         joining = joining_of(
             name,
             specs,
@@ -102,7 +105,8 @@ def joined_replay(
     with _client(str(settings.replay_service), joining) as replay:
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
-            f"{in_bytes(size * each)} when it is full. It has {replay.size:,}.",
+            f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
+            f"episode). It has {replay.size:,}.",
             flush=True,
         )
         yield replay

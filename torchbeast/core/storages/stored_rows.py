@@ -37,10 +37,17 @@ def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
 
 
 def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
-    """Returns the bytes of memory that a stored transition takes at most. A truncation takes those
-    of one frame more. The arguments are those of `row_specs`.
+    """Returns the bytes of memory that a stored transition takes at most, without those of
+    `bytes_per_truncation`. The arguments are those of `row_specs`.
     """
     return row_bytes(flatten(row_specs(fields, frame_stack))) + episodes.BYTES_PER_ROW
+
+
+def bytes_per_truncation(fields: Mapping[str, Any], frame_stack: int) -> int:
+    """Returns the bytes of the frames of a final observation, which each stored truncation takes
+    besides. The arguments are those of `row_specs`.
+    """
+    return row_bytes(flatten(row_specs(fields, frame_stack)["observation"]))
 
 
 def described(rows: Mapping[str, Any]) -> list[str]:
