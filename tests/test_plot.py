@@ -144,6 +144,25 @@ def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
     ]
 
 
+def test_runs_of_a_shared_replay_are_one_line_whatever_its_address_was(tmp_path: Path) -> None:
+    runs = [
+        write_kind(tmp_path / f"s{i}", "monobeast", flat(1.0), replay_service=address)
+        for i, address in enumerate(("/run/1", "ray:2", None))
+    ]
+    assert plot.labels(plot.group_runs(runs)) == ["shared_replay (2 runs)", "no shared_replay"]
+
+
+@pytest.mark.parametrize("damage", [b"1," + b"0" * 200_000, b"\xff", b"1,2,x,y", b"# a,b\n1,2"])
+def test_damaged_logs_are_a_usage_error(tmp_path: Path, damage: bytes) -> None:
+    folder = write_run(tmp_path / "a", [1.0])
+    with open(folder / "logs.csv", "ab") as file:
+        file.write(damage + b"\n")
+    if damage.startswith(b"#"):
+        (folder / "fields.csv").write_bytes(b"a,mean_episode_return\n")
+    with pytest.raises(UsageError, match="logs of .* are damaged"):
+        plot.curve(folder)
+
+
 def test_flags_that_only_one_program_has_are_not_in_the_label(tmp_path: Path) -> None:
     mono = write_kind(tmp_path / "m", "monobeast", flat(1.0), num_processes=2)
     poly = write_kind(tmp_path / "p", "polybeast", flat(1.0), num_servers=2)

@@ -11,6 +11,7 @@ highest, or of one standard deviation on each side if there are more than five.
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,7 +36,7 @@ _LABEL_PARTS = 3
 _INCIDENTAL = (
     *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
     *("disable_checkpoint", "checkpoint_interval", "write_profiler_trace"),
-    *("pipes_basename", "connect_timeout"),
+    *("pipes_basename", "connect_timeout", "replay_service"),
 )
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
 
@@ -134,6 +135,8 @@ def settings_of(folder: Path) -> Settings:
         args, argv = dict(meta["args"]), meta.get("argv") or [""]
     except (OSError, ValueError, KeyError, TypeError):
         return {"folder": str(folder)}
+    if "replay_service" in args:  # whether there was one matters, its address does not
+        args["shared_replay"] = args["replay_service"] is not None
     return {"program": Path(argv[0]).stem} | {
         name: value for name, value in args.items() if name not in _INCIDENTAL
     }
@@ -142,10 +145,18 @@ def settings_of(folder: Path) -> Settings:
 def curve(folder: Path) -> Points:
     """Returns points (step, moving average of the mean episode return).
 
-    Raises UsageError when `folder` is neither a run's folder nor a kept curve.
+    Raises UsageError when `folder` is neither a run's folder nor a kept curve, and when what it
+    logged is damaged.
     """
     if not (folder.is_file() or (folder / "logs.csv").exists()):
         raise UsageError(f"{folder} is not the folder of a run: it has no logs.csv")
+    try:
+        return _points(folder)
+    except (csv.Error, KeyError, ValueError) as error:
+        raise UsageError(f"the logs of {folder} are damaged: {error!r}") from error
+
+
+def _points(folder: Path) -> Points:
     points: Points = []
     for step, value in _smoothed(folder):
         while points and points[-1][0] >= step:  # the run restarted from an earlier checkpoint
