@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
 import socket
 import stat
 import struct
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -510,6 +512,18 @@ def test_an_agent_that_ends_within_a_request_is_forgotten(
         dying.socket.sendall(request[:whole])
     with raw(path) as dying:
         dying.join(how("dying"))
+
+
+def test_the_memory_of_an_agent_is_free_as_soon_as_it_has_left(path: Path) -> None:
+    gc.disable()
+    try:
+        with service_at(path) as service:
+            with agent_of(path, how()):
+                (region,) = [weakref.ref(each.region) for each in service._connections]
+                assert region() is not None
+            wait_for(lambda: region() is None)
+    finally:
+        gc.enable()
 
 
 def test_agents_beyond_the_limit_are_not_accepted(

@@ -57,7 +57,7 @@ def test_a_killed_service_ends_its_agents_and_is_told_to_who_started_it(tmp_path
     assert list(tmp_path.iterdir()) == [], "the socket is removed"
 
 
-def test_the_service_ends_with_its_parent_and_removes_its_socket(tmp_path: Path) -> None:
+def test_the_service_ends_with_its_parent_and_removes_what_it_has_made(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
         "from torchbeast.sources.shared_replay import serving\n"
@@ -65,12 +65,13 @@ def test_the_service_ends_with_its_parent_and_removes_its_socket(tmp_path: Path)
         "    print(served.pid, flush=True)\n"
         "    sys.stdin.read()\n"
     )
-    words = [sys.executable, "-c", code, str(tmp_path)]
+    folder = tmp_path / "made"
+    words = [sys.executable, "-c", code, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(words, **pipes) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        assert (tmp_path / "replay.sock").exists()
+        assert (folder / "replay.sock").exists()
         parent.kill()
     wait_for(lambda: not _lives(pid))
     assert list(tmp_path.iterdir()) == []
@@ -89,8 +90,20 @@ def test_the_service_ends_with_the_block(tmp_path: Path) -> None:
     with serving(tmp_path / "deep" / "folder") as served:
         assert (tmp_path / "deep" / "folder").stat().st_mode & 0o777 == 0o700
         assert served.failure is None
-    assert not _lives(served.pid) and not Path(served.address).exists()
+    assert not _lives(served.pid) and not (tmp_path / "deep" / "folder").exists()
     assert served.failure is None
+
+
+def test_a_folder_that_was_there_is_left_there_also_by_a_service_that_is_killed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine").mkdir()
+    for folder in (tmp_path / "mine", tmp_path / "made"):
+        with serving(folder) as served:
+            os.kill(served.pid, signal.SIGKILL)
+            wait_for(lambda: not _lives(served.pid))
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+    assert list((tmp_path / "mine").iterdir()) == []
 
 
 def test_a_service_begins_where_another_was_killed(tmp_path: Path) -> None:

@@ -131,10 +131,11 @@ class OwnReplay:
 
 
 def has_ended(address: str) -> str:
-    """Says to the user of a run that its shared replay has ended, and how to go on."""
+    """Says to the user of a run, or of a sweep, that the replay has ended, and how to go on."""
     return (
-        f"the shared replay {address} has ended: what was learnt is in the checkpoint. "
-        "Resume the run with --replay_service of another, or without"
+        f"the shared replay {address} has ended: what was learnt is in the checkpoint. Continue "
+        "the sweep that started it; a run outside of sweeps resumes with --replay_service of "
+        "another, or without"
     )
 
 

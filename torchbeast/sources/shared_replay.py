@@ -11,6 +11,7 @@ agents end with a checkpoint. It takes its memory when the first agent joins.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 from collections.abc import Iterator
@@ -41,7 +42,8 @@ class Served:
 def serving(folder: Path) -> Iterator[Served]:
     """Starts a shared replay on this machine, and ends it with the block.
 
-    folder: for its socket; made if it is missing, and only the user should have access to it.
+    folder: for its socket; only the user should have access to it. If it is missing it is made, and
+    removed in the end, also when this process is killed.
 
     Raises UsageError when the folder's name is too long, and RunError when the process does not
     start. The process ends by itself when this one dies.
@@ -53,36 +55,46 @@ def serving(folder: Path) -> Iterator[Served]:
             f"{path} has {length} bytes, but the path of a socket at most {_LONGEST_PATH}: choose "
             "a shorter folder"
         )
+    is_new = not folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if path.is_dir():
         raise UsageError(f"{path} is where the socket belongs, but there is a folder: remove it")
     path.unlink(missing_ok=True)  # of a process that was killed
     served = Served(str(path))
-    child = _started(path, served)
     try:
-        yield served
-    finally:
-        end_all([child])
+        with _started(path, served, is_new):
+            yield served
+    finally:  # unless the process did
         path.unlink(missing_ok=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
-def _started(path: Path, served: Served) -> ChildProcess:
-    """Returns the process once agents can connect."""
+@contextmanager
+def _started(path: Path, served: Served, removes_folder: bool) -> Iterator[None]:
+    """Runs the process for as long as the block, which begins once agents can connect."""
     first: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def note_end(error: Exception) -> None:
         served.failure = error
         first.put(error)
 
-    child = ChildProcess(
-        "shared replay", _MODULE, {"path": str(path)}, lambda _: first.put(None), note_end
-    )
+    arguments = {"path": str(path), "removes_folder": removes_folder}
+    child = ChildProcess("shared replay", _MODULE, arguments, lambda _: first.put(None), note_end)
+    try:
+        _raise_first(first)
+        served.pid = child.pid
+        yield
+    finally:
+        end_all([child])
+
+
+def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
+    """Waits until the process says that it serves; raises what it says instead."""
     try:
         error = first.get(timeout=_START_S)
     except queue.Empty:
         error = RunError(f"the shared replay has not started within {_START_S:g} s")
     if error is not None:
-        end_all([child])
         raise error
-    served.pid = child.pid
-    return child

@@ -146,6 +146,7 @@ class Service:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.socket)
         connection.socket.close()
+        connection.region = None  # its memory is freed at once, not with the connection's garbage
         if connection.agent is not None:
             self.replay.leave(connection.agent)
 

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of a shared replay: `python -m ...sharing.service_main '{"path": "..."}'`.
 
-It ends when its standard input does, which only its parent holds open, and on SIGTERM.
+It ends when its standard input does, which only its parent holds open, and on SIGTERM. Then it
+removes its socket, and the folder if "removes_folder" is true.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import signal
@@ -30,6 +32,10 @@ def main(arguments: dict[str, Any]) -> int:
     except Exception as error:
         report(failure(error))
         return 1
+    finally:
+        if arguments["removes_folder"]:
+            with contextlib.suppress(OSError):
+                Path(arguments["path"]).parent.rmdir()
     return 0
 
 
