@@ -20,7 +20,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-families lint wheel format check-locks \
+.PHONY: install train test test-cpp test-python test-families test-tune lint wheel format check-locks \
   sanitize sanitize-quick clean
 
 install: $(VENV)/installed
@@ -40,12 +40,16 @@ test-cpp: $(VENV)/test-packages
 	ctest --test-dir build/tests --output-on-failure
 
 test-python: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not families"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not families and not tune"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
 
 # Runs both programs on every family of environments, which takes minutes.
 test-families: $(VENV)/installed-for-families
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sources/test_families.py tests/integration/test_family_runs.py
+
+# Runs sweeps on a Ray cluster of this machine, which takes minutes.
+test-tune: $(VENV)/installed-for-tune
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_sweeps_on_ray.py
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
@@ -99,4 +103,8 @@ $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 $(VENV)/installed-for-families: $(VENV)/installed-for-tests
 	$(BIN)/python -m pip install $(PIP_ARGS) minigrid 'gymnasium[mujoco]'
 	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps nle
+	touch $@
+
+$(VENV)/installed-for-tune: $(VENV)/installed-for-tests pyproject.toml
+	$(BIN)/python -m pip install $(PIP_ARGS) 'ray[tune]>=2.49,<3'
 	touch $@

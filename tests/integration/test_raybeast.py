@@ -13,6 +13,7 @@ import psutil
 import pytest
 import torch
 from programs import Program, Workshop
+from ray_clusters import small_cluster
 
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes.ray_replay import serving_on_ray
@@ -40,17 +41,9 @@ def temporary_folder(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A cluster of this machine that no test starts or ends."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token the user has
-        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 10**6}
-        made = Cluster(initialize_head=True, head_node_args=head)
+    """A cluster that no test starts or ends."""
+    with small_cluster() as made:
         yield made
-        made.shutdown()
 
 
 def small(workshop: Workshop, total_steps: int, *more: str, env: str = "Catch") -> Program:
@@ -190,7 +183,7 @@ def test_without_ray_it_is_told_what_to_install(workshop: Workshop) -> None:
     assert "pip install 'torchbeast[ray]'" in run.said and "Traceback" not in run.said, run.said
 
 
-def test_monobeast_learns_from_a_replay_on_ray_and_ends_with_it(
+def test_monobeast_learns_from_a_replay_on_ray_stops_as_always_and_ends_with_it(
     workshop: Workshop, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
@@ -199,9 +192,13 @@ def test_monobeast_learns_from_a_replay_on_ray_and_ends_with_it(
     with serving_on_ray("catch") as served:
         shared = ["--replay_size", "4000", "--replay_ratio", "2"]
         shared += ["--replay_service", served.address]
-        run = workshop.start("monobeast", *words, *shared, "--total_steps", "100000000")
-        run.wait_for("The replay, shared with other agents, holds 4,000 steps")
-        run.wait_for("[1-9] % relevant|100 % relevant")
+        for number in (signal.SIGINT, signal.SIGTERM, None):
+            run = workshop.start("monobeast", *words, *shared, "--total_steps", "100000000")
+            run.wait_for("The replay, shared with other agents, holds 4,000 steps")
+            run.wait_for("[1-9] % relevant|100 % relevant")
+            if number is not None:
+                run.send(number)
+                assert run.end() == 0 and f"Stopped by {number.name}" in run.said, run.said
         psutil.Process(served.pid).kill()
         assert run.end() == 1, run.said
     assert "the shared replay ray:catch has ended: what was learnt is in the checkpoint" in run.said

@@ -3,41 +3,11 @@
 
 from __future__ import annotations
 
-import csv
 import signal
-from pathlib import Path
 
-import torch
 from background import wait_for
 from programs import Program, Workshop
-
-from torchbeast.reporting.log_files import read_logs
-
-T, B = 10, 4
-SMALL = [
-    *("--num_actors", "4", "--num_processes", "1", "--batch_size", str(B)),
-    *("--unroll_length", str(T), "--torch_threads", "1", "--model", "mlp", "--name", "a"),
-]
-
-
-def steps(folder: Path) -> list[int]:
-    """Returns the step of every row of an agent's logs."""
-    has_any = (folder / "logs.csv").exists()
-    return [int(row["step"]) for row in read_logs(folder)] if has_any else []
-
-
-def saved_step(folder: Path) -> int:
-    saved = torch.load(folder / "model.tar", weights_only=True)
-    return int(saved["stats"]["step"])
-
-
-def table(folder: Path) -> list[dict[str, str]]:
-    with open(folder / "sweep.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def last_row(folder: Path) -> dict[str, float]:
-    return list(read_logs(folder))[-1]
+from sweep_runs import REPLAY, SMALL, B, T, last_row, saved_step, steps, table
 
 
 def sweep(workshop: Workshop, *words: str) -> Program:
@@ -97,9 +67,6 @@ def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> N
     for folder in folders:
         assert saved_step(folder) == steps(folder)[-1]
         assert workshop.meta(f"a/{folder.name}")["successful"] is True
-
-
-REPLAY = ["--shared_replay", "--replay_size", "100000", "--env", "Catch"]
 
 
 def test_agents_share_a_replay(workshop: Workshop) -> None:

@@ -17,15 +17,15 @@ import pytest
 from torchbeast.errors import RunError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Place, WorkerLost
-from torchbeast.schemes.ray_connection import ENDED
-from torchbeast.schemes.ray_fleet import RayFleet
+from torchbeast.schemes.ray_connection import ENDED, RESUME
+from torchbeast.schemes.ray_fleet import RayFleet, User
 
 GONE = ConnectionError("the Ray client has already been disconnected")
 LOST = (
     f"the connection to Ray was lost ({GONE}): any checkpoint of the run is kept; the same --xpid "
     "resumes it once the cluster can be reached"
 )
-SAID = ENDED.format("raybeast")
+SAID = ENDED.format("raybeast", RESUME)
 MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.placement_group")
 
 
@@ -67,6 +67,14 @@ def test_an_end_without_connection_goes_on_and_hides_no_failure(ray: Any, what: 
     assert ray.kill.call_count == 2
     ray.remove_placement_group.assert_called_once()
     ray.shutdown.assert_called_once()
+
+
+def test_variables_of_a_program_reach_its_processes_on_all_nodes(ray: Any) -> None:
+    for address in (None, "auto"):
+        with RayFleet(RayConfig(address=address), "run", user=User("sweep", "", {"A": "1"})):
+            assert ray.init.call_args.kwargs["runtime_env"]["env_vars"] == {"A": "1"}
+        with RayFleet(RayConfig(address=address), "run"):
+            assert "env_vars" not in (ray.init.call_args.kwargs["runtime_env"] or {})
 
 
 def test_a_call_without_connection_is_answered_with_the_runs_failure(ray: Any) -> None:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from background import SOON, wait_for
+from ray_clusters import small_cluster
 from true_rows import Batch, Envs, empty_batch, fields
 
 from torchbeast.core.nest_py import flatten
@@ -54,18 +55,10 @@ def joined(served: Served, name: str, capacity: int = 2000) -> Iterator[RayRepla
 @pytest.fixture(scope="class")
 def cluster() -> Iterator[None]:
     """A Ray to which this process stays connected."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token the user has
-        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": 80 * 10**6}
-        made = Cluster(initialize_head=True, head_node_args=head)
+    with small_cluster() as made:
         ray.init(made.address, log_to_driver=False)
         yield
         ray.shutdown()
-        made.shutdown()
 
 
 @pytest.fixture(scope="class")

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of
+from ray_clusters import small_cluster
 from ray_running import Pool, running_on
 
 from torchbeast.core.storages.rollout import Rollout
@@ -38,16 +39,8 @@ IMPATIENT = {"health_check_period_ms": 500, "health_check_failure_threshold": 4}
 @pytest.fixture(scope="class")
 def cluster() -> Iterator[Any]:
     """A head with two CPUs, on which this process is."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_worker_niceness", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token the user has
-        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": IMPATIENT}
-        made = Cluster(initialize_head=True, head_node_args=head)
+    with small_cluster(_system_config=IMPATIENT) as made:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture(scope="class")

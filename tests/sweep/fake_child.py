@@ -27,7 +27,7 @@ class FakeChild:
         on_end: Callable[[Exception], None],
         environment: Mapping[str, str],
     ) -> None:
-        self.name, self.words = name, arguments["words"]
+        self.name, self.words, self.environment = name, arguments["words"], environment
         self.on_report, self.on_end = on_report, on_end
         self.times_asked = 0
         type(self).made.append(self)

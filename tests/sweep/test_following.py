@@ -43,6 +43,24 @@ def test_a_row_that_is_not_whole_yet_waits(tmp_path: Path) -> None:
     assert follower.read() == Figures(20, 2, 1.5)
 
 
+def test_a_damaged_line_is_left_out(tmp_path: Path) -> None:
+    log(tmp_path, [(10, 1, 1.0)])
+    follower = Follower(tmp_path, 100)
+    with open(tmp_path / "logs.csv", "ab") as file:
+        file.write(b"1," + b"0" * 200_000 + b"\n" + b'"\0\xff\n')  # too long for a cell; no text
+        file.flush()
+        assert follower.read() == Figures(10, 1, 1.0)
+        file.write(b"1,0.0,20,2.0,2,1.0\n")
+    assert follower.read() == Figures(20, 2, 1.5)
+
+
+def test_damaged_names_of_columns_leave_an_agent_without_figures(tmp_path: Path) -> None:
+    log(tmp_path, [(10, 1, 1.0)])
+    for damage in (b"0" * 200_000, b"\xff"):
+        (tmp_path / "fields.csv").write_bytes(damage)
+        assert Follower(tmp_path, 100).read() == (0, 0, pytest.approx(NAN, nan_ok=True))
+
+
 @pytest.mark.parametrize("more", [1, 5])
 def test_rows_that_a_resumed_agent_drops_do_not_count(tmp_path: Path, more: int) -> None:
     """The file is shorter than before, or again as long."""

@@ -15,7 +15,7 @@ from torchbeast.processes.cores import available_cores, environment_of_share
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep.local import LocalRunner, Share, share_of
-from torchbeast.sweep.table import Row
+from torchbeast.sweep.table import Row, said
 
 pytestmark = pytest.mark.usefixtures("fakes")
 
@@ -116,9 +116,13 @@ def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Pa
 
     def release() -> None:
         counts.append(len(FakeChild.made))
+        assert said(rows[0]) == "waiting for another process in its folder"
         earlier.finish(successful=False)
 
-    run(rows, 1, [lambda: None, release, lambda: None, lambda: end(0, DONE)])
+    def begun() -> None:
+        assert said(rows[0]) == "running"
+
+    run(rows, 1, [lambda: None, release, begun, lambda: end(0, DONE)])
     assert counts == [0] and len(FakeChild.made) == 1
 
 

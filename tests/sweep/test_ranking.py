@@ -56,6 +56,38 @@ def test_a_report_without_any_episode_has_no_plot(
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.csv"]
 
 
+def test_a_report_of_damaged_logs_says_why_there_is_no_plot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = row(tmp_path, 1.0, seed="1")
+    (found.agent.folder / "logs.csv").write_bytes(b"1," + b"0" * 200_000)
+    report([found], tmp_path)
+    assert "There is no plot: the logs of" in capsys.readouterr().out
+
+
+KILLED = "process 7 was killed by SIGSEGV"
+ERROR = "ValueError: no"
+
+
+@pytest.mark.parametrize(
+    ("why", "reason"),
+    [
+        (KILLED, KILLED),
+        (f"{KILLED}; it last said:\n  all is well", KILLED),
+        (f"actor 0: {KILLED}; it last said:\n  all is well", f"actor 0: {KILLED}"),
+        (f"process 7 exited with code 1; it last said:\n  Traceback\n  {ERROR}", ERROR),
+        (f"Traceback:\n  line\n{ERROR}\nMore is in out.log", ERROR),
+        ("", ""),
+    ],
+)
+def test_the_reason_of_an_agent_is_its_error_or_the_signal_that_killed_it(
+    tmp_path: Path, why: str, reason: str
+) -> None:
+    found = Row(agent(tmp_path, seed="1"))
+    found.end(why)
+    assert found.reason == reason
+
+
 def test_an_agents_earlier_part_decides_its_first_state(tmp_path: Path) -> None:
     assert row(tmp_path, 1.0, env="a").state == "done"
     assert row(tmp_path, 1.0, total_steps=200, env="b").state == "waiting"

@@ -15,6 +15,8 @@ from sweeping import agent, finish, log
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.schemes import ray_replay
 from torchbeast.schemes.room import Node, Room
 from torchbeast.sweep import program, ray_tune, trial
 from torchbeast.sweep.config import SweepConfig
@@ -100,7 +102,13 @@ def fake_ray(monkeypatch: pytest.MonkeyPatch, fakes: None) -> None:
 Step = Callable[[], bool]  # an action of the test, which returns whether it was time for it
 
 
-def run(tune: FakeTune, rows: list[Row], script: list[Step], **config: Any) -> Supervisor:
+def run(
+    tune: FakeTune,
+    rows: list[Row],
+    script: list[Step],
+    joining: ray_tune.Joining = ray_tune.NO_REPLAY,
+    **config: Any,
+) -> Supervisor:
     """Runs agents; the next step of the script is taken when its time has come."""
     supervisor, steps = Supervisor(), list(script)
 
@@ -108,7 +116,7 @@ def run(tune: FakeTune, rows: list[Row], script: list[Step], **config: Any) -> S
         if steps and steps[0]():
             steps.pop(0)
 
-    runner = ray_tune.TuneRunner(tune, SweepConfig(on="ray", **config), "Ray")
+    runner = ray_tune.TuneRunner(tune, SweepConfig(on="ray", **config), "Ray", joining)
     STOP.clear()
     STOP.append(lambda: supervisor.stop("SIGINT"))
     runner.run(rows, supervisor, show)
@@ -223,6 +231,19 @@ def test_an_agent_whose_trial_ends_without_a_word_was_stopped_if_its_checkpoint_
     assert row.state == ("stopped" if successful else "failed")
 
 
+def test_an_agent_that_waits_for_another_process_in_its_folder_says_so(tmp_path: Path) -> None:
+    rows, tune = with_folders(rows_of(tmp_path, 1)), FakeTune()
+    earlier = RunFolder(rows[0].agent.folder, {}, [])
+
+    def release() -> bool:
+        if said(rows[0]) != "waiting for another process in its folder":
+            return False
+        earlier.finish(successful=False)
+        return True
+
+    run(tune, rows, [release, lambda: said(rows[0]) == "running", end(0, DONE)])
+
+
 def test_the_end_of_ray_is_the_failure_of_the_sweep(tmp_path: Path) -> None:
     rows, tune = rows_of(tmp_path, 1), FakeTune()
 
@@ -270,18 +291,45 @@ def test_settings_that_do_not_fit_to_where_agents_learn_are_refused(wrong: dict[
         SweepConfig(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        ({"program": "raybeast", "shared_replay": False}, "use Ray themselves"),
-        ({"program": "monobeast", "shared_replay": True}, "cannot share a replay"),
-    ],
-)
-def test_what_cannot_run_on_ray_is_a_sentence(more: dict[str, Any], sentence: str) -> None:
-    what = Compared(set={"seed": ["1"]}, words=[], **more)
-    with pytest.raises(UsageError, match=sentence):
+def test_agents_of_raybeast_cannot_be_trials() -> None:
+    what = Compared(set={"seed": ["1"]}, words=[], program="raybeast", shared_replay=False)
+    with pytest.raises(UsageError, match="use Ray themselves"):
         program._check_on_ray(SweepConfig(on="ray"), what)
     program._check_on_ray(SweepConfig(), what)
+
+
+def test_agents_are_told_where_their_replay_and_its_cluster_are(tmp_path: Path) -> None:
+    rows, tune = rows_of(tmp_path, 2), FakeTune()
+    joining = ray_tune.Joining(["--replay_service=ray:a"], {"RAY_ADDRESS": "10.0.0.1:6379"})
+    run(tune, rows, [end(0, DONE), end(1, DONE)], joining, agent_cpus=3.0)
+    for child in FakeChild.made:
+        assert child.words[-1] == "--replay_service=ray:a"
+        assert child.environment["RAY_ADDRESS"] == "10.0.0.1:6379"
+        assert child.environment["TORCHBEAST_CORES"] == "3"
+
+
+def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
+    names = [ray_tune.replay_name(name) for name in ("lr", "lr", "a b/ü,=:")]
+    assert len(set(names)) == 3
+    for name, begins in zip(names, ["sweep-lr-", "sweep-lr-", "sweep-a_b"], strict=True):
+        assert name.startswith(begins) and ray_replay.checked_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("free", "config", "expected"),
+    [
+        (4.0, {}, 4),
+        (3.9, {}, 3),
+        (9.0, {}, 5),
+        (9.0, {"parallel": 2}, 2),
+        (4.0, {"agent_cpus": 2.0}, 2),
+    ],
+)
+def test_agents_that_share_a_replay_learn_together_as_far_as_there_is_room(
+    free: float, config: dict[str, Any], expected: int
+) -> None:
+    room = Room([Node("a", 16, 0, True, 0)], free)
+    assert ray_tune.agents_at_once(SweepConfig(on="ray", **config), room, agents=5) == expected
 
 
 def test_the_command_that_continues_a_sweep_runs_it_in_the_same_place() -> None:

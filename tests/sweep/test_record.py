@@ -12,6 +12,7 @@ from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.record import Compared, compared
+from torchbeast.sweep.settings import replaced
 
 SET = ("learning_rate=0.1,0.2",)
 WORDS = ["--preset", "catch", "--batch_size", "4"]
@@ -33,16 +34,28 @@ def test_the_name_alone_continues_a_sweep(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
+    ("more", "kept"),
     [
-        WORDS,  # the same command again
-        ["--batch_size=4"],
-        ["--total_steps", "70000"],
-        ["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"],
+        (WORDS, []),  # the same command again
+        (["--batch_size=4"], ["--preset", "catch"]),
+        (["--total_steps", "70000"], WORDS),
+        (["--checkpoint_interval", "5", "--torch_threads", "1", "--disable_cuda"], WORDS),
     ],
 )
-def test_flags_that_leave_agents_comparable_may_be_given(folder: Path, more: list[str]) -> None:
-    assert compared(SweepConfig(set=SET), more, folder).words == [*WORDS, *more]
+def test_flags_that_leave_agents_comparable_take_the_place_of_what_they_repeat(
+    folder: Path, more: list[str], kept: list[str]
+) -> None:
+    assert compared(SweepConfig(set=SET), more, folder).words == [*kept, *more]
+
+
+def test_words_that_are_given_again_replace_their_flag_with_all_its_values() -> None:
+    before = ["--use_lstm", "--model_kwargs", '{"a": 1}', "--name-x", "1", "2", "--seed=3"]
+    assert replaced(before, []) == before
+    assert replaced(before, ["--no_use_lstm", "--name_x=4"]) == [
+        *("--model_kwargs", '{"a": 1}', "--seed=3"),
+        *("--no_use_lstm", "--name_x=4"),
+    ]
+    assert replaced(before, ["--seed", "1"])[-2:] == ["--seed", "1"]
 
 
 @pytest.mark.parametrize(

@@ -95,9 +95,9 @@ def test_a_trial_waits_for_a_process_that_still_runs_in_the_folder(
 ) -> None:
     earlier = RunFolder(tmp_path / FOLDER, {}, [])
     found = begun(tmp_path)
-    assert not FakeChild.made
+    assert not FakeChild.made and found.step()["is_held"] is True
     earlier.finish(successful=False)
-    found.step()
+    assert found.step()["is_held"] is False
     assert len(FakeChild.made) == 1
 
 

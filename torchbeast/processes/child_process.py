@@ -35,6 +35,7 @@ _STDERR_LINES = 20
 _GRACE_S = 5.0  # from closing a child's stdin to SIGTERM
 _KILL_S = 2.0  # from SIGTERM to SIGKILL
 _MOST_DEATHS = 5  # of a child and its replacements ...
+KILLED = "was killed by"  # in the error of a child that a signal ended
 _DEATHS_S = 600.0  # ... within this time: another replacement would die too
 
 Report = dict[str, Any]
@@ -226,4 +227,4 @@ def _parse(line: bytes) -> Report:
 def _how_it_ended(returncode: int) -> str:
     if returncode >= 0:
         return f"exited with code {returncode}"
-    return f"was killed by {signal.Signals(-returncode).name}"
+    return f"{KILLED} {signal.Signals(-returncode).name}"

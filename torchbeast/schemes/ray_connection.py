@@ -29,9 +29,9 @@ FULL = (
 )
 ENDED = (
     "{}: the program was ended by force: it was killed, or a process of Ray that it needs was "
-    "(raylet on this machine, gcs_server on the head). The last checkpoint of the run is kept, if "
-    "there was one; the same --xpid resumes it."
+    "(raylet on this machine, gcs_server on the head). {}"
 )
+RESUME = "The last checkpoint of the run is kept, if there was one; the same --xpid resumes it."
 
 _PROBE_S = 5.0  # to reach the address of a cluster
 _SUBMITTED_AS_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -115,13 +115,13 @@ def end_with(end: Callable[..., Any], *arguments: Any) -> None:
 
 
 @contextmanager
-def last_words(who: str) -> Iterator[None]:
-    """Lets a shell say how to go on if this process ends within; who: begins the sentence.
+def last_words(who: str, how_to_go_on: str = RESUME) -> Iterator[None]:
+    """Lets a shell say how to go on if this process ends within; who: begins what it says.
 
     When the raylet dies, or the head has been out of reach for a minute, Ray ends every process
     that uses them, without an exception.
     """
-    command = ["sh", "-c", 'read -r line || echo "$0" >&2', ENDED.format(who)]
+    command = ["sh", "-c", 'read -r line || echo "$0" >&2', ENDED.format(who, how_to_go_on)]
     shell = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield

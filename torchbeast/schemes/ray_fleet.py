@@ -26,7 +26,8 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.cores import available_cores
@@ -34,6 +35,7 @@ from torchbeast.schemes.config import CLIENT, RayConfig
 from torchbeast.schemes.fleet import LANES, Place, WorkerLost
 from torchbeast.schemes.ray_connection import (
     FULL,
+    RESUME,
     check_reachable,
     end_with,
     first_sentence,
@@ -138,13 +140,30 @@ class RayWorker:
         self._on_kill(self)
 
 
+class User(NamedTuple):
+    """A program that uses Ray. environment: variables of its processes on the nodes."""
+
+    name: str
+    how_to_go_on: str  # after it was ended by force
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+RAYBEAST = User("raybeast", RESUME)
+
+
 class RayFleet:
-    """The connection of a run to Ray. One per process, used as a context manager.
+    """The connection of a program to Ray. One per process, used as a context manager.
 
     Threads: made and ended by the main thread; other methods by any.
     """
 
-    def __init__(self, config: RayConfig, run: str, own_code: bool = False) -> None:
+    def __init__(
+        self,
+        config: RayConfig,
+        run: str,
+        own_code: bool = False,
+        user: User = RAYBEAST,
+    ) -> None:
         """Joins a cluster, or starts Ray here.
 
         run: name of the run, which begins the names of its actors.
@@ -153,14 +172,14 @@ class RayFleet:
         Raises RunError without Ray or cluster, and UsageError when what the learner needs is not
         there.
         """
-        self._config, self._run = config, run
+        self._config, self._run, self._user = config, run, user
         self._workers: set[RayWorker] = set()  # that were not killed
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
         prepare_environment()
         with self._closing_on_error(), signal_handlers_kept():
-            self._closing.enter_context(last_words("raybeast"))
+            self._closing.enter_context(last_words(user.name, user.how_to_go_on))
             folder = self._closing.enter_context(_own_files()) if self._address is None else None
             self._ray = import_ray()
             if self._ray.is_initialized():  # by the caller, who ends it
@@ -184,7 +203,7 @@ class RayFleet:
     @_needing_connection()
     def room(self) -> Room:
         """Returns the resources of the cluster at present."""
-        here = self._own_node
+        here = self.own_node
         nodes = [_node(node, here) for node in self._ray.nodes() if node["Alive"]]
         return Room(nodes, self._ray.available_resources().get("CPU", 0.0))
 
@@ -241,7 +260,7 @@ class RayFleet:
         alive = [node["NodeID"] for node in self._ray.nodes() if node["Alive"]]
         if error.has_left or place.node not in alive:
             return WorkerLost(f"its node {place.host} has left the cluster", has_left=True)
-        if isinstance(error, _OutOfReach) and place.node != self._own_node:
+        if isinstance(error, _OutOfReach) and place.node != self.own_node:
             return WorkerLost(f"its node {place.host} is out of reach", has_left=True)
         why = "" if str(error) == _DIED else f" ({error})"
         said = "".join(f"\n  {line}" for line in self._last_lines(place))
@@ -265,8 +284,13 @@ class RayFleet:
         return (self._address or "").startswith(CLIENT)
 
     @property
-    def _own_node(self) -> str:
-        """The id of the learner's node; "" outside the cluster."""
+    def cluster(self) -> str:
+        """The address at which other processes on the nodes of the cluster join it."""
+        return str(self._ray.get_runtime_context().gcs_address)
+
+    @property
+    def own_node(self) -> str:
+        """The id of the node of this process; "" outside the cluster."""
         return "" if self._is_client else str(self._ray.get_runtime_context().get_node_id())
 
     @contextmanager
@@ -288,10 +312,12 @@ class RayFleet:
     def _join(self, own_code: bool) -> None:
         check_reachable(str(self._address), "--address", _START)
         folder = self._config.working_dir or (os.getcwd() if own_code else None)
-        self._init(str(self._address), runtime_env=runtime_env(folder))
+        self._init(str(self._address), runtime_env(folder))
 
-    def _init(self, address: str, **options: Any) -> None:
-        initialise(self._ray, address, _START, **options)
+    def _init(self, address: str, code: Mapping[str, Any] | None = None, **options: Any) -> None:
+        variables = dict(self._user.environment)
+        environment = {**(code or {}), **({"env_vars": variables} if variables else {})}
+        initialise(self._ray, address, _START, runtime_env=environment or None, **options)
         self._closing.callback(end_with, self._ray.shutdown)
 
     def _gpus_of(self, group: Any) -> list[str]:

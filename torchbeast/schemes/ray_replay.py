@@ -260,7 +260,7 @@ def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
     Uses the connection to Ray that this process has, else the cluster in $RAY_ADDRESS, else the one
     that this machine belongs to.
     """
-    name = _name(address.removeprefix(ON_RAY))
+    name = checked_name(address.removeprefix(ON_RAY))
     with _connected(None, f"the run with --replay_service {address}"):
         client = RayReplayClient(name, joining)
         try:
@@ -271,19 +271,20 @@ def joined_on_ray(address: str, joining: Joining) -> Iterator[RayReplayClient]:
 
 @contextmanager
 def serving_on_ray(
-    name: str, address: str | None = None, num_cpus: float = 1.0
+    name: str, address: str | None = None, num_cpus: float = 1.0, node: str | None = None
 ) -> Iterator[Served]:
     """Starts a shared replay as a Ray actor, and ends it with the block, or with this process.
 
     address: of the cluster; by default that of the connection that this process has, else that in
     $RAY_ADDRESS, else the one that this machine belongs to. num_cpus: that Ray reserves for it.
+    node: id of the one where it runs; by default Ray chooses.
 
     Raises UsageError when the name is in use, and RunError without a cluster or room in it.
     """
-    _name(name)
+    checked_name(name)
     who = f"the program with the shared replay {ON_RAY}{name}"
     with _connected(address, who, runtime_env=runtime_env(None)):
-        actor, served = _started(name, num_cpus)
+        actor, served = _started(name, num_cpus, node)
         try:
             yield served
         finally:
@@ -300,13 +301,17 @@ class _ServedOnRay(Served):
         """Takes note of the actor's end."""
         error = done.exception()
         if error is not None and not self.is_over:
-            self.failure = RunError(f"the shared replay has died: {first_sentence(error)}")
+            self.failure = RunError(f"its process {self.pid} has died: {first_sentence(error)}")
 
 
-def _started(name: str, num_cpus: float) -> tuple[Any, _ServedOnRay]:
+def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _ServedOnRay]:
     """Returns the actor once it answers."""
     ray = import_ray()
     options = {"name": name, "namespace": _NAMESPACE, "num_cpus": num_cpus, "max_restarts": 0}
+    if node is not None:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=False)
     made = ray.remote(TorchBeastReplay).options(**options, max_concurrency=_MOST_WAITING)
     try:
         actor = made.remote()
@@ -342,8 +347,9 @@ def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
         return
     at = address or os.environ.get("RAY_ADDRESS") or "auto"
     check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
-    with last_words(who), signal_handlers_kept():
-        initialise(ray, at, _WITHOUT_CLUSTER, **options)
+    with last_words(who):
+        with signal_handlers_kept():
+            initialise(ray, at, _WITHOUT_CLUSTER, **options)
         try:
             yield
         finally:
@@ -360,7 +366,8 @@ def _found(name: str) -> Any:
         ) from error
 
 
-def _name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Returns the name of a replay; raises UsageError for one that it cannot have."""
     if not _VALID.fullmatch(name):
         raise UsageError(
             f"a shared replay cannot have the name {name!r}: --replay_service takes {ON_RAY}NAME, "

@@ -46,6 +46,14 @@ class RecentReturns:
         return total / self._count if self._count else math.nan
 
 
+def _cells(line: str) -> list[str]:
+    """Returns the cells of a line; [] for one that is damaged, as by a disk that was full."""
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
 class Follower:
     """Reads what an agent appends to logs.csv. Used by one thread.
 
@@ -86,13 +94,14 @@ class Follower:
             return []
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        rows = csv.reader(whole.decode(errors="replace").splitlines())
+        rows = map(_cells, whole.decode(errors="replace").splitlines())
         return [row for row in rows if row and not row[0].startswith("#")]
 
     def _add(self, row: list[str]) -> None:
         """Adds the figures of a row; leaves out one that a killed agent did not complete."""
         if not all(name in self._columns for name in _NEEDED):  # columns are added at the right
-            self._columns = {name: i for i, name in enumerate(read_fields(self._folder))}
+            with contextlib.suppress(OSError, ValueError, csv.Error):
+                self._columns = {name: i for i, name in enumerate(read_fields(self._folder))}
         cells = {name: row[i] for name, i in self._columns.items() if i < len(row)}
         with contextlib.suppress(KeyError, ValueError):
             tick, step = int(cells["_tick"]), int(cells["step"])

@@ -119,7 +119,10 @@ class LocalRunner:
         for row in rows:
             if len(self._running) >= self._share.agents:
                 return
-            if row.state == "waiting" and not is_in_use(row.agent.folder):
+            if row.state != "waiting":
+                continue
+            row.hold(is_in_use(row.agent.folder))
+            if not row.is_held:
                 running = RunningAgent(row)
                 running.start(self._environment, self._more)
                 self._running.append(running)

@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
@@ -23,7 +24,7 @@ from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.flags import SweepFlags
 from torchbeast.sweep.local import LocalRunner, share_of
 from torchbeast.sweep.ranking import report
-from torchbeast.sweep.ray_tune import tune_runner
+from torchbeast.sweep.ray_tune import on_ray
 from torchbeast.sweep.record import Compared, compared
 from torchbeast.sweep.settings import Agent, agents_of
 from torchbeast.sweep.table import Board, Row
@@ -68,11 +69,6 @@ def _check_on_ray(config: SweepConfig, what: Compared) -> None:
             "agents of raybeast use Ray themselves, each with its own actors: leave out --on ray, "
             "or give --program monobeast"
         )
-    if what.shared_replay:
-        raise UsageError(
-            "agents on several machines cannot share a replay: give --on local, or leave out "
-            "--shared_replay"
-        )
 
 
 @contextmanager
@@ -96,12 +92,7 @@ def _train(
         print(f"All {len(rows)} agents are complete; a larger --total_steps continues them.")
         return
     with ExitStack() as ending:
-        replay = ending.enter_context(_shared_replay()) if shared_replay else None
-        runner: Runner
-        if config.on == "ray":
-            runner = ending.enter_context(tune_runner(config, [row.agent for row in rows]))
-        else:
-            runner = _local_runner(rows, config.parallel, replay)
+        runner, replay = ending.enter_context(_runner(rows, config, shared_replay))
         folder = rows[0].agent.folder.parent
         title = f"{folder.name}: {_agents(len(rows), rows[0].agent)}, {runner}"
         print(f"{title}. Their files are in {folder}", flush=True)
@@ -113,6 +104,20 @@ def _train(
                 supervisor.fail("the shared replay", replay.failure)
 
         runner.run(rows, supervisor, show)
+
+
+@contextmanager
+def _runner(
+    rows: Sequence[Row], config: SweepConfig, shared_replay: bool
+) -> Iterator[tuple[Runner, Served | None]]:
+    """Yields what runs the agents, and the replay that they share, if they do."""
+    if config.on == "ray":
+        waiting = [row.agent for row in rows if row.state == "waiting"]
+        with on_ray(config, waiting, shared_replay) as found:
+            yield found
+        return
+    with _shared_replay() if shared_replay else nullcontext() as replay:
+        yield _local_runner(rows, config.parallel, replay), replay
 
 
 def _local_runner(rows: Sequence[Row], parallel: int | None, replay: Served | None) -> LocalRunner:
@@ -128,9 +133,9 @@ def _local_runner(rows: Sequence[Row], parallel: int | None, replay: Served | No
 @contextmanager
 def _shared_replay() -> Iterator[Served]:
     """Starts a replay whose socket is in a private folder with a short name."""
-    with tempfile.TemporaryDirectory(prefix="torchbeast-", dir=runtime_folder()) as folder:
-        with serving(Path(folder)) as served:
-            yield served
+    parent = runtime_folder() or Path(tempfile.gettempdir())
+    with serving(parent / f"torchbeast-{secrets.token_hex(6)}") as served:
+        yield served
 
 
 def _agents(count: int, first: Agent) -> str:

@@ -4,6 +4,8 @@
     TuneRunner --- thread: tune.run ---> trial.py: a Ray actor on some node, one for each agent
         ^                |                    v
         +---- events ----+               agent_main.py: the agent's program
+                                              ^ v  columns, if agents share a replay
+                                         ray_replay.py: a Ray actor on the sweep's node
 
 Tune decides where and when agents run, and its scheduler which of them end early. The figures that
 the sweep shows are read from the agents' files, as those of agents on this machine.
@@ -15,24 +17,29 @@ import contextlib
 import logging
 import os
 import queue
+import re
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from torchbeast.cli.command_line import parse
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.ray_fleet import RayFleet
+from torchbeast.schemes.ray_fleet import RayFleet, User
+from torchbeast.schemes.ray_replay import serving_on_ray
 from torchbeast.schemes.room import Room
+from torchbeast.sources.shared_replay import Served
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.following import has_ended_well
 from torchbeast.sweep.settings import FLAGS, Agent
 from torchbeast.sweep.table import Row
-from torchbeast.sweep.trial import ENDED, RETURN, STEP, WHY, Requests, Trial
+from torchbeast.sweep.trial import ENDED, HELD, RETURN, STEP, WHY, Requests, Trial
 
 _EVERY_S = 1.0
 _FILES = ".ray-tune"  # Tune's own, in the sweep's folder; of no use once it has ended
@@ -47,20 +54,64 @@ _ENVIRONMENT = {
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 
+_ADDRESS = "RAY_ADDRESS"
+_SWEEP = User(
+    "sweep",
+    "Its agents write checkpoints where Ray lets them; the same --name continues it.",
+    # When Ray ends a trial, it does not kill the agent, which notices and writes its checkpoint.
+    {"RAY_kill_child_processes_on_worker_exit": "false"},
+)
+
 Event = Callable[[], None]
 
 
 @contextmanager
-def tune_runner(config: SweepConfig, agents: Sequence[Agent]) -> Iterator[TuneRunner]:
+def on_ray(
+    config: SweepConfig, agents: Sequence[Agent], shared_replay: bool
+) -> Iterator[tuple[TuneRunner, Served | None]]:
     """Joins the cluster, or starts Ray here; ends it, or leaves it as it was.
+
+    Yields what runs agents, and the replay that they share, if they do.
 
     Raises RunError without Ray, Tune or cluster, and UsageError where no agent has room.
     """
-    name = f"sweep {agents[0].folder.parent.name}"
-    with RayFleet(RayConfig(address=config.address), name, _is_own_code(agents)) as fleet:
+    name, ray = agents[0].folder.parent.name, RayConfig(address=config.address)
+    with RayFleet(ray, f"sweep {name}", _is_own_code(agents), _SWEEP) as fleet:
         tune = _import_tune()
         check_room(config, fleet.room())
-        yield TuneRunner(tune, config, str(fleet))
+        if not shared_replay:
+            yield TuneRunner(tune, config, str(fleet)), None
+            return
+        at_once = agents_at_once(config, fleet.room(), len(agents))
+        if at_once < len(agents):
+            print(
+                f"{at_once} of {len(agents)} agents learn at a time: the others join the shared "
+                "replay later."
+            )
+        # On this node, whose end is that of the sweep anyway.
+        with serving_on_ray(replay_name(name), num_cpus=0.0, node=fleet.own_node) as served:
+            joining = Joining([f"--replay_service={served.address}"], {_ADDRESS: fleet.cluster})
+            yield TuneRunner(tune, config, str(fleet), joining), served
+
+
+def agents_at_once(config: SweepConfig, room: Room, agents: int) -> int:
+    """Returns how many agents Ray has free CPUs for now, of those that --parallel lets begin."""
+    return min(agents, config.parallel or agents, int(room.free_cpus / config.agent_cpus + 1e-9))
+
+
+def replay_name(sweep: str) -> str:
+    """Returns a new name of a shared replay: other sweeps of this name may be on the cluster."""
+    return f"sweep-{re.sub(r'[^A-Za-z0-9_.-]', '_', sweep)}-{secrets.token_hex(4)}"
+
+
+class Joining(NamedTuple):
+    """What lets agents join a shared replay: flags, and variables of their environment."""
+
+    words: Sequence[str] = ()
+    environment: Mapping[str, str] = MappingProxyType({})
+
+
+NO_REPLAY = Joining()
 
 
 def _import_tune() -> Any:
@@ -102,9 +153,11 @@ def check_room(config: SweepConfig, room: Room) -> None:
 class TuneRunner:
     """Runs agents on a Ray cluster. Used by the main thread."""
 
-    def __init__(self, tune: Any, config: SweepConfig, where: str) -> None:
+    def __init__(
+        self, tune: Any, config: SweepConfig, where: str, joining: Joining = NO_REPLAY
+    ) -> None:
         """Prepares running them with the module ray.tune; where: the cluster, in words."""
-        self._tune, self._config, self._where = tune, config, where
+        self._tune, self._config, self._where, self._joining = tune, config, where, joining
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._error: Exception | None = None
 
@@ -156,7 +209,7 @@ class TuneRunner:
         config, tune = self._config, self._tune
         try:
             tune.run(
-                _trainable(tune, agents, max(1, int(config.agent_cpus))),
+                _trainable(tune, agents, max(1, int(config.agent_cpus)), self._joining),
                 name=_FILES,
                 storage_path=str(folder),
                 config={"agent": tune.grid_search([agent.name for agent in agents])},
@@ -209,6 +262,10 @@ class _Trials:
         """Notes that a trial has begun."""
         self._events.put(lambda: self._start(self.rows[name]))
 
+    def note_hold(self, name: str, is_held: bool) -> None:
+        """Notes whether an agent waits for another process that runs in its folder."""
+        self._events.put(lambda: self.rows[name].hold(is_held))
+
     def note_end(self, name: str, why: str | None) -> None:
         """Notes that an agent has ended; why: it failed, or None."""
         by_scheduler = name in self._asked
@@ -249,13 +306,13 @@ def _id_of(trial: Any) -> str:
     return str(trial.trial_id)
 
 
-def _trainable(tune: Any, agents: Sequence[Agent], cores: int) -> Any:
+def _trainable(tune: Any, agents: Sequence[Agent], cores: int, joining: Joining) -> Any:
     """Returns the class of trials, which Tune makes an actor of."""
     by_name = {agent.name: agent for agent in agents}
 
     class AgentTrial(tune.Trainable):  # type: ignore[misc]
         def setup(self, config: Mapping[str, Any]) -> None:
-            self._trial = Trial(by_name[config["agent"]], cores)
+            self._trial = Trial(by_name[config["agent"]], cores, *joining)
 
         def step(self) -> dict[str, Any]:
             return self._trial.step()
@@ -305,6 +362,8 @@ def _callback(tune: Any, trials: _Trials) -> Any:
         def on_trial_result(self, *, trial: Any, result: Mapping[str, Any], **_: Any) -> None:
             if result.get(ENDED):
                 trials.note_end(trial.config["agent"], result[WHY] or None)
+            else:
+                trials.note_hold(trial.config["agent"], result[HELD])
 
         def on_trial_error(self, *, trial: Any, **_: Any) -> None:
             trials.note_end(trial.config["agent"], f"Ray lost it: {_last_line(trial.get_error())}")

@@ -18,7 +18,7 @@ from torchbeast.learning.config import CheckpointConfig, HardwareConfig
 from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.sweep.config import ProgramName, SweepConfig
-from torchbeast.sweep.settings import FLAGS, Values, combinations, typed, values_of
+from torchbeast.sweep.settings import FLAGS, Values, combinations, replaced, typed, values_of
 
 # Flags that a continued sweep may change: its agents remain comparable.
 _OPEN = {"total_steps", "working_dir", *OF_ONE_COMMAND}.union(
@@ -65,7 +65,7 @@ def compared(config: SweepConfig, words: Sequence[str], folder: Path) -> Compare
         raise _other(folder, "a replay of their own or none", "--shared_replay")
     if values and values != before.set:
         raise _other(folder, _as_typed(before.set), _as_typed(values))
-    now = dataclasses.replace(before, words=[*before.words, *words])
+    now = dataclasses.replace(before, words=replaced(before.words, words))
     _check_same(before, now, folder)
     return now
 

@@ -145,6 +145,18 @@ def _check_keys(values: Values, words: Sequence[str]) -> None:
             raise UsageError(f"{key} is in --set and a flag too: leave out one of them")
 
 
+def replaced(before: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Returns the words of a command line with others after them, without what these repeat."""
+    again = {_flag_of(word) for word in words} - {""}
+    kept, is_kept = [], True
+    for word in before:
+        if flag := _flag_of(word):
+            is_kept = flag not in again
+        if is_kept:
+            kept.append(word)
+    return [*kept, *words]
+
+
 def _flag_of(word: str) -> str:
     """Returns the flag's name in a word of a command line, as its Config has it; else ""."""
     if not word.startswith("--"):

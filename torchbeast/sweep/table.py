@@ -16,6 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from torchbeast.processes.child_process import KILLED
 from torchbeast.reporting.display import Rate
 from torchbeast.sweep.following import Follower, is_complete
 from torchbeast.sweep.settings import Agent
@@ -44,10 +45,15 @@ class Row:
         complete = is_complete(agent.folder, self.figures, agent.total_steps)
         self.state: State = "done" if complete else "waiting"
         self.why = ""  # it failed, as a whole text
+        self.is_held = False  # another process runs in its folder
 
     def start(self) -> None:
         """Notes that the agent runs."""
-        self.state = "running"
+        self.state, self.is_held = "running", False
+
+    def hold(self, is_held: bool) -> None:
+        """Notes whether the agent waits for another process that runs in its folder."""
+        self.is_held = is_held
 
     def stop(self) -> None:
         """Notes that the agent was asked to stop, before it is complete."""
@@ -63,6 +69,7 @@ class Row:
     def end(self, why: str | None, by_scheduler: bool = False) -> None:
         """Notes that the agent has ended; why: it failed, or None; by_scheduler: it was stopped."""
         self.follow()
+        self.is_held = False
         if why is not None:
             self.state, self.why = "failed", why
         elif self.figures.step >= self.agent.total_steps:
@@ -72,8 +79,12 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Why the agent failed, in one line: the last one of an error, which names it."""
+        """Why the agent failed, in one line: the last one of an error, which names it, or the
+        signal that killed a process, whatever that printed at last.
+        """
         lines = [line.strip() for line in self.why.splitlines() if line.strip()]
+        if lines and KILLED in lines[0]:
+            return lines[0].partition(";")[0]
         return next((line for line in reversed(lines) if not _is_hint(line)), "")
 
     @property
@@ -110,7 +121,7 @@ class Board:
         self._console = Console(file=self._stream)
         is_live = self._console.is_terminal
         self._live = Live(console=self._console, auto_refresh=False) if is_live else None
-        self._said = {row.agent.name: row.state for row in rows}
+        self._said = {row.agent.name: said(row) for row in rows}
         self._last = -math.inf
 
     def __enter__(self) -> Board:
@@ -137,8 +148,8 @@ class Board:
         is_time = now - self._last >= _LINES_EVERY_S
         self._last = now if is_time else self._last
         for row in self._rows:
-            if self._said[row.agent.name] != row.state or (is_time and row.state == "running"):
-                self._said[row.agent.name] = row.state
+            if self._said[row.agent.name] != said(row) or (is_time and row.state == "running"):
+                self._said[row.agent.name] = said(row)
                 self._print(row)
 
     def _print(self, row: Row) -> None:
@@ -164,6 +175,8 @@ class Board:
 
 def said(row: Row) -> str:
     """Returns the state of an agent in words."""
+    if row.is_held:
+        return "waiting for another process in its folder"
     if row.state == "stopped by the scheduler":
         return f"{row.state} at step {row.figures.step:,}"
     return f"failed: {row.reason}" if row.state == "failed" else row.state

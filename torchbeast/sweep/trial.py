@@ -15,7 +15,9 @@ import contextlib
 import math
 import socket
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torchbeast.processes.cores import environment_of_share
@@ -27,6 +29,7 @@ from torchbeast.sweep.table import Row
 
 STEP, RETURN = "step", "mean_episode_return"  # of results, as Tune's schedulers are told them
 ENDED, WHY = "agent_ended", "why"
+HELD = "is_held"  # another process runs in the agent's folder
 
 _NAME = ".asked-to-end"
 _EVERY_S = 1.0
@@ -68,9 +71,19 @@ class Requests:
 class Trial:
     """Runs an agent and reports how far it is. Used by one thread."""
 
-    def __init__(self, agent: Agent, cores: int) -> None:
-        """Prepares running it with so many cores."""
-        self._agent, self._cores = agent, cores
+    def __init__(
+        self,
+        agent: Agent,
+        cores: int,
+        more: Sequence[str] = (),
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Prepares running it with so many cores.
+
+        more: flags beside those of the agent. environment: variables of its process.
+        """
+        self._agent, self._more = agent, more
+        self._environment = {**environment_of_share(cores), **environment}
         self._requests = Requests(agent.folder.parent)
         self._running: RunningAgent | None = None
         self._row = Row(agent)
@@ -87,13 +100,13 @@ class Trial:
         # The process of an earlier part of the sweep may still write its checkpoint.
         if self._running is None and not is_in_use(self._agent.folder):
             self._running = RunningAgent(self._row)
-            self._running.start(environment_of_share(self._cores), [])
+            self._running.start(self._environment, self._more)
         time.sleep(_EVERY_S)
         self._row.follow()
         if self._running is not None and self._running.death is not None:
             self._running.end_row()
             return self._ended(self._row.why)
-        return self._figures()
+        return {**self._figures(), HELD: self._running is None}
 
     def end(self) -> str:
         """Lets the agent write its checkpoint and end; returns why it failed, or ""."""
