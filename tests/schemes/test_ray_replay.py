@@ -6,14 +6,19 @@ All tests are in one class, so that one process starts one cluster for all of th
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from background import SOON, wait_for
+from background import SOON, Background, wait_for
 from ray_clusters import small_cluster
 from true_rows import Batch, Envs, empty_batch, fields
 
@@ -21,14 +26,22 @@ from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes.ray_replay import RayReplayClient, joined_on_ray, serving_on_ray
+from torchbeast.schemes import ray_replay
+from torchbeast.schemes.ray_replay import (
+    RayReplayClient,
+    TorchBeastReplay,
+    joined_on_ray,
+    serving_on_ray,
+)
 from torchbeast.sources.replay import OwnReplay, Replay, ReplayClosed
 from torchbeast.sources.shared_replay import Served
 from torchbeast.sources.sharing.joining import Joining, joining_of
+from torchbeast.sources.sharing.shared_replay import SharedReplay
 
 ray = pytest.importorskip("ray")
 
 T, B, S, K = 4, 3, 5, 2
+W = 2  # columns of a batch that are not the agent's
 SPARE = slice(B, B + S)
 
 
@@ -78,19 +91,21 @@ class TestRayReplay:
         with serving_on_ray("alone") as served, joined(served, "a", capacity=300) as agent:
             assert agent.fill(empty_batch(T, B + S, K), SPARE, first_walk) is None
             for _ in range(40):
-                batch = play(envs, 0)
+                others = [envs.next_rollout(1, index) for index in range(W)]
+                mine = [envs.next_rollout(0, index) for index in range(B)]
+                batch = envs.batch([*others, *mine])
                 for replay in (own, agent):
-                    replay.insert(batch, slice(0, B))
+                    replay.insert(batch, slice(W, W + B))
                 assert own.facts() == agent.facts()
                 assert (own.size, own.episodes) == (agent.size, agent.episodes)
                 if not own.episodes:
                     continue
-                mine, others = empty_batch(T, B + S, K), empty_batch(T, B + S, K)
-                expected = own.fill(mine, SPARE, first_walk)
-                found = agent.fill(others, SPARE, first_walk)
+                true, read = empty_batch(T, B + S, K), empty_batch(T, B + S, K)
+                expected = own.fill(true, SPARE, first_walk)
+                found = agent.fill(read, SPARE, first_walk)
                 assert expected is not None and found is not None
                 assert expected.begins == found.begins
-                for one, another in zip(flatten(mine), flatten(others), strict=True):
+                for one, another in zip(flatten(true), flatten(read), strict=True):
                     assert one.tobytes() == another.tobytes()
                 for one, another in zip(expected.finals, found.finals, strict=True):
                     assert one.tobytes() == another.tobytes() and one.shape == another.shape
@@ -147,6 +162,53 @@ class TestRayReplay:
             with pytest.raises(ReplayClosed):
                 insert(agent, Envs(0, T, K), 0)
 
+    def test_closing_ends_a_call_that_waits_and_one_without_an_answer_fails(
+        self, shared: Served
+    ) -> None:
+        with joined(shared, "g") as agent:
+            agent._actor = Silent(agent._actor)
+            waiting = Background(agent.fill, empty_batch(T, B + S, K), SPARE, None)
+            wait_for(lambda: agent._actor.calls)
+            agent.close()
+            with pytest.raises(ReplayClosed):
+                waiting.result()
+        with joined(shared, "g") as agent:
+            agent._actor = Silent(agent._actor)
+            with pytest.raises(RunError, match="ray:tests, 1 has not answered for 0.01 s"):
+                agent._ask("fill", agent._ticket, None, timeout=0.01)
+
+    def test_what_ray_says_becomes_a_sentence(self, shared: Served) -> None:
+        from ray import exceptions
+
+        with joined(shared, "h") as agent:
+            for error, said in (
+                (exceptions.ObjectStoreFullError("no"), "Ray's object store is full"),
+                (exceptions.OutOfDiskError("no"), "Ray's object store is full"),
+                (exceptions.ActorUnavailableError("no", None), "has ended: what was learnt"),
+                (ConnectionError("GCS is gone.\nmore"), "ray:tests, 1: GCS is gone$"),
+            ):
+                failure = agent._failure(error)
+                assert isinstance(failure, RunError) and re.search(said, str(failure)), error
+                agent._actor = Silent(agent._actor, error)
+                with pytest.raises(RunError, match=said):
+                    agent.fill(empty_batch(T, B + S, K), SPARE, None)
+
+    def test_a_replay_without_room_is_told_and_leaves_its_name_free(
+        self, cluster: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ray_replay, "_START_S", 1.0)
+            with pytest.raises(RunError, match="within 1 s: it needs 99 CPUs of one node"):
+                with serving_on_ray("large", num_cpus=99):
+                    pass
+        own = ray.get_runtime_context().get_node_id()
+        with serving_on_ray("large", num_cpus=0.0, node=own) as served:
+            assert served.failure is None
+        with pytest.raises(RunError, match="the shared replay ray:elsewhere: "):
+            with serving_on_ray("elsewhere", num_cpus=0.0, node="a" * len(own)):
+                pass
+        assert ray.is_initialized(), "this process was connected before"
+
     def test_a_killed_replay_ends_its_agents_and_is_told_to_who_started_it(
         self, cluster: None
     ) -> None:
@@ -174,6 +236,69 @@ class TestRayReplay:
         with pytest.raises(UsageError, match="no replay of this name is on the Ray cluster"):
             with joined(served, "a"):
                 pass
+
+
+class Silent:
+    """An actor that takes calls and never answers, or raises; but who leaves is heard."""
+
+    def __init__(self, actor: Any, error: Exception | None = None) -> None:
+        self.leave, self.error, self.calls = actor.leave, error, 0
+        self.fill = SimpleNamespace(remote=self._remote)
+
+    def _remote(self, *_: Any) -> Any:
+        self.calls += 1
+        if self.error is not None:
+            raise self.error
+        return SimpleNamespace(future=concurrent.futures.Future)
+
+
+def of_plain_actor(body: Callable[[TorchBeastReplay], Coroutine[Any, Any, None]]) -> None:
+    """Runs calls of the actor's class in this process, without Ray."""
+    asyncio.run(body(TorchBeastReplay()))
+
+
+def test_an_agent_whose_batches_do_not_fit_the_memory_of_the_node_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body(replay: TorchBeastReplay) -> None:
+        await replay.join(how("a"))
+        monkeypatch.setattr(ray_replay, "free_memory", lambda: 1000)
+        with pytest.raises(ValueError, match="the batches of one agent need"):
+            await replay.join(how("b"))
+
+    of_plain_actor(body)
+
+
+def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(SharedReplay, "leave", lambda _, agent: left.append(agent))
+
+    async def body(replay: TorchBeastReplay) -> None:
+        (old, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
+        waits = asyncio.create_task(replay.until_replaced(old))
+        await asyncio.sleep(0)
+        (new, _) = await replay.join(how("a"))
+        await asyncio.wait_for(waits, SOON)
+        assert (old.agent, other.agent, new.agent) == (0, 1, 0) and len({old, other, new}) == 3
+        left.clear()
+        for call in (
+            replay.insert(old, play(Envs(0, T, K), 0)),
+            replay.fill(old, None),
+            replay.until_replaced(old),
+        ):
+            with pytest.raises(RunError, match="another run with the same name has joined"):
+                await call
+        waits = asyncio.create_task(replay.until_replaced(new))
+        await replay.leave(old)
+        await asyncio.sleep(0)
+        assert left == [] and not waits.done()
+        await replay.leave(new)
+        await asyncio.wait_for(waits, SOON)
+        assert left == [0]
+
+    of_plain_actor(body)
 
 
 @pytest.mark.parametrize("address", ["ray:", "ray://10.0.0.1:10001", "ray:a/b"])

@@ -9,15 +9,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
+from torchbeast.reporting.panel import Panel, line_of, table_of
 from torchbeast.sources.contract import Away, since
 
 _WINDOW_S = 10.0  # over which the displayed rate is measured
@@ -61,39 +59,19 @@ class Rate:
         return (step - step_then) / seconds if first < now else 0.0
 
 
-class Display:
+class Display(Panel):
     """Displays a run's figures. Used by the main thread, as a context manager."""
 
     def __init__(
         self, title: str, stream: TextIO | None = None, only_warnings: bool = False
     ) -> None:
-        self._stream = stream or sys.stdout
+        super().__init__(stream, is_shown=not only_warnings)
         self._only_warnings = only_warnings
-        self._console = Console(file=self._stream)
         self._title = title
         self._rate = Rate()
         self._last_line = self._last_said = -math.inf
         self._said: str | None = None  # the limit reported last
         self._step = self._collected = 0  # on the last line
-        self._live = Live(console=self._console, auto_refresh=False) if self._is_live else None
-
-    @property
-    def _is_live(self) -> bool:
-        return self._console.is_terminal and not self._only_warnings
-
-    def __enter__(self) -> Display:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
 
     def show(self, shown: Shown, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
@@ -101,11 +79,11 @@ class Display:
             return
         now = time.monotonic() if now is None else now
         cells = _cells(shown, self._rate.add(shown.step, now))
-        if self._live is not None:
-            self._live.update(_panel(self._title, cells, shown), refresh=True)
-        elif now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
+        if self._draw(_panel(self._title, cells, shown)):
+            return
+        if now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
             self._last_line, self._step, self._collected = now, shown.step, shown.collected
-            self._print("  ".join(f"{name} {value}" for name, value in cells.items()))
+            self._print(line_of(cells))
             self._say_what_is_new(shown, now)
 
     def _began(self, shown: Shown) -> bool:
@@ -125,9 +103,6 @@ class Display:
             return
         self._said, self._last_said = found.limit, now
         self._print(found.sentence)
-
-    def _print(self, line: str) -> None:
-        print(line, file=self._stream, flush=True)
 
     def warn(self, sentence: str) -> None:
         """Prints a warning on stderr, which stays visible."""
@@ -194,12 +169,6 @@ def _lag(mean: float, most: float) -> str:
 def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
     """Lays out the figures, with the shares of time and the diagnosis below."""
     below = [] if shown.diagnosis is None else [str(shown.shares), shown.diagnosis.sentence]
-    return Group(_table(title, cells), *(Text(line) for line in below))
-
-
-def _table(title: str, cells: dict[str, str]) -> Table:
-    table = Table(title=title, title_justify="left")
-    for name in cells:
-        table.add_column(name, justify="right")
+    table = table_of(title, cells)
     table.add_row(*cells.values())
-    return table
+    return Group(table, *(Text(line) for line in below))

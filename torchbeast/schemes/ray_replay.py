@@ -29,9 +29,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
+from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.chunk_ring import row_bytes
-from torchbeast.core.storages.rollout_replay import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
@@ -49,6 +48,7 @@ from torchbeast.schemes.ray_connection import (
 )
 from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
 from torchbeast.sources.shared_replay import Served
+from torchbeast.sources.sharing.agent import SharingAgent, put_columns, take_columns
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.shared_replay import (
     AGAIN,
@@ -146,7 +146,7 @@ class _Agent:
         self.is_replaced = asyncio.Event()
 
 
-class RayReplayClient:
+class RayReplayClient(SharingAgent):
     """One agent's part of a shared replay on Ray; see Replay. It has joined when it is made.
 
     Threads: one makes all calls but `close`; `start` adds one that notices the actor's end.
@@ -163,30 +163,10 @@ class RayReplayClient:
         self._inserted = _batch(joining, joining.columns)
         self._actor = _found(name)
         self._ticket: Ticket
-        self._figures: Figures
         try:
             self._ticket, self._figures = self._ask("join", joining)
         except ValueError as error:
             raise UsageError(f"--replay_service {self._address}: {error}") from error
-
-    @property
-    def capacity(self) -> int:
-        """The number of transitions for which there is room."""
-        return self._joining.capacity
-
-    @property
-    def size(self) -> int:
-        """The number of stored transitions, when the replay was last used."""
-        return self._figures.size
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes that could be sampled, when the replay was last used."""
-        return self._figures.episodes
-
-    def facts(self) -> Facts:
-        """Returns the figures of the replay, of all agents together, when it was last used."""
-        return Facts(self._figures.fill, self._figures.samples_per_insert)
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts a thread that fails the run when the actor ends, used or not."""
@@ -194,8 +174,7 @@ class RayReplayClient:
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
-        for name, nest in self._inserted.items():
-            map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
+        take_columns(arrays, columns, self._inserted)
         finals = tuple(finals_of(arrays, columns))
         batch = {**self._inserted, "final_observation": finals}
         self._figures = self._ask("insert", self._ticket, batch)
@@ -205,8 +184,7 @@ class RayReplayClient:
         filled, batch, self._figures = self._ask("fill", self._ticket, first_walk)
         if filled is None:
             return None
-        for name, nest in batch.items():
-            map_leaves2(lambda leaf, from_: np.copyto(leaf[:, columns], from_), arrays[name], nest)
+        put_columns(batch, arrays, columns)
         # What comes from the object store is read-only.
         return Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 
 import collections
 import math
-import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Literal, TextIO
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
 
 from torchbeast.processes.child_process import KILLED
 from torchbeast.reporting.display import Rate
+from torchbeast.reporting.panel import Panel, line_of, table_of
 from torchbeast.sweep.following import Follower, is_complete
 from torchbeast.sweep.settings import Agent
 
@@ -112,22 +110,14 @@ def _whole(value: float) -> str:
     return "-" if math.isnan(value) else f"{value:,.0f}"
 
 
-class Board:
+class Board(Panel):
     """Displays the rows. Used by the main thread, as a context manager."""
 
     def __init__(self, title: str, rows: Sequence[Row], stream: TextIO | None = None) -> None:
+        super().__init__(stream)
         self._title, self._rows = title, rows
-        self._stream = stream or sys.stdout
-        self._console = Console(file=self._stream)
-        is_live = self._console.is_terminal
-        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
         self._said = {row.agent.name: said(row) for row in rows}
         self._last = -math.inf
-
-    def __enter__(self) -> Board:
-        if self._live is not None:
-            self._live.start()
-        return self
 
     def __exit__(
         self,
@@ -136,13 +126,11 @@ class Board:
         trace: TracebackType | None,
     ) -> None:
         self.show()
-        if self._live is not None:
-            self._live.stop()
+        super().__exit__(kind, error, trace)
 
     def show(self, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
-        if self._live is not None:
-            self._live.update(self._table(self._console.height - _AROUND), refresh=True)
+        if self._draw(self._table(self._console.height - _AROUND)):
             return
         now = time.monotonic() if now is None else now
         is_time = now - self._last >= _LINES_EVERY_S
@@ -150,22 +138,16 @@ class Board:
         for row in self._rows:
             if self._said[row.agent.name] != said(row) or (is_time and row.state == "running"):
                 self._said[row.agent.name] = said(row)
-                self._print(row)
-
-    def _print(self, row: Row) -> None:
-        cells = "  ".join(f"{name} {value}" for name, value in row.cells.items() if value != "-")
-        print(f"{row.agent.name}: {said(row)}  {cells}", file=self._stream, flush=True)
+                cells = {name: value for name, value in row.cells.items() if value != "-"}
+                self._print(f"{row.agent.name}: {said(row)}  {line_of(cells)}")
 
     def _table(self, room: int) -> Group:
         """Lays out the rows; where they do not fit, only those of agents that run or failed."""
         rows = list(self._rows)
         if len(rows) > room:
             rows = [row for row in rows if row.state in ("running", "failed")][: max(1, room)]
-        table = Table(title=self._title, title_justify="left")
-        for key in self._rows[0].agent.settings:
-            table.add_column(key, justify="right")
-        for name in self._rows[0].cells:
-            table.add_column(name, justify="right")
+        first = self._rows[0]
+        table = table_of(self._title, [*first.agent.settings, *first.cells])
         table.add_column("state", max_width=_LONGEST_WHY)
         for row in rows:
             cells = [*row.agent.settings.values(), *row.cells.values()]

@@ -14,12 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.nest_py import map_leaves2
 from torchbeast.core.storages.chunk_ring import row_bytes
-from torchbeast.core.storages.rollout_replay import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
+from torchbeast.sources.sharing.agent import SharingAgent, put_columns, take_columns
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, number, packed
 from torchbeast.sources.sharing.regions import Region
@@ -30,7 +29,7 @@ _LAST_WORDS = 10_000  # bytes, at most
 _HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux tells of the end of the other side
 
 
-class SharedReplayClient:
+class SharedReplayClient(SharingAgent):
     """One agent's part of a shared replay; see Replay. It has joined when it is made.
 
     Threads: one makes all calls but `close`; `start` adds one that notices the service's end.
@@ -52,25 +51,6 @@ class SharedReplayClient:
             self._socket.close()
             raise
 
-    @property
-    def capacity(self) -> int:
-        """The number of transitions for which there is room."""
-        return self._joining.capacity
-
-    @property
-    def size(self) -> int:
-        """The number of stored transitions, when the replay was last used."""
-        return self._figures.size
-
-    @property
-    def episodes(self) -> int:
-        """The number of episodes that could be sampled, when the replay was last used."""
-        return self._figures.episodes
-
-    def facts(self) -> Facts:
-        """Returns the figures of the replay, of all agents together, when it was last used."""
-        return Facts(self._figures.fill, self._figures.samples_per_insert)
-
     def start(self, supervisor: Supervisor) -> None:
         """Starts a thread that fails the run when the service ends, used or not."""
         if _HANG_UP:
@@ -78,8 +58,7 @@ class SharedReplayClient:
 
     def insert(self, arrays: Arrays, columns: slice) -> None:
         """Stores columns of a batch; see Replay."""
-        for name, nest in self._region.inserted.items():
-            map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
+        take_columns(arrays, columns, self._region.inserted)
         finals = finals_of(arrays, columns)
         count = len(finals[0]) if finals else 0
         self._ask({"do": "insert", "finals": count}, finals if count else [])
@@ -90,8 +69,7 @@ class SharedReplayClient:
         begins, count = answer.header["begins"], answer.header.get("finals", 0)
         if begins is None:
             return None
-        for name, nest in self._region.filled.items():
-            map_leaves2(lambda leaf, from_: np.copyto(leaf[:, columns], from_), arrays[name], nest)
+        put_columns(self._region.filled, arrays, columns)
         return Filled(
             begins, arrays_of(answer.payload, self._joining.finals(count)) if count else []
         )
