@@ -31,9 +31,7 @@ HALF = STEPS // 2
 MILESTONES = (100_000, 250_000, 500_000, 750_000, 1_000_000)
 RATIOS = (1, 2, 4, 7)
 ENTROPY_COST = 0.03  # the preset's
-BATCHES = {1: 32, 2: 20, 4: 12, 7: 8}  # new rollouts by ratio; a whole batch has 60 or 64
-SMALL = ("--batch_size", str(BATCHES[7]))
-SMALL_ENTROPY_COST = 0.015  # for each state that is learnt from
+SMALL = ("--batch_size", "8")  # new rollouts; with 7 replayed ones for each, a batch has 64
 
 Flags = tuple[str, ...]
 
@@ -75,15 +73,9 @@ VARIANTS: dict[str, Flags] = {
         *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
     ),
     "no-replay-small": ("--total_steps", str(STEPS), *SMALL),
-    **{
-        f"ratio-{ratio}-small-half": (
-            *_replay(HALF, ratio, entropy_cost=(1 + ratio) * SMALL_ENTROPY_COST),
-            *("--batch_size", str(batch_size)),
-        )
-        for ratio, batch_size in BATCHES.items()
-    },
+    "ratio-7-small-half": (*_replay(HALF, 7, entropy_cost=0.12), *SMALL),
     "replay-alone-small-half": (
-        *_replay(HALF, 7, size=HALF, entropy_cost=SMALL_ENTROPY_COST),
+        *_replay(HALF, 7, size=HALF, entropy_cost=0.015),  # for each state as much as 0.12 above
         *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
         *SMALL,
     ),

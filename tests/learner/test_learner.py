@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from schemes import impala_of, scheme_of
+from small_schemes import impala_of, scheme_of
 
 import torchbeast
 from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
@@ -292,7 +292,7 @@ def test_one_process_needs_no_ray_no_flags_and_nothing_that_is_compiled(tmp_path
     code = f"""
 import sys
 sys.path.append({str(Path(__file__).parent)!r})
-from schemes import scheme_of
+from small_schemes import scheme_of
 from torchbeast import Learner
 Learner(scheme_of(), 20, {str(tmp_path / "run")!r}).train()
 print([name for name in ("ray", "tyro", "libtorchbeast", "nest") if name in sys.modules])
@@ -331,7 +331,7 @@ def test_a_script_in_another_folder_brings_its_own_modules(tmp_path: Path) -> No
 import sys
 sys.path.append({str(Path(__file__).parent)!r})
 from my_env import make
-from schemes import scheme_of
+from small_schemes import scheme_of
 from torchbeast import Learner
 scheme = scheme_of({{"env_fn": make, "vec_env_size": 2}}, col_remote_workers=2)
 Learner(scheme, 40, {str(tmp_path / "run")!r}).train()

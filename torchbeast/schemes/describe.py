@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torchbeast.schemes.scheme import Scheme
 
 
+_WORKERS = {"processes": ("process", "processes"), "ray": ("Ray actor", "Ray actors")}
+"""One worker, and several, by col_backend."""
+
+
 class Part(NamedTuple):
     """A box of the picture."""
 
@@ -48,9 +52,9 @@ def _collection(scheme: Scheme) -> Part:
     envs = f"{size} environment{'s' * (size > 1)}"
     if not workers:
         return Part("collection", [f"in the learner's process: {envs}", "synchronous"])
-    where = "processes" if scheme.col_backend == "processes" else "Ray actors"
-    each = f"{workers} {where if workers > 1 else where.removesuffix('es').removesuffix('s')}"
-    return Part("collection", [f"{each} with {envs} each", scheme.col_communication])
+    one, several = _WORKERS[scheme.col_backend]
+    each = f"{workers} {several if workers > 1 else one} with {envs} each"
+    return Part("collection", [each, scheme.col_communication])
 
 
 def _storage(scheme: Scheme) -> Part:

@@ -20,6 +20,7 @@ import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import threading
 import warnings
@@ -380,13 +381,13 @@ def _own_files() -> Iterator[Path]:
 
     In it is a token, without which nobody can use that Ray. By default Ray leaves one in the home
     folder, which every later cluster of the user then demands too. Ray reads where it is when it is
-    imported.
+    imported: where the caller has imported it before, it does what it does by default.
     """
     parent = tempfile.gettempdir()
     parent = parent if len(parent) + len("/torchbeast-ray-") < _LONGEST_FOLDER else "/tmp"
     folder = Path(tempfile.mkdtemp(prefix="torchbeast-ray-", dir=parent))
     ours: dict[str, str] = {}
-    if not any(name in os.environ for name in _OF_TOKENS):
+    if "ray" not in sys.modules and not any(name in os.environ for name in _OF_TOKENS):
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -28,6 +28,7 @@ from torchbeast.core.storages.on_policy import OnPolicyBuffer
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
+from torchbeast.schemes.presets import settings
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 
@@ -72,6 +73,15 @@ class Scheme:
         self._check_values()
         self._check_axes()
         self._check_components()
+
+    @classmethod
+    def preset(cls, name: str, train_envs_factory: VecEnvFactory, **others: Any) -> Scheme:
+        """Returns a named architecture: a2c, ppo, impala or laser; see docs/schemes.md.
+
+        others: arguments of Scheme that take the place of the architecture's own, such as
+        algo_factory or col_remote_workers.
+        """
+        return cls(**{**settings(name, train_envs_factory), **others})
 
     @property
     def algo(self) -> AlgoFactory:

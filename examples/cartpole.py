@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PPO on CartPole, from components, in one process or with workers; see docs/schemes.md.
+
+python examples/cartpole.py [seed] [workers]
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+
+from torchbeast import Learner, make_env
+from torchbeast.core.actors import OnPolicyActorCritic, get_feature_extractor
+from torchbeast.core.algos import PPO
+from torchbeast.core.envs import VecEnv
+from torchbeast.core.storages import OnPolicyGAEBuffer
+from torchbeast.schemes import Scheme
+
+NUM_ENVS = 8
+
+
+def scheme(workers: int = 0) -> Scheme:
+    """Returns PPO with the settings of --preset cartpole-ppo; workers share the environments."""
+    envs, action_space, obs_space = VecEnv.create_factory(
+        env_fn=make_env,
+        env_kwargs={"env": "CartPole-v1"},
+        vec_env_size=NUM_ENVS // max(1, workers),
+    )
+    return Scheme(
+        train_envs_factory=envs,
+        actor_factory=OnPolicyActorCritic.create_factory(
+            obs_space, action_space, get_feature_extractor("MLP")
+        ),
+        algo_factory=PPO.create_factory(lr=1e-3, max_grad_norm=0.5, reward_scale=0.1),
+        storage_factory=OnPolicyGAEBuffer.create_factory(size=128),
+        col_remote_workers=workers,
+    )
+
+
+def main(seed: int | None = None, workers: int = 0, target_steps: int = 150_000) -> None:
+    """Trains, and plays a hundred episodes in the end."""
+    learner = Learner(scheme(workers), target_steps, seed=seed)
+    while not learner.done():
+        learner.step()
+        if learner.updates % 25 == 0:
+            learner.print_info()
+    learner.print_info()
+    returns = learner.evaluate(100).returns
+    print(f"{learner.log_dir}: mean return of 100 episodes {statistics.fmean(returns):.1f}")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the table and the pictures of docs/schemes.md: python tests/learner/scheme_docs.py"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from small_schemes import impala_of
+
+from torchbeast import make_env
+from torchbeast.core.envs import VecEnv
+from torchbeast.schemes import Scheme
+from torchbeast.schemes.presets import PRESETS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "schemes.md"
+AXES = {
+    "col_remote_workers": (0, 2),
+    "col_communication": ("synchronous", "asynchronous"),
+    "col_backend": ("processes", "ray"),
+    "grad_remote_workers": (0, 2),
+    "grad_communication": ("synchronous", "asynchronous"),
+    "update_execution": ("centralised", "decentralised"),
+}
+_TABLE = re.compile(r"(?<=<!-- combinations -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def table() -> str:
+    """Returns the combinations that there are, and for the others the sentence that refuses them.
+
+    Combinations that are refused with one sentence share a row, where an axis that may have any
+    value is empty.
+    """
+    lines = ["| " + " | ".join([*AXES, ""]) + " |", "|" + " --- |" * (len(AXES) + 1)]
+    refused: dict[str, list[tuple[object, ...]]] = {}
+    for values in itertools.product(*AXES.values()):
+        try:
+            impala_of(**dict(zip(AXES, values, strict=True)))
+        except NotImplementedError as error:
+            refused.setdefault(str(error), []).append(values)
+            continue
+        lines.append(_row(values, "runs"))
+    for sentence, rows in refused.items():
+        columns = [set(column) for column in zip(*rows, strict=True)]
+        shared = [column.pop() if len(column) == 1 else "" for column in columns]
+        lines.append(_row(tuple(shared), sentence))
+    return "\n".join(lines) + "\n"
+
+
+def _row(values: tuple[object, ...], what: str) -> str:
+    return "| " + " | ".join([*map(str, values), what]) + " |"
+
+
+def with_table(page: str) -> str:
+    """Returns the page with the table in its place."""
+    return _TABLE.sub(lambda _: table(), page)
+
+
+def pictures() -> Iterator[tuple[Path, str]]:
+    """Yields the file and the SVG image of every named architecture, with 8 environments."""
+    envs, _, _ = VecEnv.create_factory(
+        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=8
+    )
+    for name in PRESETS:
+        yield DOCS / "schemes" / f"{name}.svg", Scheme.preset(name, envs).describe("svg")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text()))
+    for path, image in pictures():
+        path.write_text(image)

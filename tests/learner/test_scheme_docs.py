@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/schemes.md says what the code does."""
+
+from __future__ import annotations
+
+import re
+
+from scheme_docs import PAGE, pictures, with_table
+
+from torchbeast.core.algos.factory import OTHER_NAMES
+from torchbeast.schemes.presets import NOT_YET, PRESETS
+
+WRITE = "run python tests/learner/scheme_docs.py and read what changes"
+
+
+def test_the_table_of_combinations_is_what_the_code_says() -> None:
+    page = PAGE.read_text()
+    assert page.count("| runs |") >= 3
+    assert with_table(page) == page, WRITE
+
+
+def test_the_pictures_are_those_of_the_named_architectures() -> None:
+    for path, image in pictures():
+        assert path.read_text() == image, WRITE
+        assert f"(schemes/{path.name})" in PAGE.read_text()
+
+
+def test_the_page_names_every_architecture_and_every_other_name() -> None:
+    page = PAGE.read_text()
+    for name in [*PRESETS, *NOT_YET]:
+        assert f"`{name}`" in page, name
+    told = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|$", page, re.MULTILINE))
+    assert told == OTHER_NAMES

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A scheme says what it is, and refuses at once what does not go together."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small_schemes import CATCH, impala_of, scheme_of
+
+from torchbeast import Learner, make_env
+from torchbeast.core.actors import OnPolicyActorCritic
+from torchbeast.core.algos import LASER, PPO
+from torchbeast.core.envs import VecEnv
+from torchbeast.core.storages import OnPolicyGAEBuffer, OnPolicyVTraceBuffer
+from torchbeast.schemes import Scheme
+from torchbeast.schemes.presets import NOT_YET, PRESETS
+
+ENVS, ACTION_SPACE, OBS_SPACE = VecEnv.create_factory(**CATCH)
+PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: scheme_of(col_communication="asynchronous"),
+            "asynchronous.* needs workers .* col_remote_workers is 0",
+        ),
+        (lambda: scheme_of(col_backend="ray"), "ray.* needs workers"),
+        (
+            lambda: impala_of(col_backend="ray", col_remote_workers=1),
+            "ray.* never wait .*synchronous.* needs ones that do",
+        ),
+        (
+            lambda: scheme_of(col_worker_resources={"num_cpus": 2}),
+            "col_worker_resources .* Ray .*processes",
+        ),
+        (lambda: scheme_of(grad_remote_workers=1), "grad_remote_workers"),
+        (
+            lambda: scheme_of(update_execution="decentralised"),
+            "decentralised.* need .*grad_remote_workers is 0",
+        ),
+        (
+            lambda: scheme_of(storage=OnPolicyVTraceBuffer.create_factory(size=10)),
+            "OnPolicyVTraceBuffer .* PPO does not correct",
+        ),
+        (
+            lambda: scheme_of(
+                PENDULUM,
+                algo=LASER.create_factory(),
+                storage=OnPolicyVTraceBuffer.create_factory(size=10),
+            ),
+            "MLPNet with Laser: Laser needs the probabilities of all actions",
+        ),
+    ],
+)
+def test_parts_that_do_not_go_together_are_both_named(make: Any, sentence: str) -> None:
+    with pytest.raises(NotImplementedError, match=sentence):
+        make()
+
+
+def test_an_actor_for_other_spaces_is_refused() -> None:
+    _, action_space, obs_space = VecEnv.create_factory(**PENDULUM)
+    scheme = scheme_of()
+    other = OnPolicyActorCritic.create_factory(obs_space, action_space)
+    with pytest.raises(ValueError, match="observation_space .* train_envs_factory gives"):
+        Scheme(**{**vars(scheme), "actor_factory": other})
+
+
+def test_a_misspelt_argument_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(TypeError, match="did you mean col_remote_workers.* grad_remote_workers"):
+        scheme_of(col_remote_worker=2)
+
+
+def test_a_factory_of_another_kind_is_refused_with_what_to_give() -> None:
+    with pytest.raises(TypeError, match=r"algo_factory must be PPO\.create_factory"):
+        Scheme(**{**vars(scheme_of()), "algo_factory": PPO})
+    with pytest.raises(TypeError, match="train_envs_factory must be the first result"):
+        Scheme(**{**vars(scheme_of()), "train_envs_factory": VecEnv.create_factory(**CATCH)})
+
+
+def test_a_check_leaves_torchs_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    scheme_of()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_batch_has_one_rollout_of_every_environment_unless_the_storage_says_otherwise() -> None:
+    assert scheme_of().rollouts.batch_size == 2
+    assert scheme_of(col_remote_workers=3).rollouts.batch_size == 6
+    axes = {"col_remote_workers": 3, "col_communication": "asynchronous"}
+    assert scheme_of(**axes).rollouts.batch_size == 2, "one worker's are ready first"
+    five = OnPolicyGAEBuffer.create_factory(size=10, batch_size=5)
+    assert scheme_of(storage=five, **axes).rollouts.batch_size == 5
+    with pytest.raises(ValueError, match="batch_size 5 a multiple of each one's share"):
+        scheme_of(storage=five, col_remote_workers=3)
+
+
+# --- descriptions
+
+
+def test_a_description_names_every_part() -> None:
+    said = impala_of(col_remote_workers=3, col_communication="asynchronous").describe()
+    for part in ("3 processes with 2 environments each", "asynchronous", "Impala", "mlp"):
+        assert part in said
+    assert "nobody waits" in said and "OnPolicyVTraceBuffer" in said
+    assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()
+    assert "in the learner's process" in scheme_of().describe()
+
+
+def test_the_picture_is_an_image_with_the_same_lines() -> None:
+    scheme = scheme_of(col_remote_workers=2)
+    image = ElementTree.fromstring(scheme.describe("svg"))
+    assert image.tag.endswith("svg")
+    written = {"".join(text.itertext()) for text in image.iter() if text.tag.endswith("text")}
+    lines = [line.strip() for line in scheme.describe().splitlines()]
+    for line in lines[: lines.index("forward")]:
+        assert line in written
+
+
+# --- named architectures
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_named_architecture_learns(name: str, tmp_path: Path) -> None:
+    scheme = Scheme.preset(name, ENVS)
+    with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
+        before = {key: value.clone() for key, value in learner.actor.state_dict().items()}
+        learner.step()
+        after = learner.actor.state_dict()
+    assert all(not torch.equal(before[key], after[key]) for key in before)
+
+
+def test_parts_of_a_named_architecture_can_be_replaced() -> None:
+    scheme = Scheme.preset("ppo", ENVS, col_remote_workers=2, algo_factory=PPO.create_factory(lr=1))
+    assert scheme.col_remote_workers == 2
+    assert scheme.algo.config.optimiser.learning_rate == 1
+
+
+def test_an_architecture_that_cannot_be_built_says_what_it_needs() -> None:
+    assert NOT_YET
+    for name in NOT_YET:
+        with pytest.raises(NotImplementedError, match=f"the architecture {name} needs "):
+            Scheme.preset(name, ENVS)
+    with pytest.raises(ValueError, match="no architecture 'pop': use a2c, ppo, impala, laser"):
+        Scheme.preset("pop", ENVS)
+
+
+def test_a2c_is_ppo_whose_ratios_are_all_1(tmp_path: Path) -> None:
+    with Learner(Scheme.preset("a2c", ENVS), 10**6, tmp_path / "run") as learner:
+        figures = learner.step()
+    assert figures["ratio"] == pytest.approx(1, abs=0.02), "bfloat16 rounds"
+    assert figures["clip_fraction"] == 0

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Named architectures: the ways to spread the work that have a name, as settings of a Scheme.
+
+docs/schemes.md describes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from torchbeast.core.actors.factory import OnPolicyActorCritic
+from torchbeast.core.algos.factory import AlgoFactory
+from torchbeast.core.algos.impala import Impala
+from torchbeast.core.algos.laser import Laser
+from torchbeast.core.algos.ppo import PPO
+from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.core.storages.on_policy import (
+    OnPolicyBuffer,
+    OnPolicyGAEBuffer,
+    OnPolicyVTraceBuffer,
+)
+
+
+class Preset(NamedTuple):
+    """A named architecture: the components that it has unless others are given, and its axes."""
+
+    sentence: str
+    algo: Callable[[], AlgoFactory]
+    storage: Callable[[], OnPolicyBuffer]
+    axes: Mapping[str, Any]
+
+
+def _a2c() -> AlgoFactory:
+    """PPO that learns once from each batch, whole, is A2C: all its ratios are 1."""
+    return PPO.create_factory(
+        num_epochs=1,
+        num_mini_batch=1,
+        use_clipped_value_loss=False,
+        normalise_advantages=False,
+        optimiser="rmsprop",
+        lr=7e-4,
+        max_grad_norm=0.5,
+    )
+
+
+def _ppo() -> AlgoFactory:
+    return PPO.create_factory(max_grad_norm=0.5)
+
+
+_HERE = {"col_remote_workers": 0, "col_communication": "synchronous"}
+_WORKERS = {"col_remote_workers": 2, "col_communication": "asynchronous"}
+
+PRESETS = {
+    "a2c": Preset(
+        "Advantage actor-critic: one optimiser step for each batch, in one process.",
+        _a2c,
+        lambda: OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0),
+        _HERE,
+    ),
+    "ppo": Preset(
+        "Proximal policy optimisation: several epochs on each batch, in one process.",
+        _ppo,
+        lambda: OnPolicyGAEBuffer.create_factory(size=128),
+        _HERE,
+    ),
+    "impala": Preset(
+        "Workers that never wait, and V-trace for the lag of their policies: MonoBeast's, and "
+        'RayBeast\'s with col_backend="ray".',
+        Impala.create_factory,
+        lambda: OnPolicyVTraceBuffer.create_factory(size=20),
+        _WORKERS,
+    ),
+    "laser": Preset(
+        "IMPALA that learns from a replay too.",
+        Laser.create_factory,
+        lambda: OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000),
+        _WORKERS,
+    ),
+}
+NOT_YET = {
+    "a3c": "workers that compute gradients",
+    "ape-x": "a replay that many workers fill for an algorithm that learns from transitions",
+    "dd-ppo": "workers that compute gradients, and decentralised updates",
+    "dppo": "workers that compute gradients",
+    "rapid": "workers that compute gradients, and decentralised updates",
+    "seed": "inference in one place for all workers, which PolyBeast has: "
+    "python -m torchbeast.polybeast",
+}
+"""What the other named architectures need."""
+
+
+def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
+    """Returns the settings of a Scheme. Raises ValueError for an unknown name, and
+    NotImplementedError for an architecture that cannot be built.
+    """
+    if name in NOT_YET:
+        raise NotImplementedError(f"the architecture {name} needs {NOT_YET[name]}")
+    if name not in PRESETS:
+        raise ValueError(f"no architecture {name!r}: use {', '.join(PRESETS)}")
+    preset, envs = PRESETS[name], train_envs_factory
+    return {
+        "train_envs_factory": envs,
+        "actor_factory": OnPolicyActorCritic.create_factory(
+            envs.observation_space, envs.action_space
+        ),
+        "algo_factory": preset.algo(),
+        "storage_factory": preset.storage(),
+        **preset.axes,
+    }
