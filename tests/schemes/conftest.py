@@ -11,7 +11,7 @@ import pytest
 
 import torchbeast
 
-FOLDERS = [Path(__file__).parents[1], Path(torchbeast.__file__).parents[1]]
+FOLDERS = [Path(__file__).parent, Path(__file__).parents[1], Path(torchbeast.__file__).parents[1]]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -52,10 +52,11 @@ class Played(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """An exception in a worker; `usage`: one that the user can avoid by other flags."""
+    """An exception in a worker."""
 
     error: str
-    usage: bool
+    usage: bool  # the user can avoid it by other flags
+    is_consequence: bool = False  # of the end of another worker
 
 
 class Ended(Exception):

@@ -185,8 +185,11 @@ def test_a_learner_that_applies_the_gradients_of_others_gets_the_bits_that_ranks
 def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout]) -> Any:
     """Lets others compute the gradients, with the centre's weights, and the centre apply them."""
     workers = [make(copy.deepcopy(centre.algo.actor)) for _ in batches]
-    begun = [worker.begin(batch) for worker, batch in zip(workers, batches, strict=True)]
-    centre.observe([each.observed for each in begun])
+    pairs = list(zip(workers, batches, strict=True))
+    centre.statistics.add([worker.statistics.observed(batch) for worker, batch in pairs])
+    for worker in workers:
+        worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())
+    begun = [worker.begin(batch) for worker, batch in pairs]
     figures = []
     minibatches = zip(*(each.minibatches for each in begun), strict=True)
     for number, several in enumerate(minibatches):
@@ -194,7 +197,7 @@ def centrally(centre: OptimiserStep[Any], make: Any, batches: Sequence[Rollout])
             worker.algo.actor.load_state_dict(centre.algo.actor.state_dict())
         found = [
             worker.contribution(part, number, 0 if number else batch.env_steps)
-            for worker, part, batch in zip(workers, several, batches, strict=True)
+            for (worker, batch), part in zip(pairs, several, strict=True)
         ]
         figures.append(centre.apply(found))
     rates = centre.count(sum(batch.env_steps for batch in batches))

@@ -6,7 +6,7 @@ batch -> statistics -> prepare, metrics -> for each minibatch, until stops_after
 -> a new version of the weights
 
 Several learners do the same side by side, with one OptimiserStep each, and join what they found at
-two places: the statistics of observations, and the gradients (`joining.py`). Or others compute the
+two places: the statistics of observations, and the gradients (`ranks.py`). Or others compute the
 gradients (`begin`, `contribution`), and one OptimiserStep applies them (`apply`, `count`).
 """
 
@@ -20,7 +20,6 @@ from typing import Any, Generic, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.algos import saving
 from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
 from torchbeast.core.algos.checks import checked_losses, checked_metrics
@@ -53,7 +52,6 @@ class Begun(NamedTuple, Generic[BatchT]):
 
     minibatches: Iterator[BatchT]
     metrics: dict[str, float]  # addends of the whole batch
-    observed: Sequence[Moments] = ()  # what it added to the running statistics
 
 
 class OptimiserStep(Generic[BatchT]):
@@ -85,7 +83,7 @@ class OptimiserStep(Generic[BatchT]):
         self._minimisers = _minimisers(algo)
         parameters = [p for minimiser in self._minimisers for p in minimiser.parameters]
         self._joining = Joining(parameters, algo.reduction)
-        self._statistics = Statistics(algo)
+        self.statistics = Statistics(algo)
         self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
         self._slices = Slices(algo.actor, *cut)
@@ -107,9 +105,9 @@ class OptimiserStep(Generic[BatchT]):
         `losses` returns terms that cannot be minimised. The weights are then as the previous
         minibatch left them.
         """
-        with self._statistics.restored_on_error():
+        with self.statistics.restored_on_error():
             self._observe(batch)
-            begun = self._begin(batch)
+            begun = self.begin(batch)
             learnt = list(self._learnt(begun.minibatches, batch.env_steps))
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield at least one for each batch")
@@ -117,9 +115,12 @@ class OptimiserStep(Generic[BatchT]):
         return figures | self.count(sum(env_steps for _, env_steps in learnt))
 
     def begin(self, batch: BatchT) -> Begun[BatchT]:
-        """Prepares a batch whose gradients another OptimiserStep applies."""
-        observed = self._statistics.observed(batch)
-        return self._begin(batch)._replace(observed=observed)
+        """Prepares a batch. Without `update`, another OptimiserStep applies its gradients."""
+        with torch.no_grad():
+            prepared = self.algo.prepare(batch)
+            metrics = checked_metrics(self.algo, self.algo.metrics(prepared))
+            found = fetched(addends(metrics, 1.0))
+        return Begun(iter(self.algo.minibatches(prepared)), found)
 
     def contribution(self, minibatch: BatchT, number: int, env_steps: int) -> Contribution:
         """Returns the gradients of a minibatch, for `apply`; changes no weight.
@@ -127,10 +128,6 @@ class OptimiserStep(Generic[BatchT]):
         number: of the minibatch in its batch. env_steps: newly collected, that no other counts.
         """
         return self._joining.packed(self._fetched(self._found(minibatch, number, env_steps)))
-
-    def observe(self, observed: Sequence[Sequence[Moments]]) -> None:
-        """Adds what several learners observed, in their order, to the running statistics."""
-        self._statistics.add(observed)
 
     def apply(self, contributions: Sequence[Contribution]) -> dict[str, float]:
         """Takes one step of every optimiser, with the gradients of all; returns its figures.
@@ -151,18 +148,11 @@ class OptimiserStep(Generic[BatchT]):
         self._schedule.set(self.counters.env_steps)
         return rates
 
-    def _begin(self, batch: BatchT) -> Begun[BatchT]:
-        with torch.no_grad():
-            prepared = self.algo.prepare(batch)
-            metrics = checked_metrics(self.algo, self.algo.metrics(prepared))
-            found = fetched(addends(metrics, 1.0))
-        return Begun(iter(self.algo.minibatches(prepared)), found)
-
     def _observe(self, batch: BatchT) -> None:
         if self._ranks is None:
-            self._statistics.observe(batch)
+            self.statistics.observe(batch)
         else:
-            self._statistics.join(batch, self._ranks.gather)
+            self.statistics.join(batch, self._ranks.gather)
 
     def _learnt(
         self, minibatches: Iterator[BatchT], env_steps: int

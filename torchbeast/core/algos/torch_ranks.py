@@ -33,6 +33,10 @@ _LENGTH = 8  # bytes before a message
 _REASON = "reason of rank "
 
 
+class RankGone(RunError):
+    """Another rank has ended, or is out of reach."""
+
+
 def served_store() -> Any:
     """Serves a store at a free port of this process, its attribute `port`."""
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
@@ -116,7 +120,7 @@ class TorchRanks:
         try:
             yield
         except RuntimeError as error:
-            raise RunError(self._why(error)) from error
+            raise RankGone(self._why(error)) from error
 
     def _why(self, error: RuntimeError) -> str:
         """Returns why the others cannot be reached, by their own words if they left some."""

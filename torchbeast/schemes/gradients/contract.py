@@ -42,6 +42,8 @@ class Made:
     publish: Callable[[nn.Module, int], None] = lambda model, version: None
     """Gives the source the weights to act with, and their version, before each batch. The model is
     that of the optimiser step."""
+    end: Callable[[], None] = lambda: None
+    """Ends what the source has started, such as environments and processes, once it is closed."""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     """Of the models; batches are moved to it."""
 

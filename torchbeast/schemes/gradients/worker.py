@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One gradient worker: a source of batches, and a learner's copy that computes gradients of them.
+
+    start()        makes both
+    collect()      takes the next batch                             synchronous
+    contribute()   the gradients of its next minibatch              synchronous, centralised
+    update()       learns from it, together with the other ranks    decentralised
+    step()         the gradients of the next minibatch, of the next batch where there is none left
+                                                                    asynchronous
+    state()        everything that the next update depends on       decentralised
+    stop_early()   cuts the batch that is being collected short     beside them
+    end()          ends the source                                  beside them
+    close()        ends what the source has started                 after all others
+
+Threads: `stop_early` and `end` may be called by others while one thread calls the rest. Nothing
+here knows of processes or Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from torchbeast.core.actors.running_norm import Moments
+from torchbeast.core.algos.figures import divided
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.algos.ranks import Contribution
+from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_at
+from torchbeast.processes.child_main import failure
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.schemes.gradients.contract import Made, Make, Place
+from torchbeast.schemes.worker import Failed, Packed, packed, unpacked
+
+
+class Weights(NamedTuple):
+    """The weights of all models of an algorithm.
+
+    steps: optimiser steps that they are the result of.
+    """
+
+    steps: int
+    packed: Packed
+
+
+class Collected(NamedTuple):
+    """A batch that a worker has collected and keeps."""
+
+    env_steps: int
+    lags: Mapping[str, float]  # behind the newest weights that the worker had
+    version: int  # of these weights
+    episodes: tuple[list[float], list[int]]  # returns and lengths
+    observed: list[list[np.ndarray]]  # what it adds to the running statistics
+    status: Mapping[str, float]  # of its source
+    seconds: Mapping[str, float]  # of its source, since the start
+
+
+class Contributed(NamedTuple):
+    """A worker's share of an optimiser step.
+
+    steps: those of the weights that it was computed with. metrics: of the whole batch, given with
+    its first minibatch.
+    """
+
+    message: dict[str, Any]
+    gradients: np.ndarray
+    steps: int
+    metrics: Mapping[str, float]
+
+    def contribution(self) -> Contribution:
+        """Returns it as an OptimiserStep applies it."""
+        return Contribution(self.message, torch.from_numpy(self.gradients))
+
+
+class Begun(NamedTuple):
+    """The first contribution of a batch that an asynchronous worker has collected."""
+
+    collected: Collected
+    contributed: Contributed
+
+
+class Finished(NamedTuple):
+    """There is no minibatch left."""
+
+
+class Updated(NamedTuple):
+    """A worker's update, with all the others.
+
+    figures: of all of them, except for the metrics of the whole batch, which are its own.
+    """
+
+    figures: dict[str, float]
+    counters: dict[str, int]
+
+
+class NotFinite(NamedTuple):
+    """An update that changed nothing, because a loss or gradient was not finite."""
+
+    error: str
+
+
+class GradientWorker:
+    """Computes gradients on request."""
+
+    LANES: ClassVar[Mapping[str, str]] = {"stop_early": "control", "end": "control"}
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._supervisor = Supervisor()
+        self._made: Made | None = None
+        self._ranks: TorchRanks | None = None
+        self._round = self._stopped_round = -1  # counts batches
+        self._least = 0.0  # share of the batch of the round that is stopped
+        self._version = self._steps = 0  # of the weights: updates, and optimiser steps
+        self._minibatches: Iterator[Contributed] = iter(())
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def start(
+        self, make: bytes, index: int, count: int, store: tuple[str, int] | None, state: bytes
+    ) -> Failed | None:
+        """Makes source and learner.
+
+        make: a pickled `Make`. store: where ranks meet; None: another process applies the
+        gradients. state: of the learner.
+        """
+        with self._failing() as failed:
+            make_parts: Make = pickle.loads(make)
+            if store is not None:
+                self._ranks = TorchRanks(store_at(*store), index, count)
+            place = Place(
+                index=index, count=count, ranks=self._ranks, stops_early=self._stops_early
+            )
+            made = self._made = make_parts(place)
+            self._models = nn.ModuleDict(self._step.algo.models)
+            load(self._step, state)
+            self._steps = self._step.counters.optimiser_steps
+            self._publish(self._step.version)
+            made.source.start(self._supervisor)
+            self._supervisor.on_close(made.source.close)
+            self._batches = iter(made.source.batches())
+        return failed.result
+
+    def collect(
+        self, number: int, version: int, weights: Weights | None
+    ) -> Collected | Failed | None:
+        """Takes the next batch, with newer weights if any; None: the source has ended.
+
+        number: of the round, for `stop_early`. version: of the weights, newer ones or not.
+        """
+        with self._failing() as failed:
+            self._load(weights)
+            self._publish(version)
+            return self._collect(number)
+        return failed.result
+
+    def contribute(self, weights: Weights | None) -> Contributed | Finished | Failed:
+        """Returns the gradients of the batch's next minibatch, with newer weights if any."""
+        with self._failing() as failed:
+            self._load(weights)
+            return next(self._minibatches, Finished())
+        return failed.result
+
+    def update(self) -> Updated | NotFinite | Failed:
+        """Learns from the batch, together with the other ranks."""
+        with self._failing() as failed:
+            try:
+                figures = self._step.update(self._batch)
+            except NonFiniteError as error:
+                return NotFinite(str(error))
+            return Updated(figures, self._step.counters.state_dict())
+        return failed.result
+
+    def step(
+        self, version: int, weights: Weights | None, goes_on: bool
+    ) -> Begun | Contributed | Finished | Failed | None:
+        """Returns the gradients of the next minibatch with newer weights if any; Finished, once,
+        after the last one of a batch; None: the source has ended.
+
+        goes_on: with the same batch; otherwise the rest of it is left out.
+        """
+        with self._failing() as failed:
+            self._load(weights)
+            if goes_on:
+                return next(self._minibatches, Finished())
+            self._publish(version)
+            collected = self._collect(self._round + 1)
+            return collected and Begun(collected, next(self._minibatches))
+        return failed.result
+
+    def state(self) -> bytes | Failed:
+        """Returns the state of the learner."""
+        with self._failing() as failed:
+            return saved(self._step)
+        return failed.result
+
+    def load(self, state: bytes) -> Failed | None:
+        """Restores the state of the learner."""
+        with self._failing() as failed:
+            load(self._step, state)
+        return failed.result
+
+    def stop_early(self, number: int, fraction: float) -> None:
+        """Ends the collection in this round, once the batch has this share of its steps."""
+        self._least, self._stopped_round = fraction, number
+
+    def end(self) -> None:
+        """Ends the source, and with it every wait for a batch."""
+        self._supervisor.stop("the run ended")
+
+    def close(self) -> None:
+        """Ends what the source has started."""
+        if self._made is not None:
+            self._made.end()
+
+    @property
+    def _parts(self) -> Made:
+        assert self._made is not None  # `start` was called
+        return self._made
+
+    @property
+    def _step(self) -> OptimiserStep[Any]:
+        return self._parts.optimiser_step
+
+    def _stops_early(self, share: float) -> bool:
+        return self._stopped_round == self._round and share >= self._least
+
+    def _collect(self, number: int) -> Collected | None:
+        self._round = number
+        taken = next(self._batches, None)
+        if taken is None:
+            if self._supervisor.failure is not None:
+                raise self._supervisor.failure.error
+            return None
+        device = self._parts.device
+        self._batch = batch = taken.map(lambda leaf: leaf.to(device))
+        observed: list[Moments] = []
+        if self._ranks is None:
+            observed = self._step.statistics.observed(batch)
+            self._minibatches = self._contributions(batch)
+        return Collected(
+            env_steps=batch.env_steps,
+            lags=taken.lags(self._version),
+            version=self._version,
+            episodes=taken.finished_episodes(),
+            observed=[[part.cpu().numpy() for part in moments] for moments in observed],
+            status=dict(self._parts.source.status()),
+            seconds=self._parts.source.seconds(),
+        )
+
+    def _contributions(self, batch: Any) -> Iterator[Contributed]:
+        begun = self._step.begin(batch)
+        metrics = divided(begun.metrics)
+        for number, minibatch in enumerate(begun.minibatches):
+            env_steps = 0 if number else batch.env_steps
+            message, gradients = self._step.contribution(minibatch, number, env_steps)
+            yield Contributed(message, gradients.cpu().numpy(), self._steps, metrics)
+            metrics = {}
+
+    def _load(self, weights: Weights | None) -> None:
+        if weights is not None:
+            self._models.load_state_dict(unpacked(weights.packed, self._models))
+            self._steps = weights.steps
+
+    def _publish(self, version: int) -> None:
+        self._version = version
+        self._parts.publish(self._step.algo.actor, version)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[_Outcome]:
+        """Keeps an exception of the body as the result."""
+        outcome = _Outcome()
+        try:
+            yield outcome
+        except RankGone as error:
+            outcome.result = Failed(str(error), usage=False, is_consequence=True)
+        except Exception as error:
+            self._leave(error)
+            report = failure(error)
+            outcome.result = Failed(report["error"], report["usage"])
+
+    def _leave(self, error: Exception) -> None:
+        if self._ranks is not None:
+            self._ranks.leave(str(error).strip().splitlines()[-1] if str(error) else repr(error))
+
+
+class _Outcome:
+    result: Failed | None = None
+
+
+def weights_of(step: OptimiserStep[Any]) -> Weights:
+    """Returns a copy of the weights of a learner."""
+    return Weights(step.counters.optimiser_steps, packed(nn.ModuleDict(step.algo.models)))
+
+
+def saved(step: OptimiserStep[Any]) -> bytes:
+    """Returns the state of a learner."""
+    file = io.BytesIO()
+    torch.save(step.state_dict(), file)
+    return file.getvalue()
+
+
+def load(step: OptimiserStep[Any], state: bytes) -> None:
+    """Restores the result of `saved`."""
+    step.load_state_dict(torch.load(io.BytesIO(state), map_location="cpu"))
