@@ -37,7 +37,7 @@ from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_replay import Facts
+from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Source
@@ -195,7 +195,7 @@ class MixedSource:
         return True
 
     def _insert(self, rollout: Rollout) -> None:
-        self._replay.insert(_arrays(rollout), slice(0, self._batch_size))
+        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
         self._facts = self._replay.facts()
         self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
 
@@ -228,7 +228,7 @@ class MixedSource:
         columns = slice(self._batch_size, self._batch_size + self._spare_columns)
         is_walking = bool(flatten(self._initial_state))
         first_walk = lane.number * self._spare_columns if is_walking else None
-        return self._replay.fill(_arrays(rollout), columns, first_walk)
+        return self._replay.fill(arrays_of(rollout), columns, first_walk)
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
         """Writes the state before every window: the initial one at an episode's start, else the
@@ -281,7 +281,7 @@ class _Lane:
             raise RunError(_NOT_WRITTEN)
 
 
-def _arrays(rollout: Rollout) -> dict[str, Any]:
+def arrays_of(rollout: Rollout) -> dict[str, Any]:
     """Returns views of all tensors of a batch, by field."""
     fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(Rollout)}
     return {

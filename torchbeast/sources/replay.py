@@ -16,7 +16,8 @@ import numpy as np
 
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.episode_sampler import Window
-from torchbeast.core.storages.rollout_replay import Facts, RolloutReplay
+from torchbeast.core.storages.rollout_replay import RolloutReplay
+from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.processes.supervisor import Supervisor
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of numpy arrays [T+1, B, ...]

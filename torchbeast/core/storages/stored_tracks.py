@@ -53,6 +53,9 @@ class StoredTracks:
         self._tracks: list[Track | None] = [None] * self._ring.num_chunks  # by index
         # By index: the chunk's number within its track.
         self._nth = np.zeros(self._ring.num_chunks, np.int64)
+        # By index: the number of the chunk before and after it in its track; -1: there is none.
+        self._before = np.full(self._ring.num_chunks, -1, np.int64)
+        self._after = np.full(self._ring.num_chunks, -1, np.int64)
         self._finals: dict[int, list[np.ndarray]] = {}  # by chunk: leaves [K, C, ...], by row
         self._row_0s = 0  # number of chunks with the row 0 of a track only
 
@@ -82,6 +85,47 @@ class StoredTracks:
         chunk, place = divmod(row, self._ring.unroll_length)
         return self.track(chunk), self._nth_of(chunk) * self._ring.unroll_length + place
 
+    def rows_before(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows before these in their tracks, -1 where it is not stored;
+        int64 [N] both.
+        """
+        return self._beside(rows, -1, self._before)
+
+    def rows_after(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows after these in their tracks, -1 where there is none yet;
+        int64 [N] both.
+        """
+        return self._beside(rows, 1, self._after)
+
+    def _beside(self, rows: np.ndarray, step: int, neighbours: np.ndarray) -> np.ndarray:
+        length = self._ring.unroll_length
+        chunks, places = rows // length, rows % length + step
+        others = neighbours[chunks % self._ring.num_chunks]
+        found: np.ndarray = np.where(
+            (places >= 0) & (places < length),
+            rows + step,
+            np.where(others < self.chunks.start, -1, others * length + places % length),
+        )
+        return found
+
+    def rows_ahead(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows that many steps after these in their tracks, which must
+        be stored; int64 [N] all.
+        """
+        chunks, places = np.divmod(rows, self._ring.unroll_length)
+        places = places + steps
+        while (beyond := places >= self._ring.unroll_length).any():
+            following = self._after[chunks % self._ring.num_chunks]
+            chunks = np.where(beyond, following, chunks)
+            places = np.where(beyond, places - self._ring.unroll_length, places)
+        ahead: np.ndarray = chunks * self._ring.unroll_length + places
+        return ahead
+
+    def begin_tracks(self, chunks: np.ndarray) -> np.ndarray:
+        """Returns which of these stored chunks hold the row 0 of a track only; bool [N]."""
+        begin: np.ndarray = self._nth[chunks % self._ring.num_chunks] == 0
+        return begin
+
     def final(self, row: int) -> list[np.ndarray]:
         """Returns the newest frames [C, ...] of the final observation of a truncated row."""
         chunk, place = divmod(row, self._ring.unroll_length)
@@ -96,6 +140,10 @@ class StoredTracks:
         index = self._ring.index(chunk)
         self._tracks[index], self._nth[index] = track, track.overwritten + len(track.chunks)
         self._row_0s += int(self._nth[index] == 0)
+        self._before[index], self._after[index] = -1, -1
+        if track.chunks:
+            self._before[index] = track.chunks[-1]
+            self._after[self._ring.index(track.chunks[-1])] = chunk
         track.chunks.append(chunk)
         self._ring.written += 1
         return self._ring.rows(chunk)

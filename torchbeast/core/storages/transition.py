@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch of single steps for off-policy algorithms, such as a sample of a replay.
+"""A batch of transitions for off-policy algorithms, such as a sample of a replay.
 
 Entry b of every leaf belongs to transition b: `observation` is what the action was chosen by,
 `reward` and `next_observation` are what followed it. Where an episode was truncated,
 `next_observation` is its own last observation, and `terminated` is false.
+
+A transition is one step, or with n-step returns up to n: fewer where the episode ended, or nothing
+newer was known.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from torch import Tensor
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import even_bounds
 
+_OF_COLLECTING = ("env_steps", "episodes", "collected_by")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions:
@@ -25,14 +30,24 @@ class Transitions:
 
     observation: Nest[Tensor]  # leaves [B, *shape], stacks included
     action: Nest[Tensor]  # leaves [B, ...]
-    reward: Tensor  # float32 [B], raw
+    reward: Tensor  # float32 [B], raw: of the first step
     terminated: Tensor  # bool [B]: nothing follows, so there is nothing to bootstrap from
     next_observation: Nest[Tensor]  # leaves [B, *shape]
-    extras: dict[str, Tensor] = field(default_factory=dict)  # [B, ...] of acting, and weights
+    # float32 [B, n-1], raw: of the steps after it, 0 behind the last; None: there is one step each
+    later_rewards: Tensor | None = None
+    num_joined: Tensor | None = None  # int64 [B] steps in each transition; None: one
+    weights: Tensor | None = None  # float32 [B] of their losses; None: 1
+    # Memory for their new priorities, float32 [B], such as the size of the error of the value. The
+    # learner writes it where the replay samples by priority; None: it does not.
+    priorities: Tensor | None = None
+    extras: dict[str, Tensor] = field(default_factory=dict)  # [B, ...] of acting
+    policy_version: Tensor | None = None  # int64 [B] of the weights that acted; None: not known
     env_steps: int  # collected since the batch before, whether they are in this one or not
     episodes: tuple[
         tuple[float, int], ...
     ] = ()  # returns and lengths of those that ended meanwhile
+    # Mean and oldest version of the weights that acted meanwhile; None: nothing was collected.
+    collected_by: tuple[float, int] | None = None
 
     @property
     def batch_size(self) -> int:
@@ -56,8 +71,16 @@ class Transitions:
         return observation
 
     def lags(self, version: int) -> dict[str, float]:
-        """Returns {}: off-policy algorithms do not depend on the age of the weights that acted."""
-        return {}
+        """Returns mean_lag and max_lag of the steps that were collected, and replay_age, the mean
+        lag of those that are learnt from, in versions; each only if it is known.
+        """
+        lags = {}
+        if self.collected_by is not None:
+            mean, oldest = self.collected_by
+            lags = {"mean_lag": version - mean, "max_lag": float(version - oldest)}
+        if self.policy_version is not None:
+            lags["replay_age"] = version - self.policy_version.double().mean().item()
+        return lags
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
         """Returns the returns and lengths of games that ended in the collected steps."""
@@ -68,7 +91,11 @@ class Transitions:
         return replace(self, **self._mapped(function))
 
     def hand_back(self, original: Transitions) -> None:
-        """Does nothing: learning writes nothing into transitions."""
+        """Copies priorities to the transitions that these were mapped from; does nothing where both
+        have the same memory.
+        """
+        if self.priorities is not None and original.priorities is not None:
+            original.priorities.copy_(self.priorities)
 
     def split(self, max_columns: int) -> list[Transitions]:
         """Returns the same transitions in nearly equal batches of at most max_columns, which share
@@ -81,8 +108,12 @@ class Transitions:
 
     def _columns(self, start: int, end: int) -> Transitions:
         part = replace(self, **self._mapped(lambda leaf: leaf[start:end]))
-        return part if start == 0 else replace(part, env_steps=0, episodes=())
+        return part if start == 0 else replace(part, env_steps=0, episodes=(), collected_by=None)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        names = [f.name for f in fields(self) if f.name not in ("env_steps", "episodes")]
-        return {name: map_leaves(function, getattr(self, name)) for name in names}
+        parts = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {
+            name: map_leaves(function, part)
+            for name, part in parts.items()
+            if name not in _OF_COLLECTING and part is not None
+        }

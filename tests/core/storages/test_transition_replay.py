@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The replay of transitions, compared with plain lists of all rows."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from true_rows import Envs, Life, fields
+
+from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.storages.transition_replay import (
+    UNIFORM,
+    Sample,
+    TransitionReplay,
+    importance_weights,
+)
+
+T, COUNT = 4, 400
+
+
+def replay_of(k: int = 1, slots: int = 12, **how: Any) -> TransitionReplay:
+    return TransitionReplay(fields(T, 1, k), slots * T, k, seed=2, sampling=replace(UNIFORM, **how))
+
+
+def play(replay: TransitionReplay, envs: Envs, rounds: int, interrupt: float = 0.1) -> None:
+    for _ in range(rounds):
+        cut = envs.rng.random(2) < interrupt
+        rollouts = [envs.next_rollout(0, env, bool(is_cut)) for env, is_cut in enumerate(cut)]
+        replay.insert(envs.batch(rollouts), slice(0, 2), agent=0)
+
+
+def rows_of(sample: Sample, envs: Envs) -> list[tuple[Life, int]]:
+    """The life of each transition and the row of its first outcome."""
+    return [envs.by_id[version] for version in sample.policy_version.tolist()]
+
+
+def assert_same(found: dict[str, np.ndarray], place: int, expected: dict[str, np.ndarray]) -> None:
+    for name, leaf in expected.items():
+        np.testing.assert_array_equal(found[name][place], leaf, err_msg=name)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_transition_is_what_the_lists_of_rows_say(k: int, n: int, alpha: float) -> None:
+    """Observation, action, rewards, ends and the observation to bootstrap from, by definition."""
+    envs, replay = Envs(5, T, k), replay_of(k, n_step=n, priority_exponent=alpha)
+    seen: Counter[str] = Counter()
+    for _ in range(12):
+        play(replay, envs, rounds=2)
+        sample = replay.sample(COUNT)
+        for b, (life, e) in enumerate(rows_of(sample, envs)):
+            last = e
+            newest = max(row for other, row in stored(replay, envs) if other is life)
+            while last < e + n - 1 and not life.rows[last].values["done"] and last < newest:
+                last += 1
+            values = [life.rows[row].values for row in range(e, last + 1)]
+            assert sample.num_joined[b] == len(values)
+            rewards = [float(row["reward"]) for row in values] + [0.0] * (n - len(values))
+            assert [sample.reward[b], *sample.later_rewards[b]] == rewards
+            assert sample.action[b] == life.rows[e].action
+            np.testing.assert_array_equal(sample.extras["policy_logits"][b], life.rows[e].logits)
+            assert_same(sample.observation, b, life.stack(e - 1, k))
+            done, truncated = values[-1]["done"], values[-1]["truncated"]
+            assert sample.terminated[b] == (done and not truncated)
+            if truncated:
+                assert_same(sample.next_observation, b, life.final_stack(last, k))
+            elif not done:
+                assert_same(sample.next_observation, b, life.stack(last, k))
+            seen[f"{'truncated' if truncated else 'done' if done else len(values)}"] += 1
+    assert seen["truncated"] > 50 and seen["done"] > 50 and seen[str(n)] > 50
+    assert n == 1 or seen["1"] > 10, "a transition ends where nothing newer is stored"
+
+
+def stored(replay: TransitionReplay, envs: Envs) -> list[tuple[Life, int]]:
+    """Every stored row but the first of a track."""
+    chunks, length = replay._stored.chunks, replay.unroll_length
+    rows = np.arange(chunks.start * length, chunks.stop * length)
+    rows = rows[~replay._stored.begin_tracks(rows // length)]
+    return [envs.by_id[version] for version in replay._rows_of("policy_version", rows).tolist()]
+
+
+def test_every_transition_that_is_whole_is_sampled_equally_often() -> None:
+    envs, replay = Envs(6, T, 1), replay_of()
+    play(replay, envs, rounds=20)
+    draws = 60_000
+    counts = Counter(rows_of(replay.sample(draws), envs))
+    rows = stored(replay, envs)
+    whole = [row for row in rows if (row[0], row[1] - 1) in rows or row[1] == 1]
+    assert set(counts) == set(whole) and len(whole) > 30
+    expected = draws / len(whole)
+    assert all(abs(count - expected) < 6 * expected**0.5 for count in counts.values())
+
+
+def test_priorities_decide_how_often_and_the_weights_make_up_for_it() -> None:
+    """p_i ** alpha / sum; unseen transitions have the highest priority there was."""
+    envs, replay = Envs(7, T, 1), replay_of(priority_exponent=0.5)
+    play(replay, envs, rounds=4, interrupt=0.0)
+    sample = replay.sample(1000)
+    names = np.unique(sample.names)
+    priorities = np.where(names % 2 == 0, 4.0, 0.25)
+    replay.set_priorities(names, priorities)
+    drawn = replay.sample(40_000)
+    even = drawn.names % 2 == 0
+    share = 2.0 * (names % 2 == 0).sum() / (2.0 * (names % 2 == 0).sum() + 0.5 * (names % 2).sum())
+    assert even.mean() == pytest.approx(share, abs=0.01)
+    weights = importance_weights(drawn.probabilities, beta=0.5)
+    assert weights[even] == pytest.approx(0.5, abs=1e-3)  # (2 / 0.5) ** -0.5
+    assert weights[~even] == pytest.approx(1.0, abs=1e-3)
+    play(replay, envs, rounds=1, interrupt=0.0)
+    new = replay.sample(40_000)
+    assert new.probabilities[~np.isin(new.names, names)] == pytest.approx(2.0, abs=1e-3)
+
+
+def test_overwritten_transitions_keep_no_priority() -> None:
+    envs, replay = Envs(8, T, 1), replay_of(slots=6, priority_exponent=1.0)
+    play(replay, envs, rounds=2, interrupt=0.0)
+    old = replay.sample(50)
+    play(replay, envs, rounds=4, interrupt=0.0)
+    replay.set_priorities(old.names, np.full(50, 1e6))
+    assert replay.sample(500).probabilities.max() == 1.0
+
+
+def test_a_saved_replay_samples_as_the_one_that_was_saved() -> None:
+    envs, replay = Envs(9, T, 3), replay_of(3, n_step=3)
+    play(replay, envs, rounds=9)
+    file = io.BytesIO()
+    replay.save(file)
+    file.seek(0)
+    other = replay_of(3, n_step=3)
+    other.load(file)
+    for _ in range(2):
+        for one, two in zip(replay.sample(50), other.sample(50), strict=True):
+            np.testing.assert_equal(one, two)
+        play(replay, envs, 1)
+        file = io.BytesIO()
+        replay.save(file)
+        file.seek(0)
+        other.load(file)
+
+
+def test_nothing_to_sample_is_a_sentence() -> None:
+    with pytest.raises(LookupError, match="no whole transition in 0 of 48 steps"):
+        replay_of().sample(1)
+
+
+# --- hindsight: an environment that counts; the goal is a number
+
+LENGTH = 5
+
+
+def goal_fields() -> dict[str, Any]:
+    made = fields(T, 1, 1)
+    leaf = ArraySpec((T + 1, 1, 1), "float32")
+    names = ("achieved_goal", "desired_goal", "observation")
+    return {**made, "observation": dict.fromkeys(names, leaf)}
+
+
+def outcome(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    reached = (achieved == desired).all(axis=1)
+    return reached.astype(np.float32), reached
+
+
+def counting(index: int) -> dict[str, Any]:
+    """Rollout `index`: episodes of LENGTH steps, truncated; what is achieved is the time."""
+    times = T * index + np.arange(T + 1)
+    steps = times % LENGTH
+    done = steps == 0
+    cuts = done & (times > 0)
+
+    def column(values: Any, dtype: str) -> np.ndarray:
+        return np.asarray(values, dtype)[:, None]
+
+    finals = times[1:][cuts[1:]].astype(np.float32)[:, None]
+    fresh = times[:, None, None].astype(np.float32)
+    observation = {
+        "achieved_goal": fresh
+        + np.float32(0.5) * done[:, None, None],  # the next episode's first row
+        "desired_goal": np.full_like(fresh, -1.0),
+        "observation": fresh,
+    }
+    zeros = np.zeros(T + 1)
+    return {
+        "observation": observation,
+        "final_observation": {
+            "achieved_goal": finals,
+            "desired_goal": np.full_like(finals, -1.0),
+            "observation": finals,
+        },
+        "reward": column(zeros, "float32"),
+        "done": column(done, "bool"),
+        "truncated": column(cuts, "bool"),
+        "episode_end": column(cuts, "bool"),
+        "episode_step": column(steps, "int32"),
+        "episode_return": column(zeros, "float32"),
+        "policy_version": column(times, "int64"),
+        "action": column(zeros, "int64"),
+        "extras": {"policy_logits": np.zeros((T + 1, 1, 3), np.float32)},
+        "env_index": column(zeros, "int64"),
+        "rollout_index": column(np.full(T + 1, index), "int64"),
+    }
+
+
+def hindsight_replay(share: float) -> TransitionReplay:
+    sampling = replace(UNIFORM, hindsight=outcome, hindsight_share=share)
+    replay = TransitionReplay(goal_fields(), 8 * T, seed=3, sampling=sampling)
+    for index in range(11):
+        replay.insert(counting(index), slice(0, 1), agent=0)
+    return replay
+
+
+@pytest.mark.parametrize("is_loaded", [False, True])
+def test_goals_are_what_was_achieved_later_in_the_same_episode(is_loaded: bool) -> None:
+    """Each of the times that remain, the last of which only the final observation shows."""
+    replay = hindsight_replay(1.0)
+    if is_loaded:
+        file = io.BytesIO()
+        replay.save(file)
+        file.seek(0)
+        replay = hindsight_replay(1.0)
+        replay.load(file)
+    sample = replay.sample(5000)
+    kept = sample.observation["desired_goal"][:, 0] == -1
+    running = sample.policy_version > 11 * T // LENGTH * LENGTH
+    assert (kept == running).all() and 0 < kept.sum() < 1000
+    found: dict[int, set[float]] = {}
+    chosen = np.flatnonzero(~kept)
+    for b in chosen.tolist():
+        goal = float(sample.observation["desired_goal"][b, 0])
+        assert sample.next_observation["desired_goal"][b, 0] == goal
+        found.setdefault(int(sample.policy_version[b]), set()).add(goal)
+        reached = goal == sample.policy_version[b]
+        assert (sample.reward[b], sample.terminated[b]) == (float(reached), reached)
+    assert len(found) > 15
+    for time, goals in found.items():
+        assert goals == set(range(time, -(-time // LENGTH) * LENGTH + 1)), time
+
+
+def test_the_share_of_changed_goals_is_as_asked_for() -> None:
+    sample = hindsight_replay(0.25).sample(20_000)
+    is_whole = sample.policy_version <= 11 * T // LENGTH * LENGTH
+    changed = sample.observation["desired_goal"][is_whole, 0] != -1
+    assert changed.mean() == pytest.approx(0.25, abs=0.02)
+
+
+def test_hindsight_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(ValueError, match=r"achieved_goal and desired_goal.*\['image', 'vector'\]"):
+        replay_of(hindsight=outcome)
+    with pytest.raises(ValueError, match="of single steps, but n_step is 3"):
+        replay_of(hindsight=outcome, n_step=3)

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replay of transitions, for off-policy algorithms.
+
+    insert    columns [T+1, B] --> ring of chunks, newest frames only (RolloutStore)
+    sample    steps of any track, uniformly or by priority --> arrays [B, ...], stacks rebuilt
+
+A transition is named by the row of its first step's outcome: row e holds its action and reward, the
+row before e the observation that the action was chosen by. With n-step returns it goes on through
+the rows after e, until the episode ends, n steps are joined or nothing newer is stored.
+
+    row         s          e         e+1       e+2
+    holds   observation  action    action    action         n = 3: rewards of e, e+1, e+2
+                         reward    reward    reward                next observation of e+2
+
+A truncated episode bootstraps from its own final observation, which is stored beside the rows.
+
+Thread safety: none; the caller makes one call at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchbeast.core.checks import at_least, between, require
+from torchbeast.core.nest_py import flatten, map_leaves, pack_as
+from torchbeast.core.storages.rollout_store import RolloutStore
+from torchbeast.core.storages.sum_tree import SumTree
+from torchbeast.core.storages.sum_tree import bytes_per_entry as bytes_of_tree
+from torchbeast.core.storages.tracks import Track
+
+GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
+_RUNNING = -1  # steps left in an episode whose end is not stored
+_SMALLEST = 1e-6  # priority, so that everything is sampled now and then
+_MOST_ROUNDS = 1000  # of drawing until enough transitions are whole
+
+Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+"""Takes achieved and desired goals [N, *shape]; returns rewards and terminated [N]."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How transitions are sampled."""
+
+    n_step: int
+    """Most steps that a transition joins."""
+    priority_exponent: float
+    """alpha of Schaul et al. 2016: 0 samples uniformly, 1 in proportion to the priorities."""
+    hindsight: Outcome | None
+    """Says what would have happened with another goal; None: goals stay."""
+    hindsight_share: float
+    """Share of the sampled transitions that get another goal."""
+
+    def __post_init__(self) -> None:
+        at_least(1, n_step=self.n_step)
+        between(
+            0, 1, priority_exponent=self.priority_exponent, hindsight_share=self.hindsight_share
+        )
+        require(
+            self.hindsight is None or self.n_step == 1,
+            f"hindsight_share changes the goal of single steps, but n_step is {self.n_step}: leave "
+            "out one of them",
+        )
+
+    def extra_bytes(self, capacity: int) -> int:
+        """Returns the bytes that a transition takes beside its row."""
+        tree = bytes_of_tree(capacity) if self.priority_exponent else 0
+        return tree + (4 if self.hindsight is not None else 0)
+
+
+UNIFORM = Sampling(n_step=1, priority_exponent=0, hindsight=None, hindsight_share=0)
+
+
+class Sample(NamedTuple):
+    """Sampled transitions, numpy arrays [B, ...] as in Transitions."""
+
+    names: np.ndarray  # int64 [B], for `set_priorities`
+    observation: Any
+    action: Any
+    reward: np.ndarray
+    later_rewards: np.ndarray  # float32 [B, n_step - 1]
+    num_joined: np.ndarray  # int64 [B]
+    terminated: np.ndarray
+    next_observation: Any
+    extras: dict[str, np.ndarray]
+    policy_version: np.ndarray  # int64 [B]
+    probabilities: np.ndarray  # float64 [B], up to a factor that all have in common
+
+
+class TransitionReplay(RolloutStore):
+    """Transitions of any number of environments, at most `capacity`.
+
+    replay = TransitionReplay(fields, capacity, sampling=sampling)
+    replay.insert(arrays, slice(0, 8), agent=0)
+    sample = replay.sample(256)
+    """
+
+    _tree: SumTree  # of ring rows
+    _highest: float  # priority of what was not sampled yet
+    _left: np.ndarray  # int32 [ring rows] steps to the end of the row's episode
+
+    def __init__(
+        self,
+        fields: Mapping[str, Any],
+        capacity: int,
+        frame_stack: int = 1,
+        seed: int = 0,
+        sampling: Sampling = UNIFORM,
+    ) -> None:
+        """Reserves memory; see RolloutStore.
+
+        Raises ValueError when goals are to be changed, but observations have none, or come in
+        stacks.
+        """
+        self._how = sampling
+        if self._how.hindsight is not None:
+            check_goals(fields["observation"], frame_stack)
+        super().__init__(fields, capacity, frame_stack, seed)
+
+    def sample(self, count: int) -> Sample:
+        """Returns transitions drawn with replacement.
+
+        Raises LookupError when none is stored, or hardly one is whole.
+        """
+        names, starts = self._draw(count)
+        joined = self._joined(names)
+        observation = self._observations(self._stack_rows(starts))
+        drawn = Sample(
+            names=names,
+            observation=observation,
+            action=self._rows_of("action", names),
+            reward=joined.rewards[:, 0],
+            later_rewards=joined.rewards[:, 1:],
+            num_joined=joined.num_joined,
+            terminated=self._is_terminated(joined.last),
+            next_observation=self._next_observations(joined.last),
+            extras=self._rows_of("extras", names),
+            policy_version=self._rows_of("policy_version", names),
+            probabilities=self._probabilities(names),
+        )
+        self.sampled += count
+        return self._with_other_goals(drawn, starts)
+
+    def set_priorities(self, names: np.ndarray, priorities: np.ndarray) -> None:
+        """Sets the priorities [N] of sampled transitions by the sizes of their errors. Whatever has
+        overwritten one keeps its own.
+        """
+        is_stored = names // self.unroll_length >= self._stored.chunks.start
+        raised = (np.abs(priorities[is_stored]).astype(np.float64) + _SMALLEST) ** self._alpha
+        self._tree.set(self._ring_rows(names[is_stored]), raised)
+        self._highest = max(self._highest, raised.max(initial=0.0))
+
+    # --- drawing
+
+    @property
+    def _alpha(self) -> float:
+        return self._how.priority_exponent
+
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns transitions, and the rows before them [count]."""
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        missing = count
+        for _ in range(_MOST_ROUNDS if self.size else 0):
+            names = self._draw_rows(missing)
+            starts = self._stored.rows_before(names)
+            is_whole = self._is_whole(names, starts)
+            found.append((names[is_whole], starts[is_whole]))
+            missing -= int(is_whole.sum())
+            if not missing:
+                names, starts = (np.concatenate(parts) for parts in zip(*found, strict=True))
+                return names, starts
+        raise LookupError(
+            f"the replay has no whole transition in {self.size} of {self.capacity} steps: give it "
+            "more room"
+        )
+
+    def _draw_rows(self, count: int) -> np.ndarray:
+        """Returns rows [count] of any stored chunks."""
+        chunks, length = self._stored.chunks, self.unroll_length
+        if not self._alpha:
+            rows = chunks.start * length, chunks.stop * length
+            drawn: np.ndarray = self._generator.integers(*rows, count)
+            return drawn
+        places = np.arange(count) + self._generator.random(count)  # stratified
+        ring_rows = self._tree.find(places / count * self._tree.total)
+        rows = self._ring.num_chunks * length
+        first = chunks.start * length
+        numbers: np.ndarray = first + (ring_rows - first) % rows
+        return numbers
+
+    def _is_whole(self, names: np.ndarray, starts: np.ndarray) -> np.ndarray:
+        """Returns whether everything that belongs to transitions is stored."""
+        chunks = names // self.unroll_length
+        known: np.ndarray = (starts >= 0) & ~self._stored.begin_tracks(chunks)
+        known[known] = (self._stack_rows(starts[known]) >= 0).all(axis=1)
+        return known
+
+    def _probabilities(self, names: np.ndarray) -> np.ndarray:
+        if not self._alpha:
+            return np.ones(len(names))
+        return self._tree.priorities(self._ring_rows(names))
+
+    # --- reading
+
+    def _ring_rows(self, rows: np.ndarray) -> np.ndarray:
+        ring_rows: np.ndarray = rows % (self._ring.num_chunks * self.unroll_length)
+        return ring_rows
+
+    def _rows_of(self, name: str, rows: np.ndarray) -> Any:
+        """Returns a field of rows, leaves [N, ...]."""
+        ring_rows = self._ring_rows(rows)
+        return map_leaves(lambda leaf: leaf[ring_rows], self._fields[name])
+
+    def _joined(self, names: np.ndarray) -> _Joined:
+        """Returns the steps of transitions."""
+        last, count = names, np.ones(len(names), np.int64)
+        rewards = np.zeros((len(names), self._how.n_step), np.float32)
+        rewards[:, 0] = self._rows_of("reward", names)
+        goes_on = np.ones(len(names), bool)
+        for step in range(1, self._how.n_step):
+            following = self._stored.rows_after(last)
+            goes_on = goes_on & ~self._rows_of("done", last) & (following >= 0)
+            last = np.where(goes_on, following, last)
+            rewards[:, step] = np.where(goes_on, self._rows_of("reward", last), 0.0)
+            count = count + goes_on
+        return _Joined(rewards, count, last)
+
+    def _is_terminated(self, rows: np.ndarray) -> np.ndarray:
+        ended: np.ndarray = self._rows_of("done", rows) & ~self._rows_of("truncated", rows)
+        return ended
+
+    def _stack_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows [N, k] of the frames in the stacks of rows, oldest first; -1 where one
+        is not stored.
+        """
+        stacks = np.empty((len(rows), self.frame_stack), np.int64)
+        stacks[:, -1] = rows
+        for place in range(self.frame_stack - 2, -1, -1):
+            stacks[:, place] = rows = self._frame_before(rows)
+        return stacks
+
+    def _frame_before(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the rows of the frames before those of rows; that of an episode's first is its
+        own.
+        """
+        before = self._stored.rows_before(rows)
+        is_known = ~self._stored.begin_tracks(rows // self.unroll_length)
+        before = np.where(is_known, before, -1)  # the rows before a track's first are fillers
+        found: np.ndarray = np.where(self._rows_of("done", rows), rows, before)
+        return np.where(rows < 0, -1, found)
+
+    def _observations(self, stack_rows: np.ndarray) -> Any:
+        """Returns observations, leaves [N, k * C, ...], of the rows [N, k] of their frames."""
+        leaves = [self._stacked(frames[self._ring_rows(stack_rows)]) for frames in self._frames]
+        return pack_as(self._specs["observation"], leaves)
+
+    def _stacked(self, frames: np.ndarray) -> np.ndarray:
+        """Returns frames [N, k, C, ...] as stacks [N, k * C, ...]."""
+        if self.frame_stack == 1:
+            return frames[:, 0]
+        return frames.reshape(len(frames), -1, *frames.shape[3:])
+
+    def _next_observations(self, last: np.ndarray) -> Any:
+        """Returns the observations after the last steps of transitions, [N] rows."""
+        is_end = self._rows_of("done", last)
+        seen = np.where(is_end, self._stored.rows_before(last), last)  # next episodes begin at ends
+        observations = self._observations(self._stack_rows(seen))
+        cuts = np.flatnonzero(is_end & self._rows_of("truncated", last))
+        for place in cuts.tolist():
+            finals = self._stored.final(int(last[place]))
+            for leaf, final in zip(flatten(observations), finals, strict=True):
+                leaf[place] = _shifted(leaf[place], final, self.frame_stack)
+        return observations
+
+    # --- hindsight
+
+    def _with_other_goals(self, drawn: Sample, starts: np.ndarray) -> Sample:
+        """Returns transitions of which some have a goal that was achieved later in their episode
+        (Andrychowicz et al. 2017, arXiv 1707.01495, strategy "future").
+
+        Those keep theirs that terminated, whose outcome is not known, and those of running
+        episodes.
+        """
+        if self._how.hindsight is None:
+            return drawn
+        share = self._how.hindsight_share
+        left = self._left[self._ring_rows(starts)]
+        chosen = self._generator.random(len(starts)) < share
+        which = np.flatnonzero(chosen & (left != _RUNNING) & ~drawn.terminated)
+        goals = self._achieved_later(starts[which], left[which].astype(np.int64))
+        achieved = drawn.next_observation[ACHIEVED][which]
+        rewards, terminated = self._how.hindsight(achieved, goals)
+        for observation in (drawn.observation, drawn.next_observation):
+            observation[GOAL][which] = goals
+        drawn.reward[which], drawn.terminated[which] = rewards, terminated
+        return drawn
+
+    def _achieved_later(self, rows: np.ndarray, left: np.ndarray) -> np.ndarray:
+        """Returns goals [N, *shape] achieved after rows, each 1 to `left` steps later.
+
+        left: steps to the episode's end [N], whose observation is known if it was truncated.
+        """
+        ends = self._stored.rows_ahead(rows, left)
+        is_cut = self._rows_of("truncated", ends)
+        steps = self._generator.integers(1, left + is_cut)
+        chosen = self._stored.rows_ahead(rows, steps)
+        achieved = pack_as(self._specs["observation"], self._frames)[ACHIEVED]
+        goals: np.ndarray = achieved[self._ring_rows(chosen)]
+        for number in np.flatnonzero(steps == left).tolist():
+            final = self._stored.final(int(ends[number]))
+            goals[number] = pack_as(self._specs["observation"], final)[ACHIEVED]
+        return goals
+
+    # --- what a RolloutStore asks for
+
+    def _prepare_sampling(self, seed: int) -> None:
+        rows = self._ring.num_chunks * self.unroll_length
+        self._generator = np.random.default_rng(seed)
+        self._tree = SumTree(rows if self._alpha else 1)
+        self._left = np.zeros(rows if self._how.hindsight is not None else 0, np.int32)
+
+    def _clear_sampling(self) -> None:
+        self._tree.clear()
+        self._highest = 1.0
+
+    def _note_rows(self, track: Track) -> None:
+        if self._alpha:
+            is_first = track.overwritten + len(track.chunks) == 1
+            rows = self._ring.rows(track.chunks[-1])
+            priority = 0.0 if is_first else self._highest
+            self._tree.set(np.arange(rows.start, rows.stop), priority)
+        if self._how.hindsight is not None:
+            self._note_steps_left(track, track.end - self.unroll_length, track.episode)
+
+    def _note_steps_left(self, track: Track, first: int, episode: int | None) -> None:
+        """Notes for the rows of a track how many steps there are to the end of their episode.
+
+        first: position from which on nothing is noted. episode: position of the first row of the
+        episode that ran before; None: not known.
+        """
+        new = track.ring_rows(np.arange(first, track.end), self._ring)
+        self._left[new] = _RUNNING
+        start = max(track.start, episode or 0)
+        for end in (first + np.flatnonzero(self._fields["done"][new])).tolist():
+            positions = np.arange(start, end)
+            if len(positions):
+                self._left[track.ring_rows(positions, self._ring)] = end - positions
+            start = max(start, end)
+
+    def _sampling_state(self) -> dict[str, Any]:
+        return {"generator": self._generator.bit_generator.state}
+
+    def _restore_sampling(self, state: dict[str, Any]) -> None:
+        """Takes over the random generator; every transition has the same priority."""
+        self._generator.bit_generator.state = state["generator"]
+        chunks = np.arange(self._stored.chunks.start, self._stored.chunks.stop)
+        if self._alpha and len(chunks):
+            chunks = chunks[~self._stored.begin_tracks(chunks)]
+            firsts = chunks % self._ring.num_chunks * self.unroll_length
+            rows = firsts[:, None] + np.arange(self.unroll_length)
+            self._tree.set(rows.ravel(), self._highest)
+        if self._how.hindsight is not None:
+            for track in self._stored.tracks([]):
+                self._note_steps_left(track, track.start, None)
+
+
+class _Joined(NamedTuple):
+    """The steps of transitions."""
+
+    rewards: np.ndarray  # float32 [N, n_step], 0 behind the last step
+    num_joined: np.ndarray  # int64 [N] number of steps
+    last: np.ndarray  # int64 [N] row of the last step
+
+
+def check_goals(observation: Any, frame_stack: int) -> None:
+    """Raises ValueError unless observations have goals that hindsight can change.
+
+    observation: nest of ArraySpec. frame_stack: number of frames in every leaf.
+    """
+    names = sorted(observation) if isinstance(observation, Mapping) else []
+    require(
+        {GOAL, ACHIEVED} <= set(names),
+        f"hindsight needs observations with {ACHIEVED} and {GOAL}, as Gymnasium's goal "
+        f"environments give them, got {names or 'no dict'}",
+    )
+    require(
+        frame_stack == 1,
+        f"hindsight needs single observations, but {frame_stack} frames are stacked",
+    )
+
+
+def importance_weights(probabilities: np.ndarray, beta: float) -> np.ndarray:
+    """Returns w_i = (p_i / min p)^-beta, float32 [B]: the weights of Schaul et al. 2016, section
+    3.4, divided by the largest of the batch.
+    """
+    weights = (probabilities / probabilities.min()) ** -beta
+    rounded: np.ndarray = weights.astype(np.float32)
+    return rounded
+
+
+def _shifted(stack: np.ndarray, frame: np.ndarray, num_frames: int) -> np.ndarray:
+    """Returns a stack [k * C, ...] without its oldest frame and with another one [C, ...]."""
+    if num_frames == 1:
+        return frame
+    shifted: np.ndarray = np.concatenate([stack[len(frame) :], frame])
+    return shifted
