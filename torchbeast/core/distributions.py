@@ -354,6 +354,19 @@ class SquashedGaussian(Gaussian):
         u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * z
         return super().entropy(params) + (_log_slope_of_tanh(u) * weights).sum((-2, -1))
 
+    @property
+    def log_half_widths(self) -> float:
+        """The sum of the logs of all half widths: the entropy of an action in units of the box is
+        smaller by this.
+        """
+        return float(self._scale.log().sum())
+
+    def in_box(self, units: Tensor) -> Tensor:
+        """Returns actions [..., *shape] of units [..., num_features], of which -1 and 1 are the
+        bounds, the inverse of `features`; clips.
+        """
+        return self._action(units).clamp(self._low.to(units.device), self._high.to(units.device))
+
     def _log_density(self, params: Tensor, u: Tensor) -> Tensor:
         """Returns the log-density [...] of the action that u [..., num_features] becomes."""
         mean, log_std = _mean_and_log_std(params)
@@ -364,7 +377,7 @@ class SquashedGaussian(Gaussian):
 
     def _squashed(self, u: Tensor) -> Tensor:
         """Scales tanh(u) to the box; clips, because rounding may exceed a bound."""
-        return self._action(u.tanh()).clamp(self._low.to(u.device), self._high.to(u.device))
+        return self.in_box(u.tanh())
 
 
 class Product(ActionDistribution):

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.q_network import QNet, QNetwork, QOutput
+from torchbeast.core.actors.off_policy_networks import QNet
+from torchbeast.core.actors.q_network import QNetwork
 from torchbeast.core.actors.registry import check_model, make_model
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
@@ -20,7 +21,7 @@ from torchbeast.core.specs import ActorSpec
 
 B, ACTIONS = 20_000, 4
 MODES: list[Any] = ["sample", "greedy", "explore"]
-Q_NET = "torchbeast.core.actors.q_network:QNet"
+Q_NET = "q-shallow"
 
 
 class Fixed(QNetwork):
@@ -31,8 +32,8 @@ class Fixed(QNetwork):
         self.distribution = distribution_for(Discrete(len(q_values), start))
         self._q_values = torch.tensor(q_values)
 
-    def forward(self, inputs: ModelInputs, core_state: Any) -> QOutput:
-        return QOutput(self._q_values.expand(*inputs.reward.shape, -1), core_state)
+    def forward(self, observation: Any) -> Tensor:
+        return self._q_values.expand(len(observation), -1)
 
 
 class FixedPolicy(ActorCritic):
@@ -113,19 +114,22 @@ def test_epsilon_travels_with_the_weights() -> None:
     assert "epsilon" not in dict(learner.named_parameters())
 
 
-@pytest.mark.parametrize("use_lstm", [False, True])
 @pytest.mark.parametrize("space", [ArraySpec((5,), "float32"), ArraySpec((4, 40, 40), "uint8")])
-def test_a_network_by_name_gives_the_values_it_acts_on(space: ArraySpec, use_lstm: bool) -> None:
-    actor = make_model(ActorSpec(Q_NET, use_lstm=use_lstm), space, Discrete(ACTIONS))
+def test_a_network_by_name_gives_the_values_it_acts_on(space: ArraySpec) -> None:
+    actor = make_model(ActorSpec(Q_NET), space, Discrete(ACTIONS))
     assert isinstance(actor, QNet) and actor.separable
     seen = torch.zeros(1, 3, *space.shape, dtype=getattr(torch, space.dtype))
-    row, state = inputs(3)._replace(observation=seen), actor.initial_state(3)
-    acted = actor.act(row, state, "greedy")
+    acted = actor.act(inputs(3)._replace(observation=seen), (), "greedy")
     assert list(acted.extras) == ["q_values"]
-    torch.testing.assert_close(acted.extras["q_values"], actor(row, state).q_values)
+    torch.testing.assert_close(acted.extras["q_values"], actor(seen[0]).unsqueeze(0))
     assert torch.equal(acted.action, acted.extras["q_values"].argmax(-1))
-    actor(row, state).q_values.sum().backward()
+    actor(seen[0]).sum().backward()
     assert all(parameter.grad is not None for parameter in actor.parameters())
+
+
+def test_a_recurrent_network_is_refused() -> None:
+    with pytest.raises(ValueError, match="single steps, which have no recurrent state: leave out"):
+        make_model(ActorSpec(Q_NET, use_lstm=True), ArraySpec((5,), "float32"), Discrete(4))
 
 
 def test_a_space_whose_actions_cannot_be_listed_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
-from torchbeast.core.actors.registry import MODELS, make_model
+from torchbeast.core.actors.registry import ACTOR_CRITICS, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec, SpecError
 
@@ -113,7 +113,7 @@ def test_keyword_arguments_reach_a_users_model(user_module: str) -> None:
     assert model.size == (7, 3) and model.spaces == (OBSERVATION, ACTIONS, True)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 @pytest.mark.parametrize("use_lstm", [False, True])
 def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool) -> None:
     spec = ActorSpec(name, {"hidden": 24}, use_lstm=use_lstm)
@@ -138,7 +138,7 @@ def test_keyword_arguments_that_a_model_does_not_take_are_refused(
         make_model(ActorSpec("mlp", kwargs), OBSERVATION, ACTIONS)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", ACTOR_CRITICS)
 @pytest.mark.parametrize("use_lstm", [False, True])
 @pytest.mark.parametrize("hidden", [0, -3, 1.5, 64.0, "64", None, True, [64]])
 def test_a_width_that_no_layer_can_have_is_refused_by_its_name(

@@ -38,7 +38,8 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
         (
             "impalla",
             ValueError,
-            "no algorithm 'impalla': use impala, laser, ppo, or my_module:MyAlgo; did",
+            "no algorithm 'impalla': use impala, laser, ppo, dqn, sac, td3, or "
+            "my_module:MyAlgo; did",
         ),
         ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
         (f"{__name__}:Other", ValueError, "cannot import the algorithm .* has no 'Other'"),

@@ -47,7 +47,9 @@ def make_agent(
     seen = stacked_space(observation_space, frame_stack)
     if not spec.reads_values:
         seen = without_values(seen)
-    name = default_model(seen, for_images) if spec.name == "auto" else spec.name
+    is_open = ":" not in spec.name and spec.name.endswith("auto")  # "q-auto" too
+    usual = spec.name.removesuffix("auto") + default_model(seen, for_images)
+    name = usual if is_open else spec.name
     reads_values = seen != without_values(seen)
     resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
     try:

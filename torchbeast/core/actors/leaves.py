@@ -71,13 +71,21 @@ def needs_statistics(spec: ArraySpec) -> bool:
     return not _is_float_image(spec) and max(abs(spec.low), abs(spec.high)) > KNOWN_SCALE
 
 
+def over_vectors(shape: tuple[int, ...]) -> Torso:
+    """Returns the usual torso of numbers."""
+    return VectorTorso(shape, VECTOR_SIZE)
+
+
 def torso_for(
-    spec: ArraySpec, over_images: Callable[[tuple[int, ...]], Torso] | None, smallest: int = 1
+    spec: ArraySpec,
+    over_images: Callable[[tuple[int, ...]], Torso] | None,
+    smallest: int = 1,
+    over_numbers: Callable[[tuple[int, ...]], Torso] = over_vectors,
 ) -> Torso:
     """Returns a torso for a leaf.
 
     over_images: makes the torso of images of at least `smallest` pixels a side; None: images are
-    treated as vectors of numbers.
+    treated as vectors of numbers. over_numbers: makes the torso of these.
     """
     match kind_of(spec):
         case Kind.ONE_HOT:
@@ -90,7 +98,7 @@ def torso_for(
             return StringsTorso(spec)
         case Kind.IMAGE if over_images is not None and is_image(spec.shape, smallest):
             return _prepared(spec, over_images(spec.shape))
-    return _prepared(spec, VectorTorso(spec.shape, VECTOR_SIZE))
+    return _prepared(spec, over_numbers(spec.shape))
 
 
 def _num_ones(spec: ArraySpec) -> int:

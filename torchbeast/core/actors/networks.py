@@ -60,7 +60,7 @@ class TorsoNetwork(Actor):
         sees_last_action: bool,
     ) -> None:
         super().__init__()
-        _check_hidden(fc_size)
+        check_hidden(fc_size)
         self.distribution = distribution_for(action_space)
         self._sees_last_action = sees_last_action
         self._torsos = self._adopt(torsos)
@@ -233,7 +233,7 @@ class MLPNet(TorsoActorCritic):
         self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
 
 
-def _check_hidden(size: object) -> None:
+def check_hidden(size: object) -> None:
     """Raises SpecError unless a layer can have this size."""
     if type(size) is not int or size < 1:  # True is an int too
         raise SpecError(

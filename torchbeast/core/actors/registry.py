@@ -18,6 +18,7 @@ from torchbeast.core.actors.networks import (
     NormedAtariNet,
     SmallNet,
 )
+from torchbeast.core.actors.off_policy_networks import NETWORKS
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
@@ -25,7 +26,7 @@ from torchbeast.core.specs import ActorSpec, SpecError, check_takes, did_you_mea
 
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
-MODELS: dict[str, ModelFactory] = {
+ACTOR_CRITICS: dict[str, ModelFactory] = {
     "deep": DeepNet,
     "fixup": FixupNet,
     "shallow": AtariNet,
@@ -33,6 +34,16 @@ MODELS: dict[str, ModelFactory] = {
     "small": SmallNet,
     "mlp": MLPNet,
 }
+MODELS: dict[str, ModelFactory] = {**ACTOR_CRITICS, **NETWORKS}
+
+
+def in_family(name: str, family: str) -> str:
+    """Returns the name of the network of a family that has the body of an actor-critic.
+
+    name: one of ACTOR_CRITICS, or "auto"; any other stays. family: such as "q"; "" for
+    actor-critics.
+    """
+    return f"{family}-{name}" if family and name in (*ACTOR_CRITICS, "auto") else name
 
 
 def make_model(
@@ -86,7 +97,7 @@ def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.name in MODELS:
         return MODELS[spec.name]
     if not spec.pickled and ":" not in spec.name:
-        known, hint = ", ".join(MODELS), did_you_mean(spec.name, MODELS)
+        known, hint = ", ".join(ACTOR_CRITICS), did_you_mean(spec.name, MODELS)
         raise SpecError(f"no model {spec.name!r}: use {known}, or my_module:MyNet{hint}")
     factory = spec.load()
     is_class = isinstance(factory, type) and issubclass(factory, Actor)

@@ -52,6 +52,17 @@ class VectorTorso(Torso):
         return F.relu(self.linear(as_float(frames).reshape(len(frames), -1)))
 
 
+class FlatTorso(Torso):
+    """The flattened leaf itself."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.num_features = math.prod(shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        return as_float(frames).reshape(len(frames), -1)
+
+
 class ShallowTorso(Torso):
     """Three convolutions: 32 of 8x8 by 4, 64 of 4x4 by 2, 64 of 3x3 by 1, ReLU after each."""
 

@@ -68,6 +68,10 @@ class Algorithm(ABC, Generic[BatchT]):
     actor_type: ClassVar[type[Actor]] = ActorCritic
     """The class of actor that it trains."""
 
+    family: ClassVar[str] = ""
+    """The family of built-in networks that --model chooses from: "q" makes mlp q-mlp. By default
+    the actor-critics."""
+
     takes: ClassVar[type] = Rollout
     """The class of batch that it learns from."""
 

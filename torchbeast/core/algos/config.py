@@ -87,8 +87,8 @@ class OptimiserConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImpalaConfig:
-    """IMPALA's loss and optimiser."""
+class RewardConfig:
+    """How rewards are learnt from."""
 
     discounting: float = 0.99
     """Discount of a reward one step later."""
@@ -100,6 +100,17 @@ class ImpalaConfig:
     used unchanged. The network sees them clamped too, or else as sign(r) log(1 + |r|).
     auto: abs_one for Atari games, none elsewhere; abs_one also with servers of the original
     TorchBeast, which do not say what they serve."""
+
+    def __post_init__(self) -> None:
+        between(0, 1, discounting=self.discounting)
+        above(0, reward_scale=self.reward_scale)
+        one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImpalaConfig(RewardConfig):
+    """IMPALA's loss and optimiser."""
+
     entropy_cost: float = 0.0006
     """Weight of the entropy bonus: more keeps exploring longer."""
     baseline_cost: float = 0.5
@@ -107,9 +118,7 @@ class ImpalaConfig:
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
-        between(0, 1, discounting=self.discounting)
-        above(0, reward_scale=self.reward_scale)
-        one_of(("auto", *get_args(RewardClipping)), reward_clipping=self.reward_clipping)
+        super().__post_init__()
         at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
 
 
@@ -161,3 +170,88 @@ class PPOConfig(ImpalaConfig):
         at_least(1, num_epochs=self.num_epochs, num_mini_batch=self.num_mini_batch)
         above(0, clip_param=self.clip_param, target_kl=self.target_kl)
         between(0, 1, gae_lambda=self.gae_lambda)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffPolicyConfig(RewardConfig):
+    """The settings that DQN, SAC and TD3 have in common. Losses are means over a batch."""
+
+    target_rate: float = 0.005
+    """Share of the way that target networks go to the learnt ones at a time."""
+    target_period: int = 1
+    """Optimiser steps from one such time to the next."""
+    optimiser: OptimiserConfig = field(
+        default_factory=lambda: OptimiserConfig(
+            optimiser="adam", learning_rate=0.0003, epsilon=0.00000001
+        )
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above(0, target_rate=self.target_rate)
+        between(0, 1, target_rate=self.target_rate)
+        at_least(1, target_period=self.target_period)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DQNConfig(OffPolicyConfig):
+    """Double DQN's loss, exploration and optimiser."""
+
+    double_dqn: bool = True
+    """Let the learnt network choose the actions that the target network rates. Otherwise the
+    latter does both, and rates too high."""
+    exploration_steps: int = 10_000
+    """Environment steps over which the share of random actions falls from 1 to --epsilon_end."""
+    epsilon_end: float = 0.05
+    """The share of random actions afterwards."""
+    target_rate: float = 1.0
+    """Share of the way that the target network goes to the learnt one at a time; 1: a copy."""
+    target_period: int = 500
+    """Optimiser steps from one copy of the learnt network to the next."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, exploration_steps=self.exploration_steps)
+        between(0, 1, epsilon_end=self.epsilon_end)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig(OffPolicyConfig):
+    """SAC's losses, temperature and optimisers, which have the same settings."""
+
+    temperature: float = 1.0
+    """Weight of the policy's entropy at first; that of all steps with --no_learn_temperature."""
+    learn_temperature: bool = True
+    """Change the temperature so that the policy's mean entropy comes to --target_entropy."""
+    target_entropy: float | None = None
+    """In nats; over a Box of actions in units of the box. Default: minus the number of entries of
+    an action, and 0.98 log(n) with n actions to choose from, as in the papers."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above(0, temperature=self.temperature)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TD3Config(OffPolicyConfig):
+    """TD3's losses, noise and optimisers, which have the same settings."""
+
+    exploration_noise: float = 0.1
+    """Deviation of the noise that is added to actions while collecting, in half widths of the box
+    of actions."""
+    target_noise: float = 0.2
+    """Deviation of the noise that is added to the target policy's actions, likewise."""
+    target_noise_clip: float = 0.5
+    """Largest such noise."""
+    policy_period: int = 2
+    """Optimiser steps of the critics for each of the policy, with which the targets move too."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(
+            0,
+            exploration_noise=self.exploration_noise,
+            target_noise=self.target_noise,
+            target_noise_clip=self.target_noise_clip,
+        )
+        at_least(1, policy_period=self.policy_period)

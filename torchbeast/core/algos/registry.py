@@ -16,13 +16,58 @@ ALGOS = {
     DEFAULT: "torchbeast.core.algos.impala:Impala",
     FOR_REPLAY: "torchbeast.core.algos.laser:Laser",
     "ppo": "torchbeast.core.algos.ppo:PPO",
+    "dqn": "torchbeast.core.algos.dqn:DQN",
+    "sac": "torchbeast.core.algos.sac:SAC",
+    "td3": "torchbeast.core.algos.td3:TD3",
 }
 # Configs that are kept apart from their algorithm, whose module imports torch.
 _CONFIGS = {
     DEFAULT: "torchbeast.core.algos.config:ImpalaConfig",
     FOR_REPLAY: "torchbeast.core.algos.config:LaserConfig",
     "ppo": "torchbeast.core.algos.config:PPOConfig",
+    "dqn": "torchbeast.core.algos.config:DQNConfig",
+    "sac": "torchbeast.core.algos.config:SACConfig",
+    "td3": "torchbeast.core.algos.config:TD3Config",
 }
+
+
+_OF_POLICIES = {
+    "replay_size": 1_000_000,
+    "replay_ratio": 256.0,
+    "batch_size": 256,
+    "learn_start": 5_000,
+    "unroll_length": 4,
+    "torch_threads": 1,  # these networks are too small to share
+}
+# Defaults of other flags, by the name of the algorithm.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "dqn": {
+        "replay_size": 100_000,
+        "replay_ratio": 8.0,
+        "batch_size": 32,
+        "learn_start": 1_000,
+        "unroll_length": 4,
+        "torch_threads": 1,
+    },
+    "sac": _OF_POLICIES,
+    "td3": {**_OF_POLICIES, "learn_start": 25_000},
+}
+
+
+def defaults_of(name: str) -> dict[str, Any]:
+    """Returns the defaults of flags beside its own that an algorithm asks for, by flag."""
+    return dict(_DEFAULTS.get(name, {}))
+
+
+def learns_from_transitions(name: str) -> bool:
+    """Returns whether the algorithm of that name learns from single steps of a replay; errors as of
+    `find`. Built-in algorithms are not imported for it.
+    """
+    if name in ALGOS:
+        return name in _DEFAULTS
+    from torchbeast.core.storages.transition import Transitions
+
+    return issubclass(find(name).takes, Transitions)
 
 
 def find(name: str) -> type[Algorithm[Any]]:

@@ -264,6 +264,11 @@ class SyncVecEnv:
         self.observation_space: ObservationSpace = self._space_of(first)
         self._specs: list[ArraySpec] = flatten(self.observation_space)
 
+    @property
+    def task(self) -> Any:
+        """The first environment without its wrappers, for what it says of its task."""
+        return getattr(self._envs[0], "unwrapped", self._envs[0])
+
     def reset(self, seed: int) -> ArrayNest:
         rows = self._empty_rows(self.num_envs)
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):

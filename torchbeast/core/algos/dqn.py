@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Double DQN (van Hasselt, Guez, Silver 2016, arXiv 1509.06461).
+
+    y = R + gamma^m (1 - terminated) Q_target(s', argmax_a Q(s', a))              their equation 4
+    loss = mean w huber(y - Q(s, a)),   huber(x) = x^2 / 2 where |x| < 1, |x| - 1/2 elsewhere
+
+The target network is copied every target_period optimiser steps (Mnih et al. 2015). Actions are
+epsilon-greedy; epsilon falls linearly over the steps that are collected.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.config import DQNConfig
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write_priorities
+from torchbeast.core.nest_py import Nest
+from torchbeast.core.storages.transition import Transitions
+
+
+class DQN(OffPolicy):
+    """Learns the values of actions."""
+
+    Config = DQNConfig
+    family = "q"
+    actor_type: ClassVar = QNetwork
+    separable = True
+    actor: QNetwork
+    config: DQNConfig
+
+    def __init__(self, actor: Actor, config: DQNConfig) -> None:
+        super().__init__(actor, config)
+        self.target = Target(actor, config.target_rate, config.target_period)
+        self.models["target"] = self.target
+        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
+
+    def prepare(self, batch: Transitions) -> Transitions:
+        """Lowers epsilon by the steps that were collected for the batch."""
+        share = (1.0 - self.config.epsilon_end) * batch.env_steps / self.config.exploration_steps
+        self.actor.epsilon.sub_(share).clamp_(min=self.config.epsilon_end)
+        return batch
+
+    def losses(self, minibatch: Transitions) -> Losses:
+        """Returns value_loss, and the mean of the values and of their errors' sizes."""
+        with torch.no_grad():
+            targets = self.targets(minibatch, self._next_values(minibatch.next_observation))
+        q_values = self.actor(minibatch.observation).float()
+        index = self.actor.distribution.features(minibatch.action).bool()
+        values = q_values[index]
+        write_priorities(minibatch, targets - values)
+        losses = F.smooth_l1_loss(values, targets, reduction="none")
+        metrics = {
+            "mean_value": values.detach().mean(),
+            "value_error": (targets - values.detach()).abs().mean(),
+            "epsilon": self.actor.epsilon.clone(),
+        }
+        return Losses({"value_loss": mean_loss(losses, minibatch)}, metrics)
+
+    def _next_values(self, observation: Nest[Tensor]) -> Tensor:
+        """Returns what the target network says of the best actions [B]."""
+        rated = self.target.network(observation).float()
+        chosen = self.actor(observation) if self.config.double_dqn else rated
+        best: Tensor = rated.gather(-1, chosen.argmax(-1, keepdim=True)).squeeze(-1)
+        return best
+
+    def after_step(self) -> None:
+        """Copies the network to the target network, when it is time."""
+        self.target.follow(self.actor)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DQN, SAC and TD3 have in common: targets of n steps, target networks, weights, priorities.
+
+B is the number of transitions. With n-step returns R_b is the discounted sum of the m_b rewards of
+transition b, m_b <= n, and its target is
+
+    y_b = R_b + gamma^m_b (1 - terminated_b) V(next observation)
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.actors.off_policy import OffPolicyActor
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.config import OffPolicyConfig
+from torchbeast.core.losses import clip_rewards
+from torchbeast.core.storages.transition import Transitions
+
+
+class OffPolicy(Algorithm[Transitions]):
+    """The common base of the built-in off-policy algorithms."""
+
+    takes = Transitions
+    mode = "explore"
+    reduction = "mean"
+    actor_type: ClassVar = OffPolicyActor
+    actor: OffPolicyActor
+    config: OffPolicyConfig
+
+    def targets(self, batch: Transitions, next_values: Tensor) -> Tensor:
+        """Returns y [B]; next_values: V [B] of the next observations."""
+        config = self.config
+        rewards = batch.reward.unsqueeze(-1)
+        if batch.later_rewards is not None:
+            rewards = torch.cat([rewards, batch.later_rewards], -1)
+        rewards = clip_rewards(rewards * config.reward_scale, config.reward_clipping)
+        powers = config.discounting ** torch.arange(rewards.shape[1], device=rewards.device)
+        num_joined = 1 if batch.num_joined is None else batch.num_joined
+        discounts = config.discounting**num_joined * (1.0 - batch.terminated.float())
+        targets: Tensor = (rewards * powers).sum(-1) + discounts * next_values
+        return targets
+
+
+class Target(nn.Module):
+    """A copy of a network that follows it slowly (Lillicrap et al. 2015, arXiv 1509.02971).
+
+    steps: int64 [], how often `follow` was called.
+    """
+
+    steps: Tensor
+
+    def __init__(self, network: nn.Module, rate: float, period: int) -> None:
+        """rate: share of the way to the network that it goes in every period-th `follow`."""
+        super().__init__()
+        self.network = copy.deepcopy(network).requires_grad_(False)
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self._rate, self._period = rate, period
+
+    @torch.no_grad()
+    def follow(self, network: nn.Module) -> None:
+        """Goes towards the network, if it is time; running statistics are copied."""
+        self.steps += 1
+        if int(self.steps) % self._period:
+            return
+        for own, other in zip(self.network.parameters(), network.parameters(), strict=True):
+            own.lerp_(other, self._rate)
+        for held, new in zip(self.network.buffers(), network.buffers(), strict=True):
+            held.copy_(new)
+
+
+def mean_loss(losses: Tensor, batch: Transitions) -> Tensor:
+    """Returns the mean of losses [B], weighted where the batch has weights."""
+    return losses.mean() if batch.weights is None else (batch.weights * losses).mean()
+
+
+@torch.no_grad()
+def write_priorities(batch: Transitions, errors: Tensor) -> None:
+    """Writes the sizes of errors [B] of values as the transitions' priorities, if they are asked
+    for (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
+    """
+    if batch.priorities is not None:
+        batch.priorities.copy_(errors.abs())

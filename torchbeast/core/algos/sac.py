@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SAC: soft actor-critic, with a learnt temperature alpha.
+
+Continuous actions (Haarnoja et al. 2018, arXiv 1812.05905), a ~ pi(s) by reparametrisation:
+
+    V(s)        = min_i Q_target_i(s, a) - alpha log pi(a | s)                     equation 3
+    critic_loss = mean w 1/2 sum_i (Q_i(s, a) - y)^2,  y = R + gamma^m (1 - terminated) V(s')   5, 6
+    actor_loss  = mean alpha log pi(a | s) - min_i Q_i(s, a)                       equation 9
+    temperature_loss = -log alpha mean (log pi(a | s) + target entropy)            equation 18
+
+Actions are in units of their box here: log pi is that of tanh(u) in [-1, 1]. Of equation 18's
+alpha the logarithm is taken, as in the authors' code.
+
+Discrete actions (Christodoulou 2019, arXiv 1910.07207): the expectation over actions is exact,
+
+    V(s) = sum_a pi(a | s) (min_i Q_target_i(s, a) - alpha log pi(a | s))          equation 10
+    actor_loss = mean sum_a pi(a | s) (alpha log pi(a | s) - min_i Q_i(s, a))      equation 12
+
+and the temperature's likewise (equation 11).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.off_policy import StochasticActorCritic
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.config import SACConfig
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write_priorities
+from torchbeast.core.distributions import Categorical, SquashedGaussian
+from torchbeast.core.nest_py import Nest
+from torchbeast.core.storages.transition import Transitions
+
+
+class SAC(OffPolicy):
+    """Learns a policy of high value and entropy, and two critics."""
+
+    Config = SACConfig
+    family = "sac"
+    actor_type: ClassVar = StochasticActorCritic
+    minimised_by: ClassVar = {
+        "critic_loss": "critics",
+        "actor_loss": "actor",
+        "temperature_loss": "temperature",
+    }
+    actor: StochasticActorCritic
+    config: SACConfig
+
+    def __init__(self, actor: Actor, config: SACConfig) -> None:
+        super().__init__(actor, config)
+        device = self.actor.epsilon.device
+        self.critics = self.actor.make_critics().to(device)
+        self.target = Target(self.critics, config.target_rate, config.target_period)
+        self.temperature = Temperature(config.temperature).to(device)
+        self.models |= {
+            "critics": self.critics,
+            "target": self.target,
+            "temperature": self.temperature,
+        }
+        self.optimisers = {
+            name: config.optimiser.make(self.models[name].parameters())
+            for name in ("actor", "critics", "temperature")
+        }
+        self._policies = _policies_over(self.actor)
+        usual, given = self._policies.usual_entropy, config.target_entropy
+        self.target_entropy = usual if given is None else given
+
+    @classmethod
+    def check_actor(cls, actor: Actor, config: SACConfig) -> None:
+        """Raises TypeError for another network, and ValueError for actions that SAC cannot take."""
+        super().check_actor(actor, config)
+        _policies_over(actor)
+
+    def prepare(self, batch: Transitions) -> Transitions:
+        """Ends acting at random: from here on there is something to act by."""
+        self.actor.epsilon.zero_()
+        self.critics.observe(batch.new_observations())
+        return batch
+
+    def losses(self, minibatch: Transitions) -> Losses:
+        """Returns the three losses, and the means of values, entropy and temperature."""
+        alpha = self.temperature.log_alpha.detach().exp()
+        policies, seen = self._policies, minibatch.observation
+        with torch.no_grad():
+            after = policies.evaluate(self.target.network, minibatch.next_observation)
+            targets = self.targets(minibatch, after.values - alpha * after.log_probs)
+        values = policies.values_of(self.critics, seen, minibatch.action)
+        errors = values - targets
+        write_priorities(minibatch, errors.mean(0))
+        now = policies.evaluate(self.critics, seen)
+        terms = {
+            "critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch),
+            "actor_loss": (alpha * now.log_probs - now.values).mean(),
+        }
+        if self.config.learn_temperature:
+            surplus = -now.log_probs.detach().mean() - self.target_entropy
+            terms["temperature_loss"] = self.temperature.log_alpha * surplus
+        metrics = {
+            "mean_value": values.detach().mean(),
+            "entropy": -now.log_probs.detach().mean(),
+            "temperature": alpha,
+        }
+        return Losses(terms, metrics)
+
+    def after_step(self) -> None:
+        """Lets the target critics follow the critics."""
+        self.target.follow(self.critics)
+
+
+class Temperature(nn.Module):
+    """The weight alpha of the entropy, by its logarithm."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
+
+
+class Evaluated(NamedTuple):
+    """Means over the policy's actions, [B]; gradients flow to the policy."""
+
+    values: Tensor  # of the smaller of both critics
+    log_probs: Tensor  # minus the entropy
+
+
+class _OverBox:
+    """Policies of continuous actions, which are sampled."""
+
+    def __init__(self, actor: StochasticActorCritic, distribution: SquashedGaussian) -> None:
+        self._actor, self._distribution = actor, distribution
+        self.usual_entropy = -float(distribution.num_features)
+
+    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
+        action, log_probs = self._distribution.rsample(self._actor(observation).float())
+        values: Tensor = critics(observation, self._distribution.features(action))
+        return Evaluated(values.min(0).values, log_probs + self._distribution.log_half_widths)
+
+    def values_of(
+        self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
+    ) -> Tensor:
+        values: Tensor = critics(observation, self._distribution.features(action))
+        return values
+
+
+class _OverChoices:
+    """Policies of a few actions, over all of which the mean is taken."""
+
+    def __init__(self, actor: StochasticActorCritic, distribution: Categorical) -> None:
+        self._actor, self._distribution = actor, distribution
+        self.usual_entropy = 0.98 * math.log(distribution.num_params)
+
+    def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
+        log_probs = self._actor(observation).float().log_softmax(-1)
+        probs = log_probs.exp()
+        with torch.no_grad():
+            values = critics(observation).min(0).values
+        return Evaluated((probs * values).sum(-1), (probs * log_probs).sum(-1))
+
+    def values_of(
+        self, critics: nn.Module, observation: Nest[Tensor], action: Nest[Tensor]
+    ) -> Tensor:
+        chosen = self._distribution.features(action)  # one-hot
+        values: Tensor = (critics(observation) * chosen).sum(-1)
+        return values
+
+
+def _policies_over(actor: Actor) -> _OverBox | _OverChoices:
+    """Returns how expectations over the actor's actions are computed."""
+    assert isinstance(actor, StochasticActorCritic)
+    match actor.distribution:
+        case SquashedGaussian() as distribution:
+            return _OverBox(actor, distribution)
+        case Categorical() as distribution:
+            return _OverChoices(actor, distribution)
+    kind = type(actor.distribution).__name__
+    raise ValueError(
+        f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a Discrete, "
+        f"got {type(actor).__name__} with {kind}: use another --model"
+    )

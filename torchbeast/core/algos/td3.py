@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TD3: twin delayed deterministic policy gradients (Fujimoto, van Hoof, Meger 2018, arXiv
+1802.09477, algorithm 1). Actions are in units of their box, [-1, 1].
+
+    a'          = clip(pi_target(s') + clip(noise, -c, c), -1, 1),  noise ~ Normal(0, target_noise)
+    y           = R + gamma^m (1 - terminated) min_i Q_target_i(s', a')
+    critic_loss = mean w 1/2 sum_i (Q_i(s, a) - y)^2
+    actor_loss  = -mean Q_1(s, pi(s))               every policy_period-th optimiser step
+
+The targets of policy and critics move with the policy.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from torchbeast.core.actors.contract import Actor
+from torchbeast.core.actors.off_policy import DeterministicActorCritic
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.config import TD3Config
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write_priorities
+from torchbeast.core.storages.transition import Transitions
+
+
+class TD3(OffPolicy):
+    """Learns a deterministic policy and two critics."""
+
+    Config = TD3Config
+    family = "td3"
+    actor_type: ClassVar = DeterministicActorCritic
+    minimised_by: ClassVar = {"critic_loss": "critics", "actor_loss": "actor"}
+    actor: DeterministicActorCritic
+    config: TD3Config
+
+    def __init__(self, actor: Actor, config: TD3Config) -> None:
+        super().__init__(actor, config)
+        self.actor.noise.fill_(config.exploration_noise)
+        self.critics = self.actor.make_critics().to(self.actor.epsilon.device)
+        period = config.target_period * config.policy_period
+        self.target = Target(self.critics, config.target_rate, period)
+        self.target_actor = Target(self.actor, config.target_rate, period)
+        self.models |= {
+            "critics": self.critics,
+            "target": self.target,
+            "target_actor": self.target_actor,
+        }
+        self.optimisers = {
+            name: config.optimiser.make(self.models[name].parameters())
+            for name in ("actor", "critics")
+        }
+
+    def prepare(self, batch: Transitions) -> Transitions:
+        """Ends acting at random: from here on there is something to act by."""
+        self.actor.epsilon.zero_()
+        self.critics.observe(batch.new_observations())
+        return batch
+
+    def losses(self, minibatch: Transitions) -> Losses:
+        """Returns critic_loss, in every policy_period-th step actor_loss, and the mean value."""
+        seen, distribution = minibatch.observation, self.actor.distribution
+        with torch.no_grad():
+            after = self.target.network(minibatch.next_observation, self._next_units(minibatch))
+            targets = self.targets(minibatch, after.min(0).values)
+        values = self.critics(seen, distribution.features(minibatch.action))
+        errors = values - targets
+        write_priorities(minibatch, errors.mean(0))
+        terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
+        if (int(self.target.steps) + 1) % self.config.policy_period == 0:
+            terms["actor_loss"] = -self.critics(seen, self.actor(seen).tanh())[0].mean()
+        return Losses(terms, {"mean_value": values.detach().mean()})
+
+    def _next_units(self, minibatch: Transitions) -> Tensor:
+        """Returns the target policy's actions with clipped noise, [B, n]."""
+        units = self.target_actor.network(minibatch.next_observation).tanh()
+        limit = self.config.target_noise_clip
+        noise = (self.config.target_noise * torch.randn_like(units)).clamp(-limit, limit)
+        noisy: Tensor = (units + noise).clamp(-1.0, 1.0)
+        return noisy
+
+    def after_step(self) -> None:
+        """Lets the targets follow, when it is time."""
+        self.target.follow(self.critics)
+        self.target_actor.follow(self.actor)
