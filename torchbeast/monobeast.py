@@ -86,7 +86,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         actor=learner.agent.spec,
         precision=precision(flags.hardware, flags.is_reproducible),
         processes=flags.processes,
-        rollouts=flags.rollouts,
+        rollouts=learner.rollouts,
         extras=learner.extras,
         mode=learner.mode,
         num_batches=1 + learner.batches_at_once,

@@ -85,7 +85,7 @@ def train(
             learner.agent.model,
             learner.weights,
             learner.compute.device,
-            flags.rollouts,
+            learner.rollouts,
             flags.pipeline,
             extras=learner.extras,
             mode=learner.mode,

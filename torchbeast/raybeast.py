@@ -104,7 +104,7 @@ def _source_config(
         precision=precision(flags.hardware, reproducible=False),
         fleet=flags.ray,
         num_workers=workers,
-        rollouts=flags.rollouts,
+        rollouts=learner.rollouts,
         extras=learner.extras,
         mode=learner.mode,
         num_batches=1 + learner.batches_at_once,

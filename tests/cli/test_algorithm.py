@@ -180,7 +180,8 @@ def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixtur
     [
         (
             "nosuch",
-            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, ppo, or my_",
+            "--algo nosuch cannot be used: no algorithm 'nosuch': use impala, laser, ppo, dqn, "
+            "sac, td3, or my_",
         ),
         ("no_module:A", "cannot import the algorithm 'no_module:A'"),
         (f"{__name__}:MineConfig", "is no algorithm: it must be a subclass of"),
@@ -217,7 +218,7 @@ def test_a_built_in_algorithms_flags_are_read_without_torch(algo: str) -> None:
     code = (
         "import sys; from torchbeast.cli.command_line import parse; "
         "from torchbeast.cli.flags import PolyBeastFlags; "
-        f"parse(PolyBeastFlags, 'polybeast', ['--algo', {algo!r}, '--entropy_cost', '0.1']); "
+        f"parse(PolyBeastFlags, 'polybeast', ['--algo', {algo!r}, '--discounting', '0.9']); "
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

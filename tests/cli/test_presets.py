@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import Any
@@ -30,14 +31,19 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
     "polybeast_learner": PolyBeastLearnerFlags,
 }
 REQUIRED = [
+    "bitflip-hindsight",
     "cartpole",
+    "cartpole-dqn",
     "cartpole-lstm",
     "cartpole-ppo",
     "catch",
     "memory",
     "multidiscrete",
     "pendulum",
+    "pendulum-sac",
+    "halfcheetah-sac",
     "minatar-breakout",
+    "minatar-breakout-dqn",
     "pong",
     "atari-paper",
 ]
@@ -57,9 +63,16 @@ def test_a_preset_is_the_same_as_its_flags_written_out(program: str, name: str) 
     """Compares through the parser, which also checks names and types."""
     own = flags_of(program, "--preset", name)
     flags = {flag: value for flag, value in PRESETS[name].flags.items() if flag in own}
-    words = [f"--{flag}" if value is True else f"--{flag}={value}" for flag, value in flags.items()]
+    words = [
+        f"--{flag}" if value is True else f"--{flag}={as_typed(value)}"
+        for flag, value in flags.items()
+    ]
     assert flags_of(program, "--preset", name) == {**flags_of(program, *words), "preset": name}
     assert len(flags) > 3
+
+
+def as_typed(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, dict) else value
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -40,6 +40,13 @@ class TestDials(VecEnvCompliance):
         return envs.make("Dials", num_envs)
 
 
+class TestBitFlip(VecEnvCompliance):
+    num_steps = 50
+
+    def make(self, num_envs: int) -> VecEnv:
+        return envs.make("BitFlip", num_envs)
+
+
 class TestCartPole(VecEnvCompliance):
     num_steps = 60
 

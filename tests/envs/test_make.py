@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "env_id", ["Mock", "Catch", "Dials", "Memory", "CartPole-v1", "FrozenLake-v1"]
+    "env_id", ["BitFlip", "Mock", "Catch", "Dials", "Memory", "CartPole-v1", "FrozenLake-v1"]
 )
 def test_every_name_makes_the_requested_number_of_environments(env_id: str) -> None:
     env = envs.make(env_id, 3)

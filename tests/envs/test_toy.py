@@ -10,7 +10,7 @@ import pytest
 
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.mock import Mock
-from torchbeast.envs.toy import Catch, Dials, Memory
+from torchbeast.envs.toy import BitFlip, Catch, Dials, Memory
 
 Policy = Callable[[np.ndarray], np.ndarray]
 
@@ -144,3 +144,40 @@ def test_a_wrong_action_is_refused_with_what_was_expected(action: np.ndarray, me
     env.reset(0)
     with pytest.raises(ValueError, match=message):
         env.step(action)
+
+
+# --- BitFlip
+
+
+def test_flipping_the_bits_that_differ_reaches_the_goal_in_as_many_steps() -> None:
+    env = BitFlip(20, bits=6)
+    seen = env.reset(0)
+    assert isinstance(seen, dict)
+    differ = (seen["observation"] != seen["desired_goal"]).sum(axis=1)
+    assert differ.min() >= 1 and len(set(differ.tolist())) > 2
+    for step_number in range(1, int(differ.max()) + 1):
+        action = (seen["observation"] != seen["desired_goal"]).argmax(axis=1)
+        step = env.step(action)
+        running = differ >= step_number
+        assert (step.terminated[running] == (differ[running] == step_number)).all()
+        assert (step.reward[running] == np.where(differ[running] == step_number, 0, -1)).all()
+        assert not step.truncated[running].any()
+        seen = step.observation
+        assert isinstance(seen, dict)
+
+
+def test_a_game_that_does_not_reach_its_goal_is_truncated_and_shows_its_last_bits() -> None:
+    env = BitFlip(1, bits=3)
+    first = env.reset(1)
+    assert isinstance(first, dict)
+    bits, goal = first["observation"][0].copy(), first["desired_goal"][0].copy()
+    away = int((bits == goal).argmax()) if (bits == goal).any() else 0
+    steps = [env.step(np.array([away])) for _ in range(2)]
+    assert not any(step.terminated.any() or step.truncated.any() for step in steps)
+    assert (steps[1].observation["observation"][0] == bits).all()  # type: ignore[call-overload,index]
+    last = env.step(np.array([away]))
+    final = last.final_observation
+    assert last.truncated.tolist() == [True] and isinstance(final, dict)
+    bits[away] = 1 - bits[away]
+    assert (final["achieved_goal"][0] == bits).all() and (final["desired_goal"][0] == goal).all()
+    assert first["observation"][0].tolist() != bits.tolist(), "what it gave is the caller's"

@@ -53,7 +53,8 @@ def train(savedir: Path, numbers: range, *words: str) -> dict[str, Any]:
     return checkpoints.load(savedir / "run" / "model.tar")
 
 
-NEW = ("--algo", TOY, "--momentum", "0.9", "--total_steps", "100", "--seed", "3")
+REPLAY = ("--replay_size", "1000")
+NEW = (*REPLAY, "--algo", TOY, "--momentum", "0.9", "--total_steps", "100", "--seed", "3")
 LEARNT = (
     *("model_state_dict", "algorithm_state_dict", "optimizer_state_dict"),
     *("scheduler_state_dict", "stats", "rng"),

@@ -23,7 +23,7 @@ from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of, renamed
 from torchbeast.cli.resuming import kinds
-from torchbeast.core.algos.registry import DEFAULT, FOR_REPLAY
+from torchbeast.core.algos.registry import DEFAULT, FOR_REPLAY, defaults_of
 from torchbeast.errors import UsageError
 
 Flags = TypeVar("Flags")
@@ -112,7 +112,8 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     algo = _algorithm(words, {**recorded, **of_preset})
     made = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
-    values = {**resuming.usable(made, recorded), **of_preset, **chosen}
+    usual = {} if resuming.is_test(words) else defaults_of(algo)
+    values = {**usual, **resuming.usable(made, recorded), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
 

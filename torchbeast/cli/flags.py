@@ -21,7 +21,7 @@ from torchbeast.learning.config import CheckpointConfig, HardwareConfig, Trainin
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.config import RayConfig
-from torchbeast.sources.config import ReplayConfig, RolloutConfig
+from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import (
     FleetConfig,
@@ -47,8 +47,9 @@ class DefaultsFlags:
 
     algo: str = registry.DEFAULT
     """Algorithm: impala; laser, which also learns from a replay (--replay_size); ppo, which learns
-    from each batch several times; or package.module:MyAlgo for your own. Its settings become flags,
-    which --help lists with those of the program. A run that is resumed keeps its algorithm."""
+    from each batch several times; dqn, sac and td3, which learn from single steps of a replay; or
+    package.module:MyAlgo for your own. Its settings become flags, which --help lists with those of
+    the program. A run that is resumed keeps its algorithm."""
     preset: str | None = None
     """Settings that belong together take the place of the defaults below and above;
     help lists them."""
@@ -73,13 +74,14 @@ class LearnerFlags:
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
     algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
     step: StepConfig = field(default_factory=StepConfig)
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     def __post_init__(self) -> None:
-        self.replay.spare_columns(self.rollouts)
+        self._check_replay()
         mode, played = self.command.mode, self.evaluation
         require(
             mode == "train" or not self.checkpoints.disable_checkpoint,
@@ -99,6 +101,26 @@ class LearnerFlags:
             "--random_start is for --mode test; episodes of training differ by themselves",
         )
 
+    def _check_replay(self) -> None:
+        if not self.learns_from_transitions:
+            self.replay.spare_columns(self.rollouts)
+            if self.command.mode == "train":
+                self.transitions.check_unused()
+            return
+        rollouts, total_steps = self.rollouts, self.training.total_steps
+        self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, total_steps)
+
+    @property
+    def learns_from_transitions(self) -> bool:
+        """Whether the run learns from single steps of a replay."""
+        trains = self.command.mode == "train"
+        return trains and registry.learns_from_transitions(self.defaults.algo)
+
+    @property
+    def collected_at_once(self) -> int:
+        """Rollouts that are taken from the environments at once."""
+        return 1 if self.learns_from_transitions else self.rollouts.batch_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonoBeastFlags(LearnerFlags):
@@ -109,6 +131,11 @@ class MonoBeastFlags(LearnerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(
+            self.processes.fixed_lag is None or not self.learns_from_transitions,
+            f"--fixed_lag {self.processes.fixed_lag} counts updates, of which --algo "
+            f"{self.defaults.algo} makes any number for a rollout: leave it out",
+        )
         self.processes.check_fixed_lag(self.rollouts.batch_size)
         threads = self.hardware.num_learner_threads
         require(
@@ -138,7 +165,7 @@ class ServedLearnerFlags(LearnerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.pipeline.queue_size(self.rollouts.batch_size)
+        self.pipeline.queue_size(self.collected_at_once)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         total_steps=flags.training.total_steps,
         rollouts=flags.rollouts,
         replay=flags.replay,
+        transitions=flags.transitions,
         hardware=flags.hardware,
         reproducible=reproducible,
     )

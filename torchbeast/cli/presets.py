@@ -6,6 +6,8 @@ docs/results/ has their results. A flag on the command line overrides its preset
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -112,6 +114,78 @@ PRESETS: dict[str, Preset] = {
             "total_steps": 1_200_000,
         },
     ),
+    "cartpole-dqn": Preset(
+        "CartPole-v1 with double DQN.",
+        {
+            "algo": "dqn",
+            "env": "CartPole-v1",
+            "num_actors": 4,
+            "batch_size": 64,
+            "replay_ratio": 32.0,
+            "learning_rate": 0.001,
+            "target_period": 100,
+            "exploration_steps": 10_000,
+            "epsilon_end": 0.04,
+            "total_steps": 60_000,
+        },
+    ),
+    "pendulum-sac": Preset(
+        "Pendulum-v1 with SAC.",
+        {
+            "algo": "sac",
+            "env": "Pendulum-v1",
+            "num_actors": 2,
+            "model_kwargs": {"hidden": 64},
+            "batch_size": 128,
+            "replay_ratio": 128.0,
+            "learning_rate": 0.002,
+            "learn_start": 1_000,
+            "total_steps": 15_000,
+        },
+    ),
+    "bitflip-hindsight": Preset(
+        "Ten bits to set to a goal, with DQN and hindsight: without it nothing is learnt.",
+        {
+            "algo": "dqn",
+            "env": "BitFlip",
+            "num_actors": 8,
+            "model_kwargs": {"hidden": 64},
+            "batch_size": 64,
+            "replay_ratio": 32.0,
+            "learning_rate": 0.002,
+            "discounting": 0.98,
+            "target_period": 50,
+            "exploration_steps": 5_000,
+            "hindsight_share": 0.8,
+            "total_steps": 30_000,
+        },
+    ),
+    "minatar-breakout-dqn": Preset(
+        "MinAtar's Breakout with double DQN.",
+        {
+            "algo": "dqn",
+            "env": "MinAtar/Breakout-v1",
+            "num_actors": 8,
+            "n_step": 3,
+            "learning_rate": 0.0005,
+            "target_period": 1_000,
+            "learn_start": 5_000,
+            "exploration_steps": 100_000,
+            "epsilon_end": 0.02,
+            "total_steps": 1_000_000,
+        },
+    ),
+    "halfcheetah-sac": Preset(
+        "MuJoCo's HalfCheetah-v5 with SAC.",
+        {
+            "algo": "sac",
+            "env": "HalfCheetah-v5",
+            "num_actors": 2,
+            "learning_rate": 0.001,
+            "replay_ratio": 128.0,
+            "total_steps": 200_000,
+        },
+    ),
     "minatar-breakout": Preset(
         "MinAtar's Breakout.",
         {
@@ -185,5 +259,10 @@ def listing() -> str:
 
 def _words(preset: Preset) -> str:
     """Returns the settings as they are written on a command line."""
-    pairs = preset.flags.items()
-    return " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in pairs)
+    return " ".join(_typed(name, value) for name, value in preset.flags.items())
+
+
+def _typed(name: str, value: Any) -> str:
+    if value is True:
+        return f"--{name}"
+    return f"--{name} {shlex.quote(json.dumps(value)) if isinstance(value, Mapping) else value}"

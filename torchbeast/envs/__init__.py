@@ -4,7 +4,7 @@
 | env_id | is |
 | --- | --- |
 | `Mock` | constant cost and known content, in the shape of an Atari game (`mock.py`) |
-| `Catch`, `Memory`, `Dials` | toy tasks that are learnt in seconds (`toy.py`) |
+| `Catch`, `Memory`, `Dials`, `BitFlip` | toy tasks that are learnt in seconds (`toy.py`) |
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
@@ -60,7 +60,7 @@ __getattr__ = importing(
     },
 )
 
-BUILT_IN = ("Catch", "Dials", "Memory", "Mock")
+BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 
 
 def make(

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Toy tasks that are learnt in seconds; all E environments are stepped by a few numpy operations.
 
-Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568).
+Catch and Memory are modelled on tasks of bsuite (Osband et al. 2019, arXiv:1908.03568), BitFlip is
+that of Andrychowicz et al. 2017 (arXiv:1707.01495, section 3.1).
 """
 
 from __future__ import annotations
@@ -194,3 +195,72 @@ class Dials(_Toy):
             np.eye(n, dtype=np.float32)[self._wanted[:, i]] for i, n in enumerate(self.positions)
         ]
         return np.concatenate(shown, axis=1)
+
+
+class BitFlip(_Toy):
+    """Setting bits to a goal, by flipping one with each action; reaching it is all that pays.
+
+    Observation: a dict of float32 [bits], zeros and ones: observation and achieved_goal, which are
+    the bits, and desired_goal. Bits and goal are random at first, and differ. Reward: 0 with the
+    step that reaches the goal, which ends the episode, else -1. After `bits` steps it is truncated.
+    """
+
+    env_id = "BitFlip"
+
+    def __init__(self, num_envs: int, bits: int = 10) -> None:
+        super().__init__(num_envs)
+        _check_at_least(1, bits=bits)
+        self.bits = bits
+        leaf = ArraySpec((bits,), "float32", low=0, high=1)
+        self.observation_space = {
+            name: leaf for name in ("achieved_goal", "desired_goal", "observation")
+        }
+        self.action_space = Discrete(bits)
+        self._bits, self._goal = np.zeros((2, num_envs, bits), np.float32)
+        self._steps = np.zeros(num_envs, np.int64)
+
+    def reset(self, seed: int) -> ArrayNest:
+        self._seed(seed)
+        self._begin(np.arange(self.num_envs))
+        return self._observation(slice(None))
+
+    def step(self, action: ArrayNest) -> VecStep:
+        which = check_discrete(action, self.action_space, self.num_envs)
+        every = np.arange(self.num_envs)
+        self._bits[every, which] = 1 - self._bits[every, which]
+        self._steps += 1
+        reward = self.compute_reward(self._bits, self._goal, {})
+        terminated = self.compute_terminated(self._bits, self._goal, {})
+        truncated = (self._steps == self.bits) & ~terminated
+        ended, cut = terminated | truncated, np.flatnonzero(truncated)
+        final = self._observation(cut) if len(cut) else None
+        self._begin(np.flatnonzero(ended))
+        return VecStep(self._observation(slice(None)), reward, terminated, truncated, ended, final)
+
+    def compute_reward(self, achieved: np.ndarray, desired: np.ndarray, info: object) -> np.ndarray:
+        """Returns rewards float32 [N] of goals [N, bits]."""
+        return self.compute_terminated(achieved, desired, info).astype(np.float32) - 1
+
+    def compute_terminated(
+        self, achieved: np.ndarray, desired: np.ndarray, info: object
+    ) -> np.ndarray:
+        """Returns which goals [N, bits] are reached, bool [N]."""
+        reached: np.ndarray = (achieved == desired).all(axis=1)
+        return reached
+
+    def _begin(self, envs: np.ndarray) -> None:
+        self._steps[envs] = 0
+        for env in envs:
+            generator = self._generators[env]
+            self._bits[env] = generator.integers(2, size=self.bits)
+            self._goal[env] = self._bits[env]
+            while (self._goal[env] == self._bits[env]).all():
+                self._goal[env] = generator.integers(2, size=self.bits)
+
+    def _observation(self, envs: slice | np.ndarray) -> ArrayNest:
+        bits = self._bits[envs]
+        return {
+            "achieved_goal": bits.copy(),
+            "desired_goal": self._goal[envs].copy(),
+            "observation": bits.copy(),
+        }

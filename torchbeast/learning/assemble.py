@@ -16,18 +16,20 @@ from torch import nn
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.actors.registry import in_family
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.checks import checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
 from torchbeast.learning.weights import PublishedWeights, Publisher
 from torchbeast.processes.malloc import keep_freed_memory
-from torchbeast.sources.config import ReplayConfig, RolloutConfig
+from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 
 Weights = TypeVar("Weights", bound=Publisher)
 MakeAgent = Callable[[ActorSpec], Agent]
@@ -46,12 +48,25 @@ class LearnerConfig:
     rollouts: RolloutConfig
     hardware: HardwareConfig
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
     reproducible: bool = False  # same results on all machines of one kind, see hardware.choose
 
     @property
     def spare_columns(self) -> int:
         """Number of replayed rollouts in a batch, beside the new ones."""
-        return self.replay.spare_columns(self.rollouts)
+        return 0 if self.learns_from_transitions else self.replay.spare_columns(self.rollouts)
+
+    @property
+    def learns_from_transitions(self) -> bool:
+        """Whether batches are single steps of a replay."""
+        return issubclass(self.algo.takes, Transitions)
+
+    @property
+    def online_rollouts(self) -> RolloutConfig:
+        """The batches of the online source; those for a replay of single steps are one rollout."""
+        if self.learns_from_transitions:
+            return dataclasses.replace(self.rollouts, batch_size=1)
+        return self.rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +106,7 @@ def assemble(
         keep_freed_memory()
     torch.set_num_threads(compute.threads)
     with as_usage_error():
-        agent = make_agent(earlier.actor(config.actor))
+        agent = make_agent(_in_family(earlier.actor(config.actor), config.algo))
     earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
     agent.model.compute_dtype = compute.dtype
@@ -113,11 +128,19 @@ def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[Pu
     return assemble(config, make_agent, PublishedWeights)
 
 
+def _in_family(spec: ActorSpec, algo: type[Algorithm[Any]]) -> ActorSpec:
+    """Returns the spec with the built-in network of the algorithm's family."""
+    if spec.pickled:
+        return spec
+    return dataclasses.replace(spec, name=in_family(spec.name, algo.family))
+
+
 def _optimiser_step(
     algo: Algorithm[Any], config: LearnerConfig, compute: Compute, agent: Agent
 ) -> OptimiserStep[Any]:
     columns = config.rollouts.batch_size + config.spare_columns
-    threads = share_cores(compute, columns, config.rollouts.unroll_length, agent)
+    length = 1 if config.learns_from_transitions else config.rollouts.unroll_length
+    threads = share_cores(compute, columns, length, agent)
     return OptimiserStep(
         algo,
         config.step,

@@ -24,6 +24,7 @@ from torchbeast.core.actors.contract import Mode
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.nest_py import flatten
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -37,8 +38,11 @@ from torchbeast.learning.replay import (
     check_learns_from_replay,
     joined_replay,
     make_replay,
+    make_transition_replay,
     mixed_source,
     resume_replay,
+    resume_store,
+    transition_source,
 )
 from torchbeast.learning.reward_clipping import sentence
 from torchbeast.learning.saving import SavedReplay, Saving
@@ -54,8 +58,10 @@ from torchbeast.reporting.log_files import LogFiles
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
+from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
 from torchbeast.sources.replay import OwnReplay, Replay
+from torchbeast.sources.transitions import TransitionSource
 
 _log = logging.getLogger("torchbeast.learner")
 
@@ -73,6 +79,7 @@ class Learner(Generic[Weights]):
     compute: Compute
     extras: tuple[str, ...]  # names of the outputs of acting that the algorithm needs
     mode: Mode  # in which actions are chosen
+    rollouts: RolloutConfig  # the batches of the source
     seed: int  # of the environments; differs after each resumption
     spare_columns: int  # of a batch, after the new rollouts: for replayed ones
     batches_at_once: int  # that are taken from the source and not given back yet
@@ -172,14 +179,19 @@ class LearnerRun:
             compute=made.compute,
             extras=made.algo.needs,
             mode=made.algo.mode,
+            rollouts=config.online_rollouts,
             seed=_environment_seed(self._recorded["seed"], progress.step),
             spare_columns=config.spare_columns,
-            batches_at_once=made.compute.learner_threads + config.replay.is_used,
+            batches_at_once=self._batches_at_once(made),
         )
         free = free_memory()  # before the source takes some
         source = make_source(learner)
+        if config.learns_from_transitions and issubclass(source.yields, Rollout):
+            transitions = self._transitions(made, source, progress, free)
+            yield transitions, transitions if config.replay.checkpoint_replay else None
+            return
         check_batches(source.yields, type(made.algo))
-        if not config.replay.is_used:
+        if config.learns_from_transitions or not config.replay.is_used:
             yield source, None
             return
         with self._replay(made, source, free) as replay:
@@ -189,6 +201,24 @@ class LearnerRun:
     @property
     def _total_steps(self) -> int:
         return self._settings.learner.total_steps
+
+    def _batches_at_once(self, made: Assembled[Any]) -> int:
+        """Returns how many batches of the source are in use at once."""
+        config = self._settings.learner
+        if config.learns_from_transitions:
+            return 1  # it is copied into the replay
+        return made.compute.learner_threads + config.replay.is_used
+
+    def _transitions(
+        self, made: Assembled[Any], online: Source, progress: Progress, free: int | None
+    ) -> TransitionSource:
+        """Returns the source of single steps of a replay; free: see _replay."""
+        config, seed = self._settings.learner, self._recorded["seed"]
+        taken, env = online.num_bytes, self._played.env
+        replay = make_transition_replay(config, made.agent, made.algo.needs, seed, taken, free, env)
+        if self._earlier.recorded is not None:
+            resume_store(replay, self._session.folder.path, config.replay.checkpoint_replay)
+        return transition_source(online, replay, config, progress.step)
 
     @contextmanager
     def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> Iterator[Replay]:
@@ -284,7 +314,7 @@ class LearnerRun:
             advise=advise,
             title=f"{self._played.env.name}, {self._settings.run.xpid}",
             total_steps=self._total_steps,
-            rollouts_at_once=self._settings.learner.rollouts.batch_size,
+            rollouts_at_once=self._settings.learner.online_rollouts.batch_size,
             save_every_s=self._settings.checkpoints.checkpoint_interval,
             only_warnings=self._settings.display.suppress_logs,
         )

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -13,7 +14,11 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
+from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
+from torchbeast.envs.goals import outcome_of
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
@@ -24,6 +29,7 @@ from torchbeast.sources.replay import AGENT, Replay
 from torchbeast.sources.replay_memory import check_memory, in_bytes
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.joining import Joining, joining_of
+from torchbeast.sources.transitions import Schedule, TransitionSource
 
 FILE = "replay.bin"
 
@@ -33,6 +39,8 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
 
     algo: the algorithm's name.
     """
+    if config.learns_from_transitions:
+        return
     if config.replay.is_used and not config.algo.learns_from_replay:
         raise UsageError(
             f"--algo {algo} does not learn from a replay: leave out --replay_size and "
@@ -57,22 +65,101 @@ def make_replay(
 
     Raises UsageError when it needs more.
     """
-    size, unroll_length = config.replay.replay_size, config.rollouts.unroll_length
-    specs = rollout_specs(agent.model, agent.observation_space, extras, unroll_length, columns=1)
+    size = config.replay.replay_size
+    specs = _specs(config, agent, extras)
+    _check_and_say_memory(size, specs, agent.frame_stack, 0, buffers, free)
+    with _reserving():
+        return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
+
+
+def make_transition_replay(
+    config: LearnerConfig,
+    agent: Agent,
+    extras: Sequence[str],
+    seed: int,
+    buffers: int,
+    free: int | None,
+    env: EnvSpec,
+) -> TransitionReplay:
+    """Makes an empty replay of single steps; see make_replay.
+
+    env: the environment, which says what other goals would have brought.
+    """
+    size, how = config.replay.replay_size, config.transitions
+    specs = _specs(config, agent, extras)
+    hindsight = None
     with as_usage_error():
-        each = bytes_per_transition(specs, agent.frame_stack)
-        more = bytes_per_truncation(specs, agent.frame_stack)
+        if how.hindsight_share:
+            check_goals(agent.observation_space, agent.frame_stack)
+            hindsight = outcome_of(env)
+        sampling = Sampling(
+            n_step=how.n_step,
+            priority_exponent=how.priority_exponent,
+            hindsight=hindsight,
+            hindsight_share=how.hindsight_share,
+        )
+    more = sampling.extra_bytes(size)
+    _check_and_say_memory(size, specs, agent.frame_stack, more, buffers, free)
+    with _reserving():
+        return TransitionReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"), sampling)
+
+
+def transition_source(
+    online: Source, replay: TransitionReplay, config: LearnerConfig, first_step: int
+) -> TransitionSource:
+    """Returns the source of single steps; first_step: env steps of earlier parts of the run."""
+    settings, rollouts, how = config.replay, config.rollouts, config.transitions
+    rate = settings.updates_per_step(
+        rollouts.batch_size, rollouts.unroll_length, config.total_steps
+    )
+    schedule = Schedule(
+        batch_size=rollouts.batch_size,
+        updates_per_step=rate,
+        learn_start=settings.learn_start,
+        total_steps=config.total_steps,
+        first_step=first_step,
+        beta=how.priority_beta if how.priority_exponent else None,
+    )
+    return TransitionSource(online, replay, schedule)
+
+
+def _specs(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict[str, Any]:
+    """Returns the fields of a rollout, see rollout_specs."""
+    length = config.rollouts.unroll_length
+    return rollout_specs(agent.model, agent.observation_space, extras, length, columns=1)
+
+
+def _check_and_say_memory(
+    size: int,
+    specs: dict[str, Any],
+    frame_stack: int,
+    more: int,
+    buffers: int,
+    free: int | None,
+) -> None:
+    """Prints what a replay of these rows takes; more: bytes of a step beside its row.
+
+    Raises UsageError when it does not fit.
+    """
+    with as_usage_error():
+        each = bytes_per_transition(specs, frame_stack) + more
+        of_truncation = bytes_per_truncation(specs, frame_stack)
     check_memory(size, each, buffers, free)
     has = "" if free is None else f", of {in_bytes(free)} that are free on this machine"
     print(
         f"The replay holds {size:,} steps of {each:,} bytes: {in_bytes(size * each)} when it is "
-        f"full ({more:,} bytes more for each truncated episode), and {in_bytes(buffers)} of other "
-        f"buffers{has}.",
+        f"full ({of_truncation:,} bytes more for each truncated episode), and {in_bytes(buffers)} "
+        f"of other buffers{has}.",
         flush=True,
     )
+
+
+@contextmanager
+def _reserving() -> Iterator[None]:
+    """Raises UsageError for what is too much for this machine, or for any."""
     try:
-        return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
-    except (MemoryError, ValueError) as error:  # too much for this machine, or for any
+        yield
+    except (MemoryError, ValueError) as error:
         raise UsageError(f"{error}: give a smaller --replay_size") from error
 
 
@@ -87,9 +174,7 @@ def joined_replay(
     Raises UsageError when there is none, and when it does not take this run's rollouts.
     """
     settings, rollouts = config.replay, config.rollouts
-    specs = rollout_specs(
-        agent.model, agent.observation_space, extras, rollouts.unroll_length, columns=1
-    )
+    specs = _specs(config, agent, extras)
     with as_usage_error():
         each = bytes_per_transition(specs, agent.frame_stack)
         more = bytes_per_truncation(specs, agent.frame_stack)
@@ -120,7 +205,14 @@ def _client(address: str, joining: Joining) -> AbstractContextManager[Replay]:
 
 
 def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
-    """Loads what an earlier part of the run saved, if it did, and prints how the replay begins.
+    """Loads what an earlier part of the run saved, see resume_store; walks begin anew."""
+    if resume_store(replay, folder, is_saved):
+        replay.forget_walks(AGENT)  # the states that belong to them are not saved
+
+
+def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
+    """Loads what an earlier part of the run saved, and prints how the replay begins; returns
+    whether there was something to load.
 
     is_saved: whether this run saves its replay.
 
@@ -129,7 +221,7 @@ def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
     path = folder / FILE
     if not is_saved or not path.exists():
         print("The replay starts empty: --checkpoint_replay would save it.", flush=True)
-        return
+        return False
     try:
         with open(path, "rb") as file:
             replay.load(file)
@@ -138,8 +230,8 @@ def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
             f"{path} cannot be used: {error}; move it away to begin with an empty replay"
         ) from error
     replay.new_source(AGENT)
-    replay.forget_walks(AGENT)  # the states that belong to them are not saved
     print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
+    return True
 
 
 def mixed_source(

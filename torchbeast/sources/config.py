@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchbeast.core.checks import at_least, require
+from torchbeast.core.checks import at_least, between, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -13,7 +13,7 @@ class RolloutConfig:
     """The batch of an update."""
 
     batch_size: int = 8
-    """Number of rollouts in one update."""
+    """Number of rollouts in one update; with dqn, sac and td3 of single steps."""
     unroll_length: int = 80
     """Steps in one rollout. Longer rollouts give fewer, larger updates and older data."""
 
@@ -40,8 +40,9 @@ class ReplayConfig:
     """Environment steps that the replay holds, always the newest; 0: no replay. The program says at
     its start how much memory they take."""
     replay_ratio: float = 1.0
-    """Replayed rollouts for each new one in a batch; the paper's is 7. Each costs as much to learn
-    from as a new one."""
+    """Replayed rollouts for each new one in a batch; LASER's paper has 7. Each costs as much to
+    learn from as a new one. With dqn, sac and td3: replayed steps for each new one, so that there
+    are --replay_ratio / --batch_size updates a step."""
     learn_start: int = 0
     """Environment steps in the replay from which on it is learnt from. Before, and until an episode
     is whole, batches hold new rollouts alone."""
@@ -127,3 +128,73 @@ class ReplayConfig:
             f"room for {room} steps in whole rollouts of unroll_length {unroll_length}: give at "
             f"most learn_start {room}",
         )
+
+    def updates_per_step(self, batch_size: int, unroll_length: int, total_steps: int) -> float:
+        """Returns the updates for each new step of an algorithm that learns from single steps.
+
+        Raises ValueError unless the replay is one to learn from.
+        """
+        require(
+            self.is_used,
+            "the algorithm learns from a replay alone: give replay_size and replay_ratio above 0",
+        )
+        require(
+            self.replay_service is None,
+            "replay_service shares rollouts among agents of --algo laser: leave it out",
+        )
+        least, room = 2 * unroll_length, self.replay_size // unroll_length * unroll_length
+        require(
+            self.replay_size >= least,
+            f"replay_size {self.replay_size} has no room for two rollouts of unroll_length "
+            f"{unroll_length}: give at least {least}",
+        )
+        most = min(room, total_steps - 1)
+        require(
+            self.learn_start <= most,
+            f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
+            f"room for {room} steps, and total_steps is {total_steps}: give at most learn_start "
+            f"{most}",
+        )
+        return self.replay_ratio / batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionsConfig:
+    """Single steps that dqn, sac and td3 sample from their replay."""
+
+    n_step: int = 1
+    """Steps whose rewards are added up before a value is estimated, at most."""
+    priority_exponent: float = 0.0
+    """Sample steps whose values were wrong more often: in proportion to this power of the error's
+    size. 0: all equally often."""
+    priority_beta: float = 0.4
+    """How far losses are weighted to make up for --priority_exponent at first; grows to 1, wholly,
+    over the run."""
+    hindsight_share: float = 0.0
+    """Share of the steps that are learnt from as if their goal had been one that was reached later
+    in their episode; 0.8 is usual. For environments with goals."""
+
+    def __post_init__(self) -> None:
+        at_least(1, n_step=self.n_step)
+        between(
+            0,
+            1,
+            priority_exponent=self.priority_exponent,
+            priority_beta=self.priority_beta,
+            hindsight_share=self.hindsight_share,
+        )
+        require(
+            not self.hindsight_share or self.n_step == 1,
+            f"hindsight_share changes the goal of single steps, but n_step is {self.n_step}: leave "
+            "out one of them",
+        )
+
+    def check_unused(self) -> None:
+        """Raises ValueError where something is asked for that only off-policy algorithms do."""
+        for name in ("n_step", "priority_exponent", "priority_beta", "hindsight_share"):
+            value, usual = getattr(self, name), getattr(type(self), name)
+            require(
+                value == usual,
+                f"{name} {value:g} is for algorithms that learn from single steps, dqn, sac and "
+                "td3: leave it out, or give one of these as algo",
+            )

@@ -166,12 +166,14 @@ def outcome(achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.n
     return reached.astype(np.float32), reached
 
 
-def counting(index: int) -> dict[str, Any]:
-    """Rollout `index`: episodes of LENGTH steps, truncated; what is achieved is the time."""
+def counting(index: int, is_cut: bool = True) -> dict[str, Any]:
+    """Rollout `index`: episodes of LENGTH steps; what is achieved is the time. is_cut: they are
+    truncated, else they terminate.
+    """
     times = T * index + np.arange(T + 1)
     steps = times % LENGTH
     done = steps == 0
-    cuts = done & (times > 0)
+    cuts = done & (times > 0) & is_cut
 
     def column(values: Any, dtype: str) -> np.ndarray:
         return np.asarray(values, dtype)[:, None]
@@ -206,11 +208,11 @@ def counting(index: int) -> dict[str, Any]:
     }
 
 
-def hindsight_replay(share: float) -> TransitionReplay:
+def hindsight_replay(share: float, is_cut: bool = True) -> TransitionReplay:
     sampling = replace(UNIFORM, hindsight=outcome, hindsight_share=share)
     replay = TransitionReplay(goal_fields(), 8 * T, seed=3, sampling=sampling)
     for index in range(11):
-        replay.insert(counting(index), slice(0, 1), agent=0)
+        replay.insert(counting(index, is_cut), slice(0, 1), agent=0)
     return replay
 
 
@@ -239,6 +241,16 @@ def test_goals_are_what_was_achieved_later_in_the_same_episode(is_loaded: bool) 
     assert len(found) > 15
     for time, goals in found.items():
         assert goals == set(range(time, -(-time // LENGTH) * LENGTH + 1)), time
+
+
+def test_nothing_is_known_of_what_a_terminated_episode_achieved_last() -> None:
+    sample = hindsight_replay(1.0, is_cut=False).sample(5000)
+    times, goals = sample.policy_version, sample.observation["desired_goal"][:, 0]
+    is_last = times % LENGTH == 0
+    assert (goals[is_last] == -1).all() and sample.terminated[is_last].all()
+    assert {(t % LENGTH, g % LENGTH) for t, g in zip(times, goals, strict=True) if g != -1} == {
+        (t, g) for t in range(1, LENGTH) for g in range(t, LENGTH)
+    }
 
 
 def test_the_share_of_changed_goals_is_as_asked_for() -> None:

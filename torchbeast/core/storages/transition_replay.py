@@ -250,7 +250,7 @@ class TransitionReplay(RolloutStore):
         is_known = ~self._stored.begin_tracks(rows // self.unroll_length)
         before = np.where(is_known, before, -1)  # the rows before a track's first are fillers
         found: np.ndarray = np.where(self._rows_of("done", rows), rows, before)
-        return np.where(rows < 0, -1, found)
+        return found
 
     def _observations(self, stack_rows: np.ndarray) -> Any:
         """Returns observations, leaves [N, k * C, ...], of the rows [N, k] of their frames."""

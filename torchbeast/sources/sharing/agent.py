@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from torchbeast.core.nest_py import map_leaves2
-from torchbeast.core.storages.rollout_replay import Facts
+from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.sources.replay import Arrays
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.shared_replay import Figures

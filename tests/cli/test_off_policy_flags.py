@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags of algorithms that learn from single steps: defaults, and combinations refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from torchbeast.cli.command_line import flatten, parse
+from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags
+from torchbeast.cli.learner_settings import learner_config
+from torchbeast.errors import UsageError
+from torchbeast.sources.config import ReplayConfig
+
+
+def parsed(*words: str) -> Any:
+    return parse(MonoBeastFlags, "monobeast", ["--xpid", "x", *words])
+
+
+def test_an_algorithm_changes_the_defaults_of_the_replay() -> None:
+    flags = flatten(parsed("--algo", "dqn"))
+    assert (flags["replay_size"], flags["replay_ratio"], flags["batch_size"]) == (100_000, 8.0, 32)
+    assert flatten(parsed("--algo", "sac", "--batch_size", "64"))["batch_size"] == 64
+    assert flatten(parsed("--algo", "impala"))["replay_size"] == 0
+    preset = flatten(parsed("--preset", "pendulum-sac"))
+    assert (preset["learn_start"], preset["replay_size"]) == (1_000, 1_000_000)
+
+
+def test_the_source_collects_one_rollout_at_a_time() -> None:
+    config = learner_config(parsed("--algo", "sac", "--unroll_length", "7"), "Pendulum-v1")
+    assert config.learns_from_transitions and config.spare_columns == 0
+    online = config.online_rollouts
+    assert (online.batch_size, online.unroll_length) == (1, 7)
+    assert config.rollouts.batch_size == 256
+
+
+def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
+    replay = ReplayConfig(replay_size=1000, replay_ratio=8.0)
+    assert replay.updates_per_step(32, 4, 100) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--algo", "dqn", "--replay_size", "0"], "--replay_ratio 8 needs a replay"),
+        (["--algo", "dqn", "--replay_ratio", "0"], "learns from a replay alone"),
+        (["--algo", "sac", "--replay_service", "/x"], "agents of --algo laser: leave it out"),
+        (["--algo", "sac", "--replay_size", "7"], "no room for two rollouts of --unroll_length 4"),
+        (["--algo", "dqn", "--total_steps", "1000"], "give at most --learn_start 999"),
+        (["--algo", "dqn", "--replay_size", "902"], "give at most --learn_start 900"),
+        (["--algo", "dqn", "--fixed_lag", "0"], "--fixed_lag 0 counts updates.*--algo dqn"),
+        (["--n_step", "3"], "--n_step 3 is for algorithms that learn from single steps, dqn"),
+        (["--algo", "laser", "--priority_exponent", "0.6"], "--priority_exponent 0.6 is for"),
+        (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),
+        (["--algo", "dqn", "--n_step", "3", "--hindsight_share", "0.8"], "but --n_step is 3"),
+        (
+            ["--algo", "td3", "--hindsight_share", "1.5"],
+            "--hindsight_share must be between",
+        ),
+    ],
+)
+def test_what_cannot_be_is_a_sentence(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parsed(*words)
+
+
+def test_an_evaluation_has_no_replay_to_check() -> None:
+    assert flatten(parsed("--mode", "test", "--algo", "dqn"))["replay_size"] == 0
+
+
+def test_the_queue_of_servers_holds_rollouts_not_steps() -> None:
+    words = ["--xpid", "x", "--algo", "sac", "--max_learner_queue_size", "2"]
+    parse(PolyBeastFlags, "polybeast", words)

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What steps would have brought with other goals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchbeast.envs import EnvError, EnvSpec
+from torchbeast.envs.goals import outcome_of
+
+ACHIEVED = np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], np.float32)
+DESIRED = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], np.float32)
+
+
+class Reach:
+    """A goal environment of Gymnasium's interface; only its task is asked here."""
+
+    def __init__(self, is_scalar: bool = False) -> None:
+        import gymnasium
+
+        self.action_space = gymnasium.spaces.Discrete(2)
+        box = gymnasium.spaces.Box(0, 1, (2,), np.float32)
+        names = ("achieved_goal", "desired_goal", "observation")
+        self.observation_space = gymnasium.spaces.Dict(dict.fromkeys(names, box))
+        self._names, self._is_scalar = names, is_scalar
+
+    def reset(self, seed: int | None = None) -> Any:
+        return {name: np.zeros(2, np.float32) for name in self._names}, {}
+
+    def step(self, action: Any) -> Any:
+        return self.reset()[0], 0.0, False, False, {}
+
+    def compute_reward(self, achieved: Any, desired: Any, info: Any) -> Any:
+        distance = -np.abs(achieved - desired).sum(-1)
+        return distance.sum() if self._is_scalar else distance
+
+
+def test_a_built_in_environment_says_rewards_and_ends() -> None:
+    rewards, terminated = outcome_of(EnvSpec("BitFlip", {"bits": 2}))(ACHIEVED, DESIRED)
+    assert rewards.tolist() == [0, -1, 0] and rewards.dtype == np.float32
+    assert terminated.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("keys", [(), ("achieved_goal", "desired_goal")])
+def test_a_gymnasium_environment_without_ends_never_terminates(keys: tuple[str, ...]) -> None:
+    from torchbeast.envs import EnvOptions
+
+    spec = EnvSpec(f"{__name__}:Reach", options=EnvOptions(observation_keys=keys))
+    rewards, terminated = outcome_of(spec)(ACHIEVED, DESIRED)
+    assert rewards.tolist() == [0, -1, 0] and not terminated.any()
+
+
+def test_an_environment_without_goals_is_a_sentence() -> None:
+    with pytest.raises(EnvError, match=r"Catch has no compute_reward.*leave out --hindsight_share"):
+        outcome_of(EnvSpec("Catch"))
+
+
+def test_rewards_of_another_shape_are_a_sentence() -> None:
+    outcome = outcome_of(EnvSpec(f"{__name__}:Reach", {"is_scalar": True}))
+    with pytest.raises(EnvError, match=r"compute_reward returns shape \[\] for 3 goals"):
+        outcome(ACHIEVED, DESIRED)

@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rollouts behind transitions keep the contract of sources, from MonoBeast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from compliance.source import Running, Setup, SourceCompliance
+from mono_running import running_mono
+from transitions_running import counting
+
+
+class TestTransitionsOfMonoSource(SourceCompliance):
+    @contextmanager
+    def running(self, setup: Setup) -> Iterator[Running]:
+        with counting(running_mono(setup), setup) as running:
+            yield running

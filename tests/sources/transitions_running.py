@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another source with a replay of transitions around it, started for as long as a `with` block."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from compliance.source import Running, Setup, copy_of
+from mixed_running import NotStarted
+
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.transition_replay import TransitionReplay
+from torchbeast.sources.transitions import Schedule, TransitionSource
+
+CAPACITY = 400  # transitions: soon full
+
+
+class Counted:
+    """Yields the rollouts that a TransitionSource has inserted, once its batches count them."""
+
+    yields = Rollout
+
+    def __init__(self, running: Running, setup: Setup) -> None:
+        agent = running.agent
+        shape = agent.model, agent.observation_space, setup.extras, setup.unroll_length
+        capacity = max(CAPACITY, 20 * setup.unroll_length)
+        replay = TransitionReplay(rollout_specs(*shape, columns=1), capacity, agent.frame_stack)
+        schedule = Schedule(
+            batch_size=3,
+            updates_per_step=1 / (setup.batch_size * setup.unroll_length),
+            learn_start=0,
+            total_steps=1000,
+        )
+        self._online = running.source
+        self._source = TransitionSource(NotStarted(self), replay, schedule)  # type: ignore[arg-type]
+        self._inserted: deque[Rollout] = deque()
+        self._lock = threading.Lock()
+        self._outer = _Outer(self)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._online, name)
+
+    def batches(self) -> Iterator[Rollout]:
+        """For the TransitionSource: the online source's, of which copies are kept."""
+        for rollout in self._online.batches():
+            self._inserted.append(copy_of(rollout))
+            yield rollout
+
+    def counted(self) -> Iterator[Rollout]:
+        for transitions in self._source.batches():
+            with self._lock:
+                steps, rollouts = transitions.env_steps, []
+                while steps > 0:
+                    rollouts.append(self._inserted.popleft())
+                    steps -= rollouts[-1].env_steps
+                assert steps == 0
+            yield from rollouts
+
+
+class _Outer:
+    """What the compliance suite sees."""
+
+    yields = Rollout
+
+    def __init__(self, counted: Counted) -> None:
+        self._counted = counted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._counted._source, name)
+
+    def batches(self) -> Iterator[Rollout]:
+        return self._counted.counted()
+
+
+@contextmanager
+def counting(online: AbstractContextManager[Running], setup: Setup) -> Iterator[Running]:
+    """The rollouts that went through a TransitionSource around the online source."""
+    with online as running:
+        counted = Counted(running, setup)
+        counted._source.start(running.supervisor)
+        yield dataclasses.replace(running, source=counted._outer)

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A source of transitions: the rollouts of another source go through a replay.
+
+    online source --> rollouts --> replay thread --> [ transitions ] --> batches() --> the learner
+                                      |    ^                                |
+                                 insert    sample                     priorities, where
+                                      v    |                           they are used
+                                      replay <------------------------------+
+
+From `learn_start` steps in the replay on, every new step brings `updates_per_step` updates. Their
+number is at any time
+
+    floor((collected - learn_start) * updates_per_step)
+
+The next rollout is taken from the online source once those are sampled, so collecting waits for
+learning. Two batches are prepared ahead. Uniform samples depend on no thread's speed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.storages.transition_replay import (
+    Sample,
+    TransitionReplay,
+    importance_weights,
+)
+from torchbeast.errors import RunError
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.mixed import arrays_of
+from torchbeast.sources.replay import AGENT
+
+_AHEAD = 2  # batches that are prepared
+_NOT_WRITTEN = (
+    "the priorities of a batch were left unwritten, or are NaN: an algorithm that learns by "
+    "priority writes the sizes of its errors there, as core/algos/dqn.py does"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """When and how transitions are learnt from."""
+
+    batch_size: int  # transitions
+    updates_per_step: float  # after learn_start
+    learn_start: int  # steps in the replay from which on it is learnt from
+    total_steps: int  # env steps at which beta is 1
+    first_step: int = 0  # env steps of earlier parts of the run
+    beta: float | None = None  # of importance weights at first; None: samples are uniform
+
+    def updates_after(self, steps: int) -> int:
+        """Returns how many updates belong to so many steps after learn_start."""
+        return math.floor(max(0, steps) * self.updates_per_step + 1e-9)
+
+    def beta_at(self, collected: int) -> float:
+        """Returns beta after so many steps of this part of the run (Schaul et al. 2016, section
+        3.4): it grows linearly to 1.
+        """
+        assert self.beta is not None
+        share = min(1.0, (self.first_step + collected) / self.total_steps)
+        return self.beta + (1.0 - self.beta) * share
+
+
+class TransitionSource:
+    """Yields samples of a replay that it fills with the rollouts of another source.
+
+    Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
+    end closes both, which wakes everyone. `batches` may be iterated from several threads, each with
+    its own iterator. A batch has memory of its own.
+    """
+
+    yields = Transitions
+
+    def __init__(self, online: Source, replay: TransitionReplay, schedule: Schedule) -> None:
+        """Makes a source; nothing is collected before `start`."""
+        self._online = online
+        self._replay = replay
+        self._schedule = schedule
+        self._lock = threading.Lock()  # held by whoever uses the replay
+        self._changed = threading.Condition()
+        self._ready: deque[_Prepared] = deque()
+        self._ended = False  # nothing more is prepared
+        self._closed = False
+        self._facts = replay.facts()
+        # Of the replay thread:
+        self._waits = max(0, schedule.learn_start - replay.size)  # steps
+        self._total = 0  # steps collected
+        self._prepared = 0  # batches
+        self._collected = _Collected()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the online source; those of the replay are its own."""
+        return self._online.num_bytes
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts collecting."""
+        supervisor.on_close(self.close)
+        self._online.start(supervisor)
+        supervisor.start_thread("replay", self._run)
+
+    def batches(self) -> Iterator[Transitions]:
+        """Yields transitions [B, ...] on the CPU until the source is closed."""
+        while (prepared := self._next()) is not None:
+            yield prepared.batch
+            self._note_priorities(prepared)
+
+    def close(self) -> None:
+        """Ends every wait here and in the online source; may be called again."""
+        self._online.close()
+        with self._changed:
+            self._closed = self._ended = True
+            self._changed.notify_all()
+
+    def status(self) -> Mapping[str, float]:
+        """Returns the figures of the online source and of the replay."""
+        facts = self._facts
+        return {
+            **self._online.status(),
+            "replay_fill": round(facts.fill, 4),
+            "samples_per_insert": round(facts.samples_per_insert, 4),
+        }
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of the online source's workers, by stage."""
+        return self._online.seconds()
+
+    def hanging(self) -> str:
+        """Describes workers of the online source that hang; "" if there are none."""
+        return self._online.hanging()
+
+    def away(self) -> list[Away]:
+        """Returns the lost streams of the online source."""
+        return self._online.away()
+
+    @property
+    def inserted(self) -> int:
+        """Steps inserted into the replay so far."""
+        return self._replay.inserted
+
+    def save_replay(self, file: BinaryIO) -> None:
+        """Writes the replay's contents to a file. Nothing is inserted or sampled meanwhile."""
+        with self._lock:
+            self._replay.save(file)
+
+    # --- the learner threads
+
+    def _next(self) -> _Prepared | None:
+        with self._changed:
+            while not self._ready and not self._ended:
+                self._changed.wait()
+            if self._closed or not self._ready:
+                return None
+            prepared = self._ready.popleft()
+            self._changed.notify_all()  # there is room for another
+            return prepared
+
+    def _note_priorities(self, prepared: _Prepared) -> None:
+        """Tells the replay what the learner wrote."""
+        written = prepared.batch.priorities
+        if written is None:
+            return
+        if written.isnan().any():
+            raise RunError(_NOT_WRITTEN)
+        with self._lock:
+            self._replay.set_priorities(prepared.names, written.numpy())
+
+    # --- the replay thread
+
+    def _run(self) -> None:
+        try:
+            for rollout in self._online.batches():
+                self._insert(rollout)
+                if not self._prepare_due():
+                    return
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _insert(self, rollout: Rollout) -> None:
+        """Stores a rollout, whose memory is the online source's again afterwards."""
+        with self._lock:
+            self._replay.insert(arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
+            self._facts = self._replay.facts()
+        returns, lengths = rollout.finished_episodes()
+        self._collected.add(rollout, zip(returns, lengths, strict=True))
+        self._total += rollout.env_steps
+
+    def _prepare_due(self) -> bool:
+        """Samples the batches that are due; returns False once the source is closed."""
+        while self._prepared < self._schedule.updates_after(self._total - self._waits):
+            prepared = self._prepare()
+            with self._changed:
+                while len(self._ready) >= _AHEAD and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return False
+                self._ready.append(prepared)
+                self._changed.notify_all()
+            self._prepared += 1
+        return True
+
+    def _prepare(self) -> _Prepared:
+        schedule = self._schedule
+        with self._lock:
+            sample = self._replay.sample(schedule.batch_size)
+            self._facts = self._replay.facts()
+        weights = priorities = None
+        if schedule.beta is not None:
+            beta = schedule.beta_at(self._total)
+            weights = torch.from_numpy(importance_weights(sample.probabilities, beta))
+            priorities = torch.full((schedule.batch_size,), math.nan)
+        batch = _transitions(sample, weights, priorities)
+        counted, self._collected = self._collected.counted_in(batch), _Collected()
+        return _Prepared(counted, sample.names)
+
+
+class _Prepared(NamedTuple):
+    """A batch, and the names of its transitions in the replay."""
+
+    batch: Transitions
+    names: np.ndarray
+
+
+@dataclass
+class _Collected:
+    """What was collected since the last batch that counted it."""
+
+    steps: int = 0
+    episodes: list[tuple[float, int]] = field(default_factory=list)
+    versions: int = 0  # the sum of those that acted
+    oldest: int | None = None
+
+    def add(self, rollout: Rollout, episodes: Iterable[tuple[float, int]]) -> None:
+        """Counts a rollout and its finished episodes."""
+        versions = rollout.policy_version[1:]
+        oldest = int(versions.min())
+        self.steps += rollout.env_steps
+        self.episodes += episodes
+        self.versions += int(versions.sum())
+        self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+
+    def counted_in(self, batch: Transitions) -> Transitions:
+        """Returns the batch, which alone counts what was collected until now."""
+        by = None if self.oldest is None else (self.versions / self.steps, self.oldest)
+        counted = dataclasses.replace(
+            batch, env_steps=self.steps, episodes=tuple(self.episodes), collected_by=by
+        )
+        return counted
+
+
+def _transitions(sample: Sample, weights: Tensor | None, priorities: Tensor | None) -> Transitions:
+    """Returns a sample as tensors, which share its memory."""
+    is_joined = sample.later_rewards.shape[1] > 0
+    return Transitions(
+        observation=_tensors(sample.observation),
+        action=_tensors(sample.action),
+        reward=torch.from_numpy(sample.reward),
+        terminated=torch.from_numpy(sample.terminated),
+        next_observation=_tensors(sample.next_observation),
+        later_rewards=torch.from_numpy(sample.later_rewards) if is_joined else None,
+        num_joined=torch.from_numpy(sample.num_joined) if is_joined else None,
+        weights=weights,
+        priorities=priorities,
+        extras=_tensors(sample.extras),
+        policy_version=torch.from_numpy(sample.policy_version),
+        env_steps=0,
+    )
+
+
+def _tensors(nest: Any) -> Any:
+    return map_leaves(torch.from_numpy, nest)
