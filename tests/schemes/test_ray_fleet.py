@@ -46,6 +46,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
     ):
         setattr(imitation, name, MagicMock())
     imitation.__version__ = "2"
+    imitation.is_initialized = MagicMock(return_value=False)
     for name in ("ObjectStoreFullError", "OutOfDiskError"):
         setattr(imitation, name, type(name, (Exception,), {}))
     for name in MODULES:
@@ -67,6 +68,15 @@ def test_an_end_without_connection_goes_on_and_hides_no_failure(ray: Any, what: 
     assert ray.kill.call_count == 2
     ray.remove_placement_group.assert_called_once()
     ray.shutdown.assert_called_once()
+
+
+def test_a_connection_that_the_process_has_is_used_and_left(ray: Any) -> None:
+    ray.is_initialized.return_value = True
+    ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
+    with RayFleet(RayConfig(), "run") as fleet:
+        assert fleet.cluster == "10.0.0.1:6379"
+    ray.init.assert_not_called()
+    ray.shutdown.assert_not_called()
 
 
 def test_variables_of_a_program_reach_its_processes_on_all_nodes(ray: Any) -> None:

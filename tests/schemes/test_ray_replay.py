@@ -162,6 +162,13 @@ class TestRayReplay:
             with pytest.raises(ReplayClosed):
                 insert(agent, Envs(0, T, K), 0)
 
+    def test_an_agent_leaves_with_its_block(self, shared: Served) -> None:
+        with joined(shared, "g") as agent:
+            waits = agent._actor.until_replaced.remote(agent._ticket)
+            agent.fill(empty_batch(T, B + S, K), SPARE, None)
+            assert ray.wait([waits], timeout=0) == ([], [waits])
+        ray.get(waits, timeout=SOON)
+
     def test_closing_ends_a_call_that_waits_and_one_without_an_answer_fails(
         self, shared: Served
     ) -> None:
@@ -172,10 +179,14 @@ class TestRayReplay:
             agent.close()
             with pytest.raises(ReplayClosed):
                 waiting.result()
+            with pytest.raises(ReplayClosed):
+                agent.fill(empty_batch(T, B + S, K), SPARE, None)
+            assert agent._actor.calls == 1, "who is closed asks nothing"
         with joined(shared, "g") as agent:
             agent._actor = Silent(agent._actor)
+            waiting = Background(agent._ask, "fill", agent._ticket, None, timeout=0.01)
             with pytest.raises(RunError, match="ray:tests, 1 has not answered for 0.01 s"):
-                agent._ask("fill", agent._ticket, None, timeout=0.01)
+                waiting.result()
 
     def test_what_ray_says_becomes_a_sentence(self, shared: Served) -> None:
         from ray import exceptions
@@ -224,6 +235,9 @@ class TestRayReplay:
             assert said in str(supervisor.failure)
             with pytest.raises(RunError, match="has ended: what was learnt is in the checkpoint"):
                 insert(agent, Envs(5, T, K), 0)
+            with pytest.raises((UsageError, RunError), match="no replay of this name|has ended"):
+                with joined(served, "b"):
+                    pass  # no empty one took its place
         assert supervisor.join(SOON) == []
 
     def test_the_replay_ends_with_its_block_and_a_name_is_free_again(self, cluster: None) -> None:
@@ -299,6 +313,21 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
         assert left == [0]
 
     of_plain_actor(body)
+
+
+def test_every_agent_inserts_and_walks_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int]] = []
+    monkeypatch.setattr(SharedReplay, "insert", lambda _, agent, *__: asked.append(("in", agent)))
+    monkeypatch.setattr(SharedReplay, "fill", lambda _, agent, *__: asked.append(("out", agent)))
+
+    async def body(replay: TorchBeastReplay) -> None:
+        (a, _), (b, _) = await replay.join(how("a")), await replay.join(how("b"))
+        for ticket in (a, b):
+            await replay.insert(ticket, {})
+            await replay.fill(ticket, 0)
+
+    of_plain_actor(body)
+    assert asked == [("in", 0), ("out", 0), ("in", 1), ("out", 1)]
 
 
 @pytest.mark.parametrize("address", ["ray:", "ray://10.0.0.1:10001", "ray:a/b"])

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.schemes import ray_replay
 from torchbeast.schemes.room import Node, Room
+from torchbeast.sources.shared_replay import Served
 from torchbeast.sweep import program, ray_tune, trial
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.record import Compared
@@ -306,6 +308,64 @@ def test_agents_are_told_where_their_replay_and_its_cluster_are(tmp_path: Path) 
         assert child.words[-1] == "--replay_service=ray:a"
         assert child.environment["RAY_ADDRESS"] == "10.0.0.1:6379"
         assert child.environment["TORCHBEAST_CORES"] == "3"
+
+
+class FakeFleet:
+    """A cluster with two free CPUs."""
+
+    made: list[tuple[Any, ...]]
+    cluster, own_node = "10.0.0.1:6379", "here"
+
+    def __init__(self, config: Any, name: str, own_code: bool, user: Any) -> None:
+        FakeFleet.made = [(config.address, name, own_code, user)]
+
+    def __enter__(self) -> FakeFleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        FakeFleet.made.append(("ended",))
+
+    def room(self) -> Room:
+        return Room([Node("a", 2, 0, True, 0)], 2.0)
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def serving(name: str, **options: Any) -> Iterator[Served]:
+        FakeFleet.made.append((name, options))
+        yield Served(f"ray:{name}")
+        FakeFleet.made.append(("over",))
+
+    monkeypatch.setattr(ray_tune, "RayFleet", FakeFleet)
+    monkeypatch.setattr(ray_tune, "serving_on_ray", serving)
+    monkeypatch.setattr(ray_tune, "replay_name", lambda sweep: f"{sweep}-1")
+    monkeypatch.setattr(ray_tune, "_import_tune", FakeTune)
+    monkeypatch.setattr(ray_tune, "_is_own_code", lambda agents: False)
+
+
+def test_a_shared_replay_is_on_the_node_of_the_sweep_and_ends_before_the_connection(
+    tmp_path: Path, cluster: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agents = [row.agent for row in rows_of(tmp_path / "lr", 3)]
+    with ray_tune.on_ray(SweepConfig(on="ray", address="auto"), agents, True) as (runner, served):
+        assert served is not None and served.address == "ray:lr-1"
+        assert runner._joining.words == ["--replay_service=ray:lr-1"]
+        assert runner._joining.environment == {"RAY_ADDRESS": "10.0.0.1:6379"}
+    assert "2 of 3 agents learn at a time" in capsys.readouterr().out
+    (connected, started, *ends) = FakeFleet.made
+    assert connected[:3] == ("auto", "sweep lr", False)
+    assert started == ("lr-1", {"num_cpus": 0.0, "node": "here"})
+    assert ends == [("over",), ("ended",)]
+
+
+def test_agents_outlive_their_trials_to_write_a_checkpoint(tmp_path: Path, cluster: None) -> None:
+    agents = [row.agent for row in rows_of(tmp_path / "lr", 3)]
+    with ray_tune.on_ray(SweepConfig(on="ray"), agents, False) as (runner, served):
+        assert served is None and runner._joining == ray_tune.NO_REPLAY
+    user = FakeFleet.made[0][3]
+    assert user.environment == {"RAY_kill_child_processes_on_worker_exit": "false"}
+    assert user.name == "sweep" and "--name" in user.how_to_go_on
 
 
 def test_a_replay_of_a_sweep_has_a_name_of_its_own_that_ray_takes() -> None:
