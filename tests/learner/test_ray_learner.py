@@ -11,37 +11,41 @@ import pytest
 import torch
 from small_schemes import impala_of
 
-from torchbeast import Learner
+from torchbeast import Learner, UsageError
 
 ray = pytest.importorskip("ray")
 
 
-@pytest.mark.parametrize("is_initialised", [False, True])
-def test_ray_is_started_for_the_run_unless_the_caller_has_done_so(
-    is_initialised: bool, tmp_path: Path
-) -> None:
-    def make_env() -> Any:  # as in a notebook: nothing that a worker could import
-        return gymnasium.make("CartPole-v1")
+def local_function() -> Any:
+    """Returns a function that makes an environment and cannot be imported, as in a notebook."""
+    return lambda: gymnasium.make("CartPole-v1")
 
-    if is_initialised:
-        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    try:
-        scheme = impala_of(
-            envs={"env_fn": make_env, "vec_env_size": 2},
-            col_remote_workers=2,
-            col_communication="asynchronous",
-            col_backend="ray",
-            col_worker_resources={"num_cpus": 0.5},
-        )
-        with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
-            before = {key: value.clone() for key, value in learner.actor.state_dict().items()}
-            for _ in range(3):
-                learner.step()
-            assert ray.is_initialized()
-            if is_initialised:  # Ray's own count of what it reserved
-                assert ray.available_resources()["CPU"] == 1.0
-            after = learner.actor.state_dict()
-        assert all(not torch.equal(before[key], after[key]) for key in before)
-        assert ray.is_initialized() == is_initialised, "what the caller has started goes on"
-    finally:
-        ray.shutdown()
+
+def ray_scheme() -> Any:
+    return impala_of(
+        envs={"env_fn": local_function(), "vec_env_size": 2},
+        col_remote_workers=2,
+        col_communication="asynchronous",
+        col_backend="ray",
+        col_worker_resources={"num_cpus": 0.5},
+    )
+
+
+def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(tmp_path: Path) -> None:
+    with Learner(ray_scheme(), 10**6, tmp_path / "run", seed=1) as learner:
+        before = {key: value.clone() for key, value in learner.actor.state_dict().items()}
+        for _ in range(3):
+            learner.step()
+        has = ray.cluster_resources()["CPU"]
+        assert ray.available_resources()["CPU"] == has - 2 * 0.5
+        after = learner.actor.state_dict()
+    assert all(not torch.equal(before[key], after[key]) for key in before)
+    assert not ray.is_initialized()
+
+
+def test_a_ray_that_the_caller_has_initialised_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    with pytest.raises(UsageError, match=r"call ray\.shutdown\(\) before"):
+        Learner(ray_scheme(), 10**6, tmp_path / "run")

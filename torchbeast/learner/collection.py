@@ -91,8 +91,8 @@ def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Preci
 def _ray(
     scheme: Scheme, learner: Learner[FleetWeights], precision: Precision, ending: ExitStack
 ) -> RaySource:
-    """Returns the source of actors of Ray: of the Ray that the caller has initialised, else of one
-    that is started for the run.
+    """Returns the source of actors of Ray, which is started for the run unless $RAY_ADDRESS names a
+    cluster.
     """
     spec = env_spec(scheme)
     fleet = ending.enter_context(RayFleet(scheme.ray, f"learner-{os.getpid()}", spec.is_factory))

@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
+
+import numpy as np
 
 from torchbeast.core.algos.factory import AlgoFactory, recorded
 from torchbeast.core.algos.registry import ALGOS
 from torchbeast.core.choices import RewardClipping
+from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.nest_py import flatten
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.learning.hardware import CPU_BYTES_AT_ONCE
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.config import DisplayConfig
@@ -25,8 +31,21 @@ PROGRAM = "monobeast"
 
 
 def hardware_of(scheme: Scheme) -> HardwareConfig:
-    """Returns the use of this machine: the thread that calls `step` is the only one that learns."""
-    return HardwareConfig(num_learner_threads=1, disable_cuda=scheme.local_device == "cpu")
+    """Returns the use of this machine. The thread that calls `step` is the only one that learns;
+    several would mostly wait for each other in operations on a batch of a single slice.
+    """
+    return HardwareConfig(
+        num_learner_threads=1,
+        torch_threads=1 if _batch_bytes(scheme) <= CPU_BYTES_AT_ONCE else None,
+        disable_cuda=scheme.local_device == "cpu",
+    )
+
+
+def _batch_bytes(scheme: Scheme) -> int:
+    """Returns the bytes of the observations of a batch."""
+    leaves: list[ArraySpec] = flatten(scheme.train_envs_factory.observation_space)
+    row = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+    return scheme.rollouts.batch_size * (scheme.rollouts.unroll_length + 1) * row
 
 
 def is_reproducible(scheme: Scheme) -> bool:

@@ -16,7 +16,7 @@ from torchbeast.processes.cores import available_cores
 
 # Observations of 96 Atari rows. Measured with both Atari networks on two cores with 1 MiB of L2
 # cache each: half the size has more overhead, twice the size is slower with the deep network.
-_CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
+CPU_BYTES_AT_ONCE = 96 * 4 * 84 * 84
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,5 +89,5 @@ def precision(config: HardwareConfig, reproducible: bool) -> Precision:
 
 def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:
     if megabytes is None:
-        return _CPU_BYTES_AT_ONCE if device.type == "cpu" else None
+        return CPU_BYTES_AT_ONCE if device.type == "cpu" else None
     return int(megabytes * 1e6) or None

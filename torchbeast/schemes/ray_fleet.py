@@ -183,9 +183,12 @@ class RayFleet:
             self._closing.enter_context(last_words(user.name, user.how_to_go_on))
             folder = self._closing.enter_context(_own_files()) if self._address is None else None
             self._ray = import_ray()
-            if self._ray.is_initialized():  # by the caller, who ends it
-                self._address = self._ray.get_runtime_context().gcs_address
-            elif folder is not None:
+            if self._ray.is_initialized():
+                raise UsageError(
+                    "Ray is initialised in this process already: call ray.shutdown() before. A run "
+                    "starts Ray itself, or joins the cluster of $RAY_ADDRESS"
+                )
+            if folder is not None:
                 self._start(folder)
             else:
                 self._join(own_code)
