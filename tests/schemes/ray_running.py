@@ -63,6 +63,10 @@ class Pool:
         self._idle: list[Lent] = []
         self._lent: list[Lent] = []
 
+    @property
+    def own_node(self) -> str:
+        return self._fleet.own_node
+
     def worker(self, name: str) -> Lent:
         made = self._idle.pop() if self._idle else Lent(self._fleet.worker(f"lent {name}"))
         self._lent.append(made)

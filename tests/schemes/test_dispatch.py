@@ -9,12 +9,15 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from compliance.source import Setup
 from ray_running import config_of
+from torch import nn
 
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.errors import RunError
@@ -22,7 +25,14 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_source
 from torchbeast.schemes.fleet import Place, WorkerLost
 from torchbeast.schemes.ray_source import FleetWeights, RaySource
-from torchbeast.schemes.worker import ActivityReport, Failed, Played
+from torchbeast.schemes.worker import (
+    ActivityReport,
+    Failed,
+    Packed,
+    Played,
+    Started,
+    packed_state,
+)
 
 IDLE = ActivityReport("queueing", 0.0, {}, 0)
 SETUP = Setup(env_id="source_envs:Numbered", num_envs=2, num_groups=2, batch_size=1)
@@ -67,6 +77,8 @@ class FakeWorker:
 
 
 class FakeFleet:
+    own_node = "a"
+
     def __init__(self) -> None:
         self.workers: list[FakeWorker] = []
         self.stored: list[Any] = []
@@ -111,10 +123,10 @@ class ByHand:
             assert event is not None
             event()
 
-    def start(self, index: int, node: str = "a") -> FakeWorker:
+    def start(self, index: int, node: str = "b", reads_weights: bool = False) -> FakeWorker:
         worker = self.fleet.workers[index]
         worker.answer("place", Place("10.0.0.1", 100 + index, node))
-        worker.answer("start", IDLE)
+        worker.answer("start", Started(IDLE, reads_weights))
         self.run()
         return worker
 
@@ -177,6 +189,71 @@ def test_weights_are_stored_once_for_all_and_only_when_one_can_fetch_them(run: B
     run.weights.publish(run.agent.model, 12)
     run.run()
     assert first.waiting("load") == second.waiting("load") == [(12, ["reference 3"])]
+
+
+def test_workers_that_read_weights_by_themselves_are_sent_none(run: ByHand) -> None:
+    here, there = run.start(0, reads_weights=True), run.start(1)
+    run.weights.publish(run.agent.model, 8)
+    run.run()
+    assert here.waiting("load") == [] and there.waiting("load") == [(8, ["reference 1"])]
+
+
+def test_nothing_is_stored_while_all_workers_read_weights_by_themselves(run: ByHand) -> None:
+    for index in range(2):
+        run.start(index, reads_weights=True)
+    run.weights.publish(run.agent.model, 8)
+    assert run.source._events.empty(), "the dispatcher is left alone"
+    run.run()
+    assert len(run.fleet.stored) == 1, "only what they started with"
+
+
+def test_the_successor_of_a_worker_that_read_weights_is_sent_them_elsewhere(run: ByHand) -> None:
+    run.source._any_has_worked = True
+    worker = run.start(0, reads_weights=True)
+    run.start(1, reads_weights=True)
+    worker.die(WorkerLost("its node has left", has_left=True))
+    run.run()
+    run.weights.publish(run.agent.model, 8)
+    run.run()
+    successor = run.start(2)
+    assert successor.waiting("load") == [(8, ["reference 1"])]
+
+
+def test_workers_are_told_where_the_learners_weights_are(run: ByHand) -> None:
+    address = run.fleet.workers[0].waiting("start")[0][0]["ring"]
+    assert address.node == "a" and Path(address.path).exists()
+
+
+def test_weights_that_are_overwritten_while_they_are_copied_are_copied_again(
+    run: ByHand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Learning goes on meanwhile, and fills the ring."""
+    weights, model = run.weights, run.agent.model
+    publish_filled(weights, model, 8)
+    writes = iter([range(9, 12), range(12, 14)])  # to its place next; and not as far as that
+
+    def packed_meanwhile(state: Any) -> Packed:
+        for version in next(writes):
+            publish_filled(weights, model, version)
+        return packed_state(state)
+
+    monkeypatch.setattr(ray_source, "packed_state", packed_meanwhile)
+    version, sent = weights.newest
+    assert version == 11, "8 may have been half of 12 already"
+    assert filling(sent) == {11.0}
+    assert next(writes, None) is None
+
+
+@torch.no_grad()
+def publish_filled(weights: FleetWeights, model: nn.Module, version: int) -> None:
+    """Publishes weights that all equal the number of their version."""
+    for parameter in model.parameters():
+        parameter.fill_(version)
+    weights.publish(model, version)
+
+
+def filling(sent: Packed) -> set[float]:
+    return {value for array in sent.values() for value in array.view(np.float32).tolist()}
 
 
 def test_a_worker_that_waits_for_room_gets_newer_weights_with_its_next_rollout(

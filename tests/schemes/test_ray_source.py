@@ -62,6 +62,15 @@ class TestRaySource(SourceCompliance):
         with self.pool.loan(), running_on(self.pool, setup) as running:
             yield running
 
+    # --- weights
+
+    def test_workers_out_of_reach_of_the_learners_memory_act_with_what_they_are_sent(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in the tests of every source, where these workers read weights by themselves."""
+        monkeypatch.setattr(Pool, "own_node", "")
+        self.test_rows_have_the_version_that_acted_and_it_never_decreases()
+
     # --- workers that die, nodes that leave and join
 
     def test_a_killed_worker_is_replaced_and_begins_new_episodes(self) -> None:
@@ -135,6 +144,8 @@ class TestRaySource(SourceCompliance):
             before = collect(batches, lambda seen: len(settled(seen)) == 3)
             hosts = [actor.place.node for actor in running.source._actors]
             (moved,) = (i for i, host in enumerate(hosts) if host == second.node_id)
+            reads = [actor.reads_weights for actor in running.source._actors]
+            assert reads == [host != second.node_id for host in hosts], "those of other nodes"
             cluster.remove_node(second, allow_graceful=False)
             wait_for(lambda: running.source.status()["replaced_actors"] == 1, LATE)
             without = collect(batches, lambda seen: len(settled(seen)) == 2)

@@ -18,7 +18,9 @@ from torch import nn
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.envs import EnvSpec
+from torchbeast.schemes.weights_ring import address_of
 from torchbeast.schemes.worker import Ended, Failed, Played, ReceivedWeights, RolloutWorker, packed
+from torchbeast.sources.processes.shared_weights import SharedWeights
 
 SETUP = Setup(env_id="source_envs:Numbered")
 
@@ -144,6 +146,7 @@ def arguments(env: str) -> dict[str, Any]:
         "num_envs": 2,
         "first_env": 0,
         "seed": 1,
+        "ring": None,
     }
 
 
@@ -184,6 +187,30 @@ def test_what_an_environment_raises_is_a_result(threads: None) -> None:
 def test_one_that_cannot_be_made_is_a_mistake_of_the_user(threads: None) -> None:
     failed = start(RolloutWorker("actor 0"), "source_envs:NoSuchClass")
     assert isinstance(failed, Failed) and failed.usage and "NoSuchClass" in failed.error
+
+
+def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None) -> None:
+    """And with what it is sent where it does not."""
+    agent = make_agent(SETUP.actor(), *SETUP.spaces())
+    ring = SharedWeights(agent.model, version=7)
+    worker = RolloutWorker("actor 0")
+    for address, reads, version in [(address_of(ring, "node"), True, 9), (None, False, 5)]:
+        given = {**arguments("source_envs:Numbered"), "unroll_length": 3, "ring": address}
+        assert worker.start(given, 5, packed(agent.model)).reads_weights == reads
+        ring.publish(agent.model, 9)
+        played = worker.play(0)
+        assert isinstance(played, Played)
+        assert played.arrays["policy_version"][1:].tolist() == [[version, version]] * 3
+        worker.end()
+
+
+def test_an_end_is_noticed_while_weights_are_read(threads: None) -> None:
+    model = Mixed()
+    weights = ReceivedWeights()
+    weights.ring = SharedWeights(model, version=7)
+    weights.close()
+    with pytest.raises(Ended):
+        weights.refresh(model, held=7)
 
 
 def test_a_worker_may_be_started_again(threads: None) -> None:

@@ -57,6 +57,10 @@ class Worker(Protocol):
 class Fleet(Protocol):
     """A place for workers. Every method may be called from any thread."""
 
+    @property
+    def own_node(self) -> str:
+        """The id of the node that this process runs on; "" outside the fleet's cluster."""
+
     def worker(self, name: str) -> Worker:
         """Asks for a worker, which begins once there is room for it."""
 

@@ -6,7 +6,8 @@
 
 Rollouts are results of calls, so they are put into the object store of the worker's node, fetched
 into that of the learner's node as soon as they are there, and read there without another copy.
-Weights are put once, and each node fetches them once, by their reference.
+Weights are put once, and each node fetches them once, by their reference; workers on the learner's
+node read them from its memory, without a call and without Ray.
 
 Ray's own restarts are off: a source replaces a worker that is lost, so that its successor gets
 seeds of its own.
@@ -48,7 +49,7 @@ from torchbeast.schemes.ray_connection import (
     signal_handlers_kept,
 )
 from torchbeast.schemes.room import Node, Room
-from torchbeast.schemes.worker import ActivityReport, Failed, Packed, RolloutWorker
+from torchbeast.schemes.worker import Failed, Packed, RolloutWorker, Started
 
 _log = logging.getLogger("torchbeast.ray")
 
@@ -80,10 +81,11 @@ class TorchBeastActor(RolloutWorker):
         host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
         return Place(host, os.getpid(), node)
 
-    def start(
-        self, arguments: Mapping[str, Any], version: int, weights: Any
-    ) -> ActivityReport | Failed:
+    def start(self, arguments: Mapping[str, Any], version: int, weights: Any) -> Started | Failed:
         """Starts with the weights behind a reference."""
+        ring = arguments["ring"]
+        if ring is not None and ring.node != self.place().node:
+            arguments = {**arguments, "ring": None}
         return super().start(arguments, version, _fetched(weights))
 
     def load(self, version: int, weights: Any) -> None:

@@ -8,8 +8,10 @@
 
 Every worker has a few calls of `play` in flight, so that it goes on while its rollouts are on their
 way or wait for the learner; none is sent before there is room for its rollout. Rollouts are learnt
-in the order in which they arrive, and nobody waits for a slow worker. Newer weights are sent beside
-`play` and act from the next step on; a worker that still fetches a version gets the newest next.
+in the order in which they arrive, and nobody waits for a slow worker. Newer weights act from the
+next step on. A worker on the learner's machine reads them from shared memory, as MonoBeast's
+processes do; to others they are sent beside `play`, and one that still fetches a version gets the
+newest next.
 
 A worker that dies is replaced by one that begins new episodes, with seeds of its own. One that is
 lost with its node is too, wherever there is room, and until then the run does without it.
@@ -44,12 +46,22 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.schemes.room import stored_bytes
-from torchbeast.schemes.worker import END_S, ActivityReport, Failed, Packed, Played, packed
+from torchbeast.schemes.weights_ring import address_of
+from torchbeast.schemes.worker import (
+    END_S,
+    ActivityReport,
+    Failed,
+    Packed,
+    Played,
+    Started,
+    packed_state,
+)
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
+from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.ray")
@@ -92,25 +104,40 @@ def rollout_bytes(
 
 
 class FleetWeights:
-    """The newest weights, for workers elsewhere. One thread publishes, another one sends."""
+    """The newest weights. One thread publishes, another one sends.
+
+    ring: shared memory, from which workers on this machine read them.
+    """
 
     def __init__(self, model: nn.Module, version: int = 0) -> None:
-        self.newest: tuple[int, Packed] = (version, packed(model))
+        self.ring = SharedWeights(model, version)
         self.on_publish: Callable[[], None] = lambda: None
 
     @property
     def version(self) -> int:
         """Newest published version."""
-        return self.newest[0]
+        return self.ring.version
+
+    @property
+    def newest(self) -> tuple[int, Packed]:
+        """Newest version and a copy of its weights, to be sent.
+
+        Nobody waits: the copy is made again if its place in the ring may have been written to.
+        """
+        while True:
+            version = self.ring.version
+            weights = packed_state(self.ring.state_of(version))
+            if self.ring.version - version < self.ring.size - 1:
+                return version, weights
 
     @property
     def num_bytes(self) -> int:
         """Size of one version."""
-        return sum(array.nbytes for array in self.newest[1].values())
+        return self.ring.num_bytes // self.ring.size
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as the newest version."""
-        self.newest = (version, packed(model))  # in one assignment
+        self.ring.publish(model, version)
         self.on_publish()
 
 
@@ -164,10 +191,10 @@ class RaySource:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the batches, and of what may be in the object store."""
+        """Bytes of the batches, of the ring of weights, and of what may be in the object store."""
         rollouts = self._config.fleet.buffers()
         stored = stored_bytes(self._rollout_bytes, rollouts, self._weights.num_bytes)
-        return self._collector.num_bytes + stored
+        return self._collector.num_bytes + self._weights.ring.num_bytes + stored
 
     def start(self, supervisor: Supervisor) -> None:
         """Asks for workers, and starts the threads that collect from them."""
@@ -246,6 +273,8 @@ class RaySource:
     # --- the learner thread that publishes
 
     def _tell_dispatcher(self) -> None:
+        if all(actor.reads_weights for actor in self._actors):
+            return
         if not self._is_told.is_set():
             self._is_told.set()
             self._events.put(self._send_weights)
@@ -311,9 +340,10 @@ class RaySource:
         actor.since = time.monotonic()
         _log.info("%s is process %d on %s", actor.full_name, place.pid, place.host)
 
-    def _started(self, actor: _Actor, activity: ActivityReport) -> None:
+    def _started(self, actor: _Actor, started: Started) -> None:
         actor.is_alive = True
-        actor.report(activity)
+        actor.reads_weights = started.reads_weights
+        actor.report(started.activity)
         self._fill(actor)
         self._send_to(actor)
 
@@ -346,9 +376,11 @@ class RaySource:
             self._send_to(actor)
 
     def _send_to(self, actor: _Actor) -> None:
-        """Sends the newest weights to an actor, unless it still fetches earlier ones."""
+        """Sends the newest weights to an actor, unless it still fetches earlier ones, or reads them
+        by itself.
+        """
         wants = actor.is_playing and actor.version != self._weights.version
-        if wants and not actor.fetches:
+        if wants and not actor.fetches and not actor.reads_weights:
             actor.fetches = True
             self._call(actor, self._has_loaded, "load", *self._newest(actor))
 
@@ -358,11 +390,11 @@ class RaySource:
 
     def _newest(self, actor: _Actor) -> tuple[int, list[Any]]:
         """Returns the newest version and a reference to its weights, which are stored once."""
-        version, weights = self._weights.newest
-        if self._stored is None or self._stored[0] != version:
+        if self._stored is None or self._stored[0] != self._weights.version:
+            version, weights = self._weights.newest
             self._stored = version, self._fleet.put(weights)
-        actor.version = version
-        return version, [self._stored[1]]
+        actor.version, reference = self._stored
+        return actor.version, [reference]
 
     # what workers do
 
@@ -415,6 +447,7 @@ class RaySource:
             "num_envs": actor.num_envs,
             "first_env": actor.first_env,
             "seed": seed_of(config.seed, "actor", actor.index, actor.incarnation),
+            "ring": address_of(self._weights.ring, self._fleet.own_node),
         }
 
 
@@ -438,6 +471,7 @@ class _Actor:
         self.is_alive = False  # and has started
         self.place: Place | None = None
         self.version = -1  # of the newest weights that were sent
+        self.reads_weights = False  # from the learner's memory
         self.fetches = False  # weights
         self.is_asked = False  # what it does
         self.since = time.monotonic()

@@ -4,6 +4,7 @@
     start()      makes environments and network, with the weights that it is given
     play()       one rollout, as numpy arrays                              one at a time
     load()       newer weights, which act from the next step on            beside them
+                 (a worker on the learner's machine reads them by itself)
     activity()   current stage, and seconds in each stage                  beside them
     end()        closes the environments                                   beside them
 
@@ -24,9 +25,11 @@ from torch import Tensor, nn
 
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.child_main import failure
+from torchbeast.schemes.weights_ring import opened
 from torchbeast.sources.processes.activity import local_activity
 from torchbeast.sources.processes.player import Acting, Player, acting
 from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SlotWriter, slot_specs
+from torchbeast.sources.processes.shared_weights import SharedWeights
 
 END_S = 3.0
 """Seconds that `end` waits for the current step; a stuck environment is abandoned."""
@@ -42,6 +45,13 @@ class ActivityReport(NamedTuple):
     seconds_in_stage: float
     seconds: dict[str, float]  # by stage
     steps: int  # of all its environments
+
+
+class Started(NamedTuple):
+    """A worker's environments and network are made."""
+
+    activity: ActivityReport
+    reads_weights: bool  # from the learner's memory, so that none need be sent
 
 
 class Played(NamedTuple):
@@ -82,11 +92,11 @@ class RolloutWorker:
 
     def start(
         self, arguments: Mapping[str, Any], version: int, weights: Packed
-    ) -> ActivityReport | Failed:
+    ) -> Started | Failed:
         """Makes environments and network.
 
         arguments: those of `acting`, and unroll_length, extras, mode, first_env (number of the
-            first environment).
+            first environment), ring (the RingAddress of the learner's weights, or None).
         """
         with self._lock:
             self._begin_again()
@@ -96,7 +106,7 @@ class RolloutWorker:
             except Exception as error:
                 return _failed(error)
             self._activity.enter("queueing")
-        return self.activity()
+        return Started(self.activity(), self._weights.is_read)
 
     def _prepare(self, arguments: Mapping[str, Any], made: Acting) -> None:
         self._arguments, self._loop = arguments, made.loop
@@ -104,6 +114,7 @@ class RolloutWorker:
         specs = slot_specs(made.actor, made.observation_space, *shape, made.frame_stack)
         self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
         mode, weights = arguments["mode"], self._weights
+        weights.ring = opened(arguments["ring"], made.actor)
         self._player = Player(made.loop, made.actor, weights, self._activity, mode)
 
     def play(self, rollout_index: int) -> Played | Failed | None:
@@ -143,16 +154,27 @@ class RolloutWorker:
 
 
 class ReceivedWeights:
-    """The newest weights that a worker was given. Any thread receives, one acts."""
+    """The newest weights that a worker was given. Any thread receives, one acts.
+
+    ring: the learner's own memory of weights, which is read in place of those that were given. It
+        is set before the first `refresh`, or never: a replica that acts with given weights where
+        they are cannot be loaded with others.
+    """
 
     def __init__(self) -> None:
+        self.ring: SharedWeights | None = None
         self._newest: tuple[int, Packed] = (0, {})
         self._closed = False
 
     @property
+    def is_read(self) -> bool:
+        """Whether the worker reads its weights by itself."""
+        return self.ring is not None
+
+    @property
     def version(self) -> int:
         """Newest version."""
-        return self._newest[0]
+        return self._newest[0] if self.ring is None else self.ring.version
 
     def receive(self, version: int, weights: Packed) -> None:
         """Replaces the newest weights."""
@@ -166,6 +188,8 @@ class ReceivedWeights:
         """Loads the newest weights unless `replica` holds them; returns their version."""
         if self._closed:
             raise Ended
+        if self.ring is not None:
+            return self.ring.refresh(replica, held, wanted)
         version, weights = self._newest
         if version != held:
             _use(unpacked(weights, replica), replica)
@@ -174,7 +198,12 @@ class ReceivedWeights:
 
 def packed(model: nn.Module) -> Packed:
     """Returns a copy of the model's weights, on the CPU."""
-    return {name: _as_bytes(tensor) for name, tensor in model.state_dict().items()}
+    return packed_state(model.state_dict())
+
+
+def packed_state(state: Mapping[str, Tensor]) -> Packed:
+    """Returns a copy of the entries of a state_dict, on the CPU."""
+    return {name: _as_bytes(tensor) for name, tensor in state.items()}
 
 
 def unpacked(weights: Packed, model: nn.Module) -> dict[str, Tensor]:

@@ -64,6 +64,14 @@ class SharedWeights:
         """Bytes of all places of the ring."""
         return self.size * self._stride
 
+    def state_of(self, version: int) -> dict[str, Tensor]:
+        """Returns the state_dict in a version's place, as views of the memory.
+
+        For the process that publishes, whose threads no lock keeps apart: the place is written
+        again for version + size.
+        """
+        return self._places[version % self.size]
+
     @torch.no_grad()
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as the newest version."""
