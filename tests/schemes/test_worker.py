@@ -204,6 +204,15 @@ def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None
         worker.end()
 
 
+def test_weights_that_are_read_are_loaded_in_place_of_those_that_are_given() -> None:
+    sent, given, replica, weights = Mixed(), Mixed(), Mixed(), ReceivedWeights()
+    weights.ring = SharedWeights(sent, version=7)
+    weights.receive(9, packed(given))
+    assert weights.version == 7 == weights.refresh(replica, None)
+    assert torch.equal(replica.weight, sent.weight)
+    assert not torch.equal(replica.weight, given.weight)
+
+
 def test_an_end_is_noticed_while_weights_are_read(threads: None) -> None:
     model = Mixed()
     weights = ReceivedWeights()
