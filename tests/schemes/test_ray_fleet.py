@@ -45,6 +45,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
         "_private",
     ):
         setattr(imitation, name, MagicMock())
+    imitation.is_initialized = MagicMock(return_value=False)
     imitation.__version__ = "2"
     imitation.is_initialized = MagicMock(return_value=False)
     for name in ("ObjectStoreFullError", "OutOfDiskError"):
