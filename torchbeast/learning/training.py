@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.algos.base import Algorithm
+from torchbeast.core.algos.counters import Counters
+from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
@@ -40,12 +42,34 @@ _UPDATE_S = 120.0  # longest time that one update may take
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 
+class Updates(Protocol):
+    """The update of a training loop: an OptimiserStep, or that of gradient workers."""
+
+    @property
+    def algo(self) -> Algorithm[Any]:
+        """The algorithm."""
+
+    @property
+    def counters(self) -> Counters:
+        """Counts from the start of the run, across restarts."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights: number of updates, across restarts."""
+
+    def update(self, batch: Any) -> dict[str, float]:
+        """Learns from a batch; returns figures to log."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state that the next update depends on; tensors are shared, not copied."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingComponents:
     """The components of a training loop."""
 
     source: Source
-    optimiser_step: OptimiserStep[Any]
+    optimiser_step: Updates
     weights: Publisher
     device: torch.device
     log_files: LogFiles
