@@ -212,6 +212,8 @@ class TestRayReplay:
             with pytest.raises(RunError, match="within 1 s: it needs 99 CPUs of one node"):
                 with serving_on_ray("large", num_cpus=99):
                     pass
+        with serving_on_ray("small", num_cpus=0.25):
+            wait_for(lambda: ray.available_resources().get("CPU", 0.0) % 1 == 0.75)
         own = ray.get_runtime_context().get_node_id()
         with serving_on_ray("large", num_cpus=0.0, node=own) as served:
             assert served.failure is None
