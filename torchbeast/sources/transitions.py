@@ -225,7 +225,7 @@ class TransitionSource:
             beta = schedule.beta_at(self._total)
             weights = torch.from_numpy(importance_weights(sample.probabilities, beta))
             priorities = torch.full((schedule.batch_size,), math.nan)
-        batch = _transitions(sample, weights, priorities)
+        batch = transitions_of(sample, weights, priorities)
         counted, self._collected = self._collected.counted_in(batch), _Collected()
         return _Prepared(counted, sample.names)
 
@@ -264,7 +264,9 @@ class _Collected:
         return counted
 
 
-def _transitions(sample: Sample, weights: Tensor | None, priorities: Tensor | None) -> Transitions:
+def transitions_of(
+    sample: Sample, weights: Tensor | None = None, priorities: Tensor | None = None
+) -> Transitions:
     """Returns a sample as tensors, which share its memory."""
     is_joined = sample.later_rewards.shape[1] > 0
     return Transitions(
