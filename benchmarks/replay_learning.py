@@ -28,10 +28,9 @@ from torchbeast.reporting.log_files import read_logs
 GAMES = ("Breakout", "SpaceInvaders")
 STEPS = 1_000_000
 HALF = STEPS // 2
-MILESTONES = (100_000, 250_000, 500_000, 750_000, 1_000_000)
-RATIOS = (1, 2, 4, 7)
-ENTROPY_COST = 0.03  # the preset's
-SMALL = ("--batch_size", "8")  # new rollouts; with 7 replayed ones for each, a batch has 64
+MILESTONES = (100_000, 200_000, 300_000, 400_000, 500_000, 750_000, 1_000_000)
+BATCHES = {1: 32, 2: 20, 4: 12, 7: 8}  # new rollouts by ratio; a whole batch has 60 or 64
+ENTROPY_COST = 0.015  # for each state that is learnt from, where there is a replay
 
 Flags = tuple[str, ...]
 
@@ -49,35 +48,26 @@ class Run(NamedTuple):
         return f"{self.game.lower()}-{self.variant}-{self.seed}"
 
 
-def _replay(
-    steps: int, ratio: int, size: int = 200_000, entropy_cost: float | None = None
-) -> Flags:
-    """Returns the flags of a replay.
+def _ratio(ratio: int) -> Flags:
+    """Returns the flags of a replay: batches are as large with every ratio.
 
-    entropy_cost: by default as much for each state that is learnt from as without replay. The bonus
-        counts over new rollouts only, so its cost grows with what is learnt beside them.
+    The entropy bonus counts over new rollouts only, beside a loss over all: so its cost is
+    multiplied.
     """
-    cost = (1 + ratio) * ENTROPY_COST if entropy_cost is None else entropy_cost
     return (
-        *("--total_steps", str(steps), "--replay_size", str(size)),
-        *("--replay_ratio", str(ratio), "--entropy_cost", f"{cost:g}"),
+        *("--total_steps", str(HALF), "--replay_size", "200000", "--replay_ratio", str(ratio)),
+        *("--batch_size", str(BATCHES[ratio]), "--entropy_cost", f"{(1 + ratio) * ENTROPY_COST:g}"),
     )
 
 
 VARIANTS: dict[str, Flags] = {
     "no-replay": ("--total_steps", str(STEPS)),
-    "ratio-4": _replay(STEPS, 4),
-    **{f"ratio-{ratio}-half": _replay(HALF, ratio) for ratio in RATIOS},
+    "no-replay-8": ("--total_steps", str(STEPS), "--batch_size", str(BATCHES[7])),
+    **{f"ratio-{ratio}": _ratio(ratio) for ratio in BATCHES},
     "replay-alone": (
-        *_replay(STEPS, 4, size=STEPS, entropy_cost=ENTROPY_COST),
+        *_ratio(7),
+        *("--replay_size", str(HALF), "--entropy_cost", str(ENTROPY_COST)),
         *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
-    ),
-    "no-replay-small": ("--total_steps", str(STEPS), *SMALL),
-    "ratio-7-small-half": (*_replay(HALF, 7, entropy_cost=0.12), *SMALL),
-    "replay-alone-small-half": (
-        *_replay(HALF, 7, size=HALF, entropy_cost=0.015),  # for each state as much as 0.12 above
-        *("--algo", "replay_alone:ReplayAlone", "--learn_start", "20000"),
-        *SMALL,
     ),
 }
 
@@ -105,7 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("task", choices=("train", "keep"))
     parser.add_argument("runs", type=Path, help="the folder of the runs")
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[41, 42, 43])
+    parser.add_argument("--seeds", nargs="+", type=int, default=[61, 62, 63])
     return parser.parse_args()
 
 
