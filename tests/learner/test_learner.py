@@ -416,7 +416,8 @@ def test_a_combination_changes_the_weights_with_a_bounded_lag_or_is_refused(
         lags = [learner.step()["max_lag"] for _ in range(3)]
         after = weights_of(learner)
     assert all(not torch.equal(before[name], after[name]) for name in before)
-    assert max(lags) <= (0 if scheme.is_synchronous else 8)
+    waits = scheme.is_synchronous and scheme.grad_communication == "synchronous"
+    assert max(lags) <= (0 if waits else 40), "slots and max_lag bound it"
 
 
 def test_some_combinations_are_accepted() -> None:
@@ -427,7 +428,7 @@ def test_some_combinations_are_accepted() -> None:
         except NotImplementedError:
             continue
         accepted += 1
-    assert accepted >= 3
+    assert accepted >= 12
 
 
 def test_an_algorithm_of_ones_own_learns(tmp_path: Path) -> None:

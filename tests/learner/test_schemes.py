@@ -39,7 +39,23 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
             lambda: scheme_of(col_worker_resources={"num_cpus": 2}),
             "col_worker_resources .* Ray .*processes",
         ),
-        (lambda: scheme_of(grad_remote_workers=1), "grad_remote_workers"),
+        (
+            lambda: impala_of(
+                grad_remote_workers=1,
+                col_remote_workers=1,
+                col_communication="asynchronous",
+                col_backend="ray",
+            ),
+            "grad_remote_workers .* processes .*ray",
+        ),
+        (
+            lambda: scheme_of(
+                algo=LASER.create_factory(),
+                storage=OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400),
+                grad_remote_workers=1,
+            ),
+            "OnPolicyVTraceBuffer has a replay .*grad_remote_workers",
+        ),
         (
             lambda: scheme_of(update_execution="decentralised"),
             "decentralised.* need .*grad_remote_workers is 0",
@@ -146,7 +162,7 @@ def test_an_architecture_that_cannot_be_built_says_what_it_needs() -> None:
     for name in NOT_YET:
         with pytest.raises(NotImplementedError, match=f"the architecture {name} needs "):
             Scheme.preset(name, ENVS)
-    with pytest.raises(ValueError, match="no architecture 'pop': use a2c, ppo, impala, laser"):
+    with pytest.raises(ValueError, match="no architecture 'pop': use a2c, ppo, "):
         Scheme.preset("pop", ENVS)
 
 

@@ -15,6 +15,7 @@ Learner is made with the same log_dir, and which the programs can plot, evaluate
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import math
 import secrets
@@ -25,25 +26,28 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.contract import Actor
 from torchbeast.core.checks import at_least, require
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.selection import names
-from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.threads import one_thread
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
+from torchbeast.learner.agents import making_agent
 from torchbeast.learner.collection import env_spec, make_source, make_weights
+from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import LearnerRun, Played
+from torchbeast.learning.saving import SavedReplay
 from torchbeast.learning.session import Session, raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
+from torchbeast.schemes.gradients.updates import gradient_workers
+from torchbeast.schemes.gradients.workers import WORKER
+from torchbeast.schemes.local_fleet import LocalFleet
 from torchbeast.schemes.scheme import Scheme
 
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
@@ -95,8 +99,10 @@ class Learner:
         return self._training.updates
 
     @property
-    def actor(self) -> nn.Module:
-        """The network that learns."""
+    def actor(self) -> Actor:
+        """The network that learns, with its present weights."""
+        if self.scheme.update_execution == "decentralised" and not self._is_closed:
+            self._made.optimiser_step.state_dict()  # the workers have them
         return self._made.agent.model
 
     def done(self) -> bool:
@@ -199,7 +205,7 @@ class Learner:
         sampled: actions are sampled, as in training, and not the most likely ones.
         """
         at_least(1, num_episodes=num_episodes)
-        model = copy.deepcopy(self._made.agent.model).to("cpu").eval()
+        model = copy.deepcopy(self.actor).to("cpu").eval()
         envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
         seed = secrets.randbits(31) if seed is None else seed
         with closing(envs.make(min(num_episodes, MAX_PARALLEL))) as env, one_thread():
@@ -248,12 +254,26 @@ class Learner:
         played = Played(env=spec, seen_keys=names(scheme.train_envs_factory.sent_space))
         self._run = LearnerRun(settings, played, self._session, resumed)
         weights = functools.partial(make_weights, scheme)
-        self._made, self._progress = self._run.assemble(_making_agent(scheme), weights)
+        self._made, self._progress = self._run.assemble(making_agent(scheme), weights)
         of_actors = precision(hardware_of(scheme), is_reproducible(scheme))
-        source = functools.partial(make_source, scheme, precision=of_actors, ending=ending)
-        self._source, saved = ending.enter_context(
-            self._run.source(self._made, self._progress, source)
-        )
+        saved: SavedReplay | None = None
+        if scheme.gradients is None:
+            source = functools.partial(make_source, scheme, precision=of_actors, ending=ending)
+            self._source, saved = ending.enter_context(
+                self._run.source(self._made, self._progress, source)
+            )
+        else:
+            parts = WorkerParts(
+                scheme=scheme,
+                config=settings.learner,
+                precision=of_actors,
+                seed=self._run.environment_seed(self._progress),
+            )
+            fleet = ending.enter_context(LocalFleet(WORKER, scheme.gradients.cores))
+            workers = gradient_workers(parts, scheme.gradients, self._made.optimiser_step, fleet)
+            self._source, step = ending.enter_context(workers)
+            as_step: Any = step  # it has the methods of an OptimiserStep
+            self._made = dataclasses.replace(self._made, optimiser_step=as_step)
         self._training, self._saving = ending.enter_context(
             self._run.training(self._made, self._source, self._progress, saved)
         )
@@ -297,18 +317,6 @@ def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:
         return RunConfig(seed=seed)
     path = Path(log_dir).expanduser().absolute()
     return RunConfig(xpid=path.name, savedir=str(path.parent), seed=seed)
-
-
-def _making_agent(scheme: Scheme) -> Any:
-    """Returns a function that makes the agent of the scheme for a spec of its network."""
-    envs = scheme.train_envs_factory
-
-    def make(spec: ActorSpec) -> Agent:
-        agent = make_agent(spec, envs.sent_space, envs.action_space, envs.frame_stack)
-        scheme.actor_factory.restart(agent.model)
-        return agent
-
-    return make
 
 
 def _finish(folder: RunFolder, supervisor: Supervisor) -> None:

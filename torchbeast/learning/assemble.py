@@ -21,6 +21,7 @@ from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.checks import checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
+from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError, as_usage_error
@@ -90,11 +91,13 @@ def assemble(
     make_weights: Callable[[nn.Module, int], Weights],
     earlier: EarlierRun | None = None,
     say: Callable[[Compute, Agent], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Assembled[Weights]:
     """Assembles a learner on this machine, and restores the state of an earlier run, if any.
 
     say: called once the network is on its device, before it is compiled or learns, to report
         hardware and agent.
+    ranks: all learners that take every optimiser step together; None: this one alone.
 
     Sets torch's number of threads, which affects initial weights too: call it before other threads
     use torch. Raises UsageError when the network does not suit the environment, the algorithm or
@@ -117,7 +120,7 @@ def assemble(
         say(compute, agent)
     if config.hardware.compile:
         agent.model.compile()  # the copies that act are not compiled
-    step = _optimiser_step(algo, config, compute, agent)
+    step = _optimiser_step(algo, config, compute, agent, ranks)
     earlier.restore(step)
     weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
@@ -136,7 +139,11 @@ def _in_family(spec: ActorSpec, algo: type[Algorithm[Any]]) -> ActorSpec:
 
 
 def _optimiser_step(
-    algo: Algorithm[Any], config: LearnerConfig, compute: Compute, agent: Agent
+    algo: Algorithm[Any],
+    config: LearnerConfig,
+    compute: Compute,
+    agent: Agent,
+    ranks: Ranks | None,
 ) -> OptimiserStep[Any]:
     columns = config.rollouts.batch_size + config.spare_columns
     length = 1 if config.learns_from_transitions else config.rollouts.unroll_length
@@ -147,6 +154,7 @@ def _optimiser_step(
         total_steps=config.total_steps,
         bytes_at_once=compute.bytes_at_once,
         num_threads=threads,
+        ranks=ranks,
     )
 
 

@@ -180,7 +180,7 @@ class LearnerRun:
             extras=made.algo.needs,
             mode=made.algo.mode,
             rollouts=config.online_rollouts,
-            seed=_environment_seed(self._recorded["seed"], progress.step),
+            seed=self.environment_seed(progress),
             spare_columns=config.spare_columns,
             batches_at_once=self._batches_at_once(made),
         )
@@ -197,6 +197,10 @@ class LearnerRun:
         with self._replay(made, source, free) as replay:
             mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
             yield mixed, self._saved(replay)
+
+    def environment_seed(self, progress: Progress) -> int:
+        """Returns a seed for the environments that no earlier part of the run has used."""
+        return _environment_seed(self._recorded["seed"], progress.step)
 
     @property
     def _total_steps(self) -> int:

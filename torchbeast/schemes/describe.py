@@ -51,15 +51,20 @@ def _collection(scheme: Scheme) -> Part:
     size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
     envs = f"{size} environment{'s' * (size > 1)}"
     if not workers:
-        return Part("collection", [f"in the learner's process: {envs}", "synchronous"])
+        return Part("collection", [f"{_learners(scheme)}: {envs}", "synchronous"])
     one, several = _WORKERS[scheme.col_backend]
     each = f"{workers} {several if workers > 1 else one} with {envs} each"
-    return Part("collection", [each, scheme.col_communication])
+    whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
+    return Part("collection", [each, *whose, scheme.col_communication])
+
+
+def _learners(scheme: Scheme) -> str:
+    return "in each gradient worker" if scheme.grad_remote_workers else "in the learner's process"
 
 
 def _storage(scheme: Scheme) -> Part:
     storage = scheme.storage_factory
-    lines = [type(storage).__name__, "in the learner's process"]
+    lines = [type(storage).__name__, _learners(scheme)]
     if size := storage.replay.get("replay_size"):
         lines.append(f"replay of {size:,} steps")
     return Part("storage", lines)
@@ -72,10 +77,17 @@ def _learner(scheme: Scheme) -> Part:
         "learner",
         [
             f"{scheme.algo_factory.algo.__name__}, network {network.name}{memory}",
-            "gradients in this process",
+            _gradients(scheme),
             f"update {scheme.update_execution}",
         ],
     )
+
+
+def _gradients(scheme: Scheme) -> str:
+    workers = scheme.grad_remote_workers
+    if not workers:
+        return "gradients in this process"
+    return f"gradients in {workers} processes, {scheme.grad_communication}"
 
 
 _WIDTH, _HEIGHT, _GAP, _LINE = 250, 110, 130, 18

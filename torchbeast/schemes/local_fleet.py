@@ -132,6 +132,11 @@ class LocalFleet:
     def __exit__(self, *_: object) -> None:
         self.end()
 
+    @property
+    def own_node(self) -> str:
+        """The id of this machine; "": there are no other nodes."""
+        return ""
+
     def worker(self, name: str) -> LocalWorker:
         """Starts a worker."""
         worker = LocalWorker(name, self._worker_class, self._cores)

@@ -64,6 +64,30 @@ PRESETS = {
         lambda: OnPolicyGAEBuffer.create_factory(size=128),
         _HERE,
     ),
+    "a3c": Preset(
+        "A2C in several workers, whose gradients are applied as they come.",
+        _a2c,
+        lambda: OnPolicyGAEBuffer.create_factory(size=5, gae_lambda=1.0),
+        {**_HERE, "grad_remote_workers": 2, "grad_communication": "asynchronous"},
+    ),
+    "dppo": Preset(
+        "PPO in several workers, whose gradients are one step of the learner's process.",
+        _ppo,
+        lambda: OnPolicyGAEBuffer.create_factory(size=128),
+        {**_HERE, "grad_remote_workers": 2},
+    ),
+    "dd-ppo": Preset(
+        "PPO in several workers, which join their gradients and each apply them.",
+        _ppo,
+        lambda: OnPolicyGAEBuffer.create_factory(size=128),
+        {**_HERE, "grad_remote_workers": 2, "update_execution": "decentralised"},
+    ),
+    "rapid": Preset(
+        "DD-PPO whose workers have collecting workers of their own, which never wait.",
+        _ppo,
+        lambda: OnPolicyGAEBuffer.create_factory(size=128),
+        {**_WORKERS, "grad_remote_workers": 2, "update_execution": "decentralised"},
+    ),
     "impala": Preset(
         "Workers that never wait, and V-trace for the lag of their policies: MonoBeast's, and "
         'RayBeast\'s with col_backend="ray".',
@@ -79,11 +103,7 @@ PRESETS = {
     ),
 }
 NOT_YET = {
-    "a3c": "workers that compute gradients",
     "ape-x": "a replay that many workers fill for an algorithm that learns from transitions",
-    "dd-ppo": "workers that compute gradients, and decentralised updates",
-    "dppo": "workers that compute gradients",
-    "rapid": "workers that compute gradients, and decentralised updates",
     "seed": "inference in one place for all workers, which PolyBeast has: "
     "python -m torchbeast.polybeast",
 }

@@ -4,8 +4,10 @@
     collection   0 = in the learner's process, or M workers, each with vec_env_size environments;
                  synchronous: every batch is collected with the newest weights, from all workers
                  asynchronous: workers never wait, and a batch is whatever is ready first
-    gradients    in the learner's process
-    update       centralised
+    gradients    0 = in the learner's process, or N workers, each of which collects as above
+                 synchronous: all contribute to every step; asynchronous: a step for each
+    update       centralised: the learner's process applies the gradients and sends the weights
+                 decentralised: the workers join the gradients, and each applies them
 
 Whatever does not go together is refused when a scheme is made, with both parts and what is missing.
 """
@@ -28,6 +30,7 @@ from torchbeast.core.storages.on_policy import OnPolicyBuffer
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
+from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.presets import settings
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
 from torchbeast.sources.processes.config import ProcessesConfig
@@ -76,7 +79,7 @@ class Scheme:
 
     @classmethod
     def preset(cls, name: str, train_envs_factory: VecEnvFactory, **others: Any) -> Scheme:
-        """Returns a named architecture: a2c, ppo, impala or laser; see docs/schemes.md.
+        """Returns a named architecture such as ppo or impala; see docs/schemes.md.
 
         others: arguments of Scheme that take the place of the architecture's own, such as
         algo_factory or col_remote_workers.
@@ -119,6 +122,17 @@ class Scheme:
             num_processes=max(1, self.col_remote_workers),
             fixed_lag=0 if self.is_synchronous else None,
             num_buffers=self.num_envs if self.is_synchronous else None,
+        )
+
+    @property
+    def gradients(self) -> GradientConfig | None:
+        """The workers that compute gradients; None: the learner's process does."""
+        if not self.grad_remote_workers:
+            return None
+        return GradientConfig(
+            num_workers=self.grad_remote_workers,
+            communication=self.grad_communication,
+            update_execution=self.update_execution,
         )
 
     @property
@@ -172,16 +186,23 @@ class Scheme:
                 "col_worker_resources are what Ray reserves for a worker, but "
                 f'col_backend="{self.col_backend}" reserves nothing: leave them out, or use Ray'
             )
-        if self.grad_remote_workers:
-            raise NotImplementedError(
-                "grad_remote_workers compute gradients beside the learner's process, which this "
-                "version cannot: give 0"
-            )
-        if self.grad_communication == "asynchronous" or self.update_execution == "decentralised":
+        asked = self.grad_communication == "asynchronous" or self.update_execution != "centralised"
+        if asked and not self.grad_remote_workers:
             raise NotImplementedError(
                 'grad_communication="asynchronous" and update_execution="decentralised" need '
                 "several gradient workers, but grad_remote_workers is 0"
             )
+        if self.grad_remote_workers and self.col_backend == "ray":
+            raise NotImplementedError(
+                "grad_remote_workers are processes of this machine, but "
+                'col_backend="ray" collects elsewhere: collect with col_backend="processes"'
+            )
+        if self.grad_remote_workers and self.storage_factory.replay:
+            raise NotImplementedError(
+                f"{type(self.storage_factory).__name__} has a replay in the learner's process, but "
+                "with grad_remote_workers others learn: leave out one of them"
+            )
+        _ = self.gradients  # checks its values
 
     def _check_components(self) -> None:
         """Raises NotImplementedError where the components do not go together."""

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the parts of gradient workers: in each a learner with a collection of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+
+from torchbeast.core.choices import Precision
+from torchbeast.learner.agents import making_agent
+from torchbeast.learner.collection import make_source, make_weights
+from torchbeast.learning.assemble import LearnerConfig, assemble
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.learner_run import Learner
+from torchbeast.schemes.gradients.contract import Made, Place
+from torchbeast.schemes.scheme import Scheme
+from torchbeast.seeds import seed_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerParts:
+    """A function that makes the parts of a gradient worker, in its process."""
+
+    scheme: Scheme
+    config: LearnerConfig
+    precision: Precision  # of the features of actors
+    seed: int  # of the environments and actions of all workers
+
+    def __call__(self, place: Place) -> Made:
+        seed = seed_of(self.seed, "gradient worker", place.index)
+        scheme, ending = self.scheme, ExitStack()
+        torch.manual_seed(seed_of(seed, "actions"))
+        weights = functools.partial(make_weights, scheme)
+        config = dataclasses.replace(self.config, hardware=_ON_ONE_CORE)
+        made = assemble(config, making_agent(scheme), weights, ranks=place.ranks)
+        learner = Learner(
+            agent=made.agent,
+            weights=made.weights,
+            compute=made.compute,
+            extras=made.algo.needs,
+            mode=made.algo.mode,
+            rollouts=self.config.rollouts,
+            seed=seed,
+            spare_columns=0,
+            batches_at_once=1,
+        )
+        return Made(
+            source=make_source(scheme, learner, self.precision, ending),
+            optimiser_step=made.optimiser_step,
+            publish=made.weights.publish,
+            end=ending.close,
+        )
+
+
+_ON_ONE_CORE = HardwareConfig(num_learner_threads=1, torch_threads=1, disable_cuda=True)
