@@ -370,6 +370,25 @@ def test_every_environment_has_a_seed_of_its_own(tmp_path: Path) -> None:
     assert alone < spread, "the first worker's are those of one process"
 
 
+def test_the_environments_of_gradient_workers_have_seeds_of_their_own(tmp_path: Path) -> None:
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+
+    def make_env() -> Any:
+        class Noting(gymnasium.Wrapper):
+            def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+                if seed is not None:
+                    (seeds / str(seed)).touch()
+                return self.env.reset(seed=seed)
+
+        return Noting(gymnasium.make("CartPole-v1"))
+
+    scheme = scheme_of({"env_fn": make_env, "vec_env_size": 2}, grad_remote_workers=2)
+    with Learner(scheme, 10**6, tmp_path / "run") as learner:
+        learner.step()
+    assert len(list(seeds.iterdir())) == 4
+
+
 def test_laser_learns_from_a_replay(tmp_path: Path) -> None:
     storage = OnPolicyVTraceBuffer.create_factory(size=10, replay_size=400)
     scheme = scheme_of(algo=LASER.create_factory(), storage=storage)
