@@ -140,7 +140,9 @@ def test_otherwise_it_begins_with_an_empty_one(
     if not is_saved:
         (tmp_path / FILE).write_bytes(b"old")
     resume_replay(made(), tmp_path, is_saved)
-    assert "The replay starts empty" in capsys.readouterr().out
+    (said,) = capsys.readouterr().out.splitlines()[-1:]
+    why = f"there is no {tmp_path / FILE} yet" if is_saved else "--checkpoint_replay would save it"
+    assert said == f"The replay starts empty: {why}."
 
 
 def test_a_damaged_file_is_a_sentence(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import concurrent.futures
 import os
 import re
 import signal
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -313,6 +314,17 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
         await replay.leave(new)
         await asyncio.wait_for(waits, SOON)
         assert left == [0]
+
+    of_plain_actor(body)
+
+
+def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
+    async def body(replay: TorchBeastReplay) -> None:
+        (first, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
+        batch = weakref.ref(replay._agent(first).filled["reward"])
+        kept = weakref.ref(replay._agent(other).filled["reward"])
+        await replay.leave(first)
+        assert batch() is None and kept() is not None
 
     of_plain_actor(body)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -206,17 +207,30 @@ def test_a_worker_that_reaches_the_learners_weights_acts_with_them(threads: None
 
 def test_weights_that_are_read_are_loaded_in_place_of_those_that_are_given() -> None:
     sent, given, replica, weights = Mixed(), Mixed(), Mixed(), ReceivedWeights()
-    weights.ring = SharedWeights(sent, version=7)
     weights.receive(9, packed(given))
+    weights.read_from(SharedWeights(sent, version=7))
     assert weights.version == 7 == weights.refresh(replica, None)
     assert torch.equal(replica.weight, sent.weight)
     assert not torch.equal(replica.weight, given.weight)
 
 
+def test_weights_that_are_not_needed_any_more_are_let_go(threads: None) -> None:
+    """They are in the object store, which would keep a version for every worker."""
+    agent = make_agent(SETUP.actor(), *SETUP.spaces())
+    ring = SharedWeights(agent.model, version=7)
+    address, worker = address_of(ring, "node"), RolloutWorker("actor 0")
+    sent = packed(agent.model)
+    arrays = [weakref.ref(array) for array in sent.values()]
+    worker.start({**arguments("source_envs:Numbered"), "ring": address}, 7, sent)
+    del sent
+    assert [array() for array in arrays] == [None] * len(arrays)
+    worker.end()
+
+
 def test_an_end_is_noticed_while_weights_are_read(threads: None) -> None:
     model = Mixed()
     weights = ReceivedWeights()
-    weights.ring = SharedWeights(model, version=7)
+    weights.read_from(SharedWeights(model, version=7))
     weights.close()
     with pytest.raises(Ended):
         weights.refresh(model, held=7)

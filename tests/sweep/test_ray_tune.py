@@ -392,6 +392,21 @@ def test_agents_that_share_a_replay_learn_together_as_far_as_there_is_room(
     assert ray_tune.agents_at_once(SweepConfig(on="ray", **config), room, agents=5) == expected
 
 
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"agent_gpus": 1.0}, 3),
+        ({"agent_gpus": 0.5}, 5),
+        ({"agent_gpus": 2.0}, 1),
+        ({"agent_cpus": 2.0}, 2),
+    ],
+)
+def test_an_agent_has_room_on_one_node_only(config: dict[str, Any], expected: int) -> None:
+    """What is left on several of them is of no use to it."""
+    room = Room([Node("a", 3, 2, True, 0), Node("b", 3, 1, False, 0)], 6.0)
+    assert ray_tune.agents_at_once(SweepConfig(on="ray", **config), room, agents=5) == expected
+
+
 def test_the_command_that_continues_a_sweep_runs_it_in_the_same_place() -> None:
     config = SweepConfig(on="ray", address="auto", agent_cpus=2.0)
     words = program._words_of_ray(config)

@@ -220,7 +220,8 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
     """
     path = folder / FILE
     if not is_saved or not path.exists():
-        print("The replay starts empty: --checkpoint_replay would save it.", flush=True)
+        why = f"there is no {path} yet" if is_saved else "--checkpoint_replay would save it"
+        print(f"The replay starts empty: {why}.", flush=True)
         return False
     try:
         with open(path, "rb") as file:

@@ -108,10 +108,14 @@ class TorchBeastReplay:
         return agent.ticket, self._replay.figures()
 
     async def leave(self, ticket: Ticket) -> None:
-        """Forgets an agent's walks, unless it has joined again; see SharedReplay.leave."""
-        if self._agents[ticket.agent].ticket == ticket:
+        """Forgets an agent's walks and its batch, unless it has joined again; see
+        SharedReplay.leave.
+        """
+        agent = self._agents[ticket.agent]
+        if agent.ticket == ticket:
             self._replay.leave(ticket.agent)
-            self._agents[ticket.agent].is_replaced.set()  # nobody waits any more
+            agent.filled = {}
+            agent.is_replaced.set()  # nobody waits any more
 
     async def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
         """Stores all columns of a batch; see SharedReplay.insert."""

@@ -114,7 +114,8 @@ class RolloutWorker:
         specs = slot_specs(made.actor, made.observation_space, *shape, made.frame_stack)
         self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
         mode, weights = arguments["mode"], self._weights
-        weights.ring = opened(arguments["ring"], made.actor)
+        if ring := opened(arguments["ring"], made.actor):
+            weights.read_from(ring)
         self._player = Player(made.loop, made.actor, weights, self._activity, mode)
 
     def play(self, rollout_index: int) -> Played | Failed | None:
@@ -154,27 +155,32 @@ class RolloutWorker:
 
 
 class ReceivedWeights:
-    """The newest weights that a worker was given. Any thread receives, one acts.
-
-    ring: the learner's own memory of weights, which is read in place of those that were given. It
-        is set before the first `refresh`, or never: a replica that acts with given weights where
-        they are cannot be loaded with others.
-    """
+    """The newest weights that a worker was given. Any thread receives, one acts."""
 
     def __init__(self) -> None:
-        self.ring: SharedWeights | None = None
+        self._ring: SharedWeights | None = None
         self._newest: tuple[int, Packed] = (0, {})
         self._closed = False
 
     @property
     def is_read(self) -> bool:
         """Whether the worker reads its weights by itself."""
-        return self.ring is not None
+        return self._ring is not None
 
     @property
     def version(self) -> int:
         """Newest version."""
-        return self._newest[0] if self.ring is None else self.ring.version
+        return self._newest[0] if self._ring is None else self._ring.version
+
+    def read_from(self, ring: SharedWeights) -> None:
+        """Reads the learner's own memory of weights from now on, in place of what was given, which
+        is let go: it would keep its memory in the object store.
+
+        Call it before the first `refresh`, or never: a replica that acts with given weights where
+        they are cannot be loaded with others.
+        """
+        self._ring = ring
+        self._newest = (0, {})
 
     def receive(self, version: int, weights: Packed) -> None:
         """Replaces the newest weights."""
@@ -188,8 +194,8 @@ class ReceivedWeights:
         """Loads the newest weights unless `replica` holds them; returns their version."""
         if self._closed:
             raise Ended
-        if self.ring is not None:
-            return self.ring.refresh(replica, held, wanted)
+        if self._ring is not None:
+            return self._ring.refresh(replica, held, wanted)
         version, weights = self._newest
         if version != held:
             _use(unpacked(weights, replica), replica)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import re
@@ -33,7 +34,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.ray_fleet import RayFleet, User
 from torchbeast.schemes.ray_replay import serving_on_ray
-from torchbeast.schemes.room import Room
+from torchbeast.schemes.room import Node, Room
 from torchbeast.sources.shared_replay import Served
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.following import has_ended_well
@@ -95,8 +96,20 @@ def on_ray(
 
 
 def agents_at_once(config: SweepConfig, room: Room, agents: int) -> int:
-    """Returns how many agents Ray has free CPUs for now, of those that --parallel lets begin."""
-    return min(agents, config.parallel or agents, int(room.free_cpus / config.agent_cpus + 1e-9))
+    """Returns how many agents Ray has room for now, of those that --parallel lets begin: free CPUs,
+    and nodes with what each needs.
+    """
+    free = math.floor(room.free_cpus / config.agent_cpus + 1e-9)
+    fitting = sum(_fitting(config, node) for node in room.nodes)
+    return min(agents, config.parallel or agents, free, fitting)
+
+
+def _fitting(config: SweepConfig, node: Node) -> int:
+    """Returns the number of agents that one node has room for if it is used by nobody else."""
+    shares = [node.cpus / config.agent_cpus]
+    if config.agent_gpus:
+        shares.append(node.gpus / config.agent_gpus)
+    return math.floor(min(shares) + 1e-9)
 
 
 def replay_name(sweep: str) -> str:
