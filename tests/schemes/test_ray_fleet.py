@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Place, WorkerLost
 from torchbeast.schemes.ray_connection import ENDED, RESUME
@@ -71,13 +71,18 @@ def test_an_end_without_connection_goes_on_and_hides_no_failure(ray: Any, what: 
     ray.shutdown.assert_called_once()
 
 
-def test_a_connection_that_the_process_has_is_used_and_left(ray: Any) -> None:
+def test_a_connection_that_the_process_has_is_left_as_it_was(ray: Any) -> None:
     ray.is_initialized.return_value = True
-    ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
-    with RayFleet(RayConfig(), "run") as fleet:
-        assert fleet.cluster == "10.0.0.1:6379"
+    with pytest.raises(UsageError, match=r"initialised .* already: call ray.shutdown\(\) before"):
+        RayFleet(RayConfig(), "run")
     ray.init.assert_not_called()
     ray.shutdown.assert_not_called()
+
+
+def test_others_join_the_cluster_where_its_head_is(ray: Any) -> None:
+    ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
+    with RayFleet(RayConfig(address="auto"), "run") as fleet:
+        assert fleet.cluster == "10.0.0.1:6379"
 
 
 def test_variables_of_a_program_reach_its_processes_on_all_nodes(ray: Any) -> None:

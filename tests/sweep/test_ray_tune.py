@@ -352,7 +352,7 @@ def test_a_shared_replay_is_on_the_node_of_the_sweep_and_ends_before_the_connect
         assert served is not None and served.address == "ray:lr-1"
         assert runner._joining.words == ["--replay_service=ray:lr-1"]
         assert runner._joining.environment == {"RAY_ADDRESS": "10.0.0.1:6379"}
-    assert "2 of 3 agents learn at a time" in capsys.readouterr().out
+    assert "2 of 3 agents begin now: the others" in capsys.readouterr().out
     (connected, started, *ends) = FakeFleet.made
     assert connected[:3] == ("auto", "sweep lr", False)
     assert started == ("lr-1", {"num_cpus": 0.0, "node": "here"})

@@ -86,7 +86,7 @@ def on_ray(
         at_once = agents_at_once(config, fleet.room(), len(agents))
         if at_once < len(agents):
             print(
-                f"{at_once} of {len(agents)} agents learn at a time: the others join the shared "
+                f"{at_once} of {len(agents)} agents begin now: the others join the shared "
                 "replay later."
             )
         # On this node, whose end is that of the sweep anyway.
