@@ -114,7 +114,7 @@ class Run:
             optimiser_step=self.step,
             weights=self.weights,
             device=torch.device("cpu"),
-            log_files=self.files,
+            log=self.files,
             supervisor=self.supervisor,
         )
         self.training = Training(self.components, total_steps, Progress(), **kwargs)

@@ -52,11 +52,6 @@ def test_an_incomplete_row_of_a_killed_run_does_not_affect_the_next(tmp_path: Pa
     assert [(r["step"], r["loss"]) for r in read_logs(tmp_path)] == [(10, 1.0), (30, 3.0)]
 
 
-def test_tensorboard_events_are_beside_the_csv_files(tmp_path: Path) -> None:
-    write(tmp_path, (10, {"loss": 1.0}))
-    assert list(tmp_path.glob("events.out.tfevents.*"))
-
-
 def test_rows_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
     files = LogFiles(tmp_path)
     for step in (10, 20, 30):

@@ -32,7 +32,7 @@ def trained(how: dict[str, Any], batches: Any, folder: Path, total_steps: int) -
             optimiser_step=step,
             weights=PublishedWeights(centre.algo.actor),
             device=torch.device("cpu"),
-            log_files=logs,
+            log=logs,
             supervisor=supervisor,
         )
         training = Training(components, total_steps, Progress())

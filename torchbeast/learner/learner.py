@@ -21,10 +21,12 @@ import math
 import secrets
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+import torch
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.checks import at_least, require
@@ -35,12 +37,14 @@ from torchbeast.core.threads import one_thread
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
 from torchbeast.learner.agents import making_agent
+from torchbeast.learner.callback import Callback
+from torchbeast.learner.callbacks import RowInHand, check_names, load_states, states_of
 from torchbeast.learner.collection import env_spec, make_source, make_weights
 from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.hardware import precision
-from torchbeast.learning.learner_run import LearnerRun, Played
+from torchbeast.learning.learner_run import FILES, LearnerRun, Played
 from torchbeast.learning.saving import SavedReplay
 from torchbeast.learning.session import Session, raise_failure
 from torchbeast.processes.supervisor import Supervisor
@@ -66,6 +70,7 @@ class Learner:
         target_steps: int,
         log_dir: str | Path | None = None,
         *,
+        callbacks: Sequence[Callback] = (),
         seed: int | None = None,
     ) -> None:
         """Assembles a learner; a run that is in log_dir already goes on.
@@ -73,11 +78,14 @@ class Learner:
         target_steps: environment steps to learn from; the learning rate reaches 0 there.
         log_dir: folder of the run. Default: that of the scheme's environments, else a new one in
             ~/logs/torchbeast.
+        callbacks: called between the steps, in this order, see `Callback`.
         seed: of weights, actions and every environment. Default: a random one, which is recorded.
         """
         at_least(1, target_steps=target_steps)
+        check_names(callbacks)
         self.scheme = scheme
         self.target_steps = target_steps
+        self._callbacks = tuple(callbacks)
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
@@ -101,16 +109,23 @@ class Learner:
     @property
     def actor(self) -> Actor:
         """The network that learns, with its present weights."""
-        if self.scheme.update_execution == "decentralised" and not self._is_closed:
+        if self.scheme.update_execution == "decentralised" and not self._is_released:
             self._made.optimiser_step.state_dict()  # the workers have them
         return self._made.agent.model
 
     def done(self) -> bool:
-        """Returns whether target_steps are learnt from."""
-        return self.steps >= self.target_steps
+        """Returns whether target_steps are learnt from, or `stop` was called."""
+        return self._is_stopped or self.steps >= self.target_steps
+
+    def stop(self) -> None:
+        """Ends the run after the present step, as if it had reached target_steps.
+
+        For callbacks; elsewhere call `close`.
+        """
+        self._is_stopped = True
 
     def step(self) -> dict[str, float]:
-        """Collects a batch and learns from it; returns the figures of `get_metrics`.
+        """Collects a batch, learns from it, calls the callbacks; returns `get_metrics`.
 
         The step that reaches target_steps ends the run: it writes the checkpoint and ends workers.
         Raises UsageError or RunError with the run's first failure.
@@ -118,13 +133,14 @@ class Learner:
         if self._is_closed:
             why = f"{self.steps:,} of target_steps {self.target_steps:,} are learnt"
             raise UsageError(f"the run has ended ({why}): make another Learner with more of them")
-        batch = self._next_batch()
+        self._start_callbacks()
+        self._learn_from(self._next_batch())
         try:
-            self._training.learn_from(batch, self._cuda_stream)
-        except Exception as error:
-            self._fail(error)
-        if self.done():
-            self.close()
+            self._step_callbacks()
+        finally:  # an interrupt leaves the update, and the end, as they are
+            self._row.release()
+            if self.done():
+                self.close()
         return self.get_metrics()
 
     def train(self, total_steps: int | None = None) -> dict[str, float]:
@@ -138,18 +154,19 @@ class Learner:
             f"total_steps {until:,} is more than target_steps {self.target_steps:,}, where the "
             "learning rate is 0: make the Learner with more target_steps",
         )
-        while self.steps < until:
+        while self.steps < until and not self.done():
             self.step()
         return self.get_metrics()
 
     def get_metrics(self) -> dict[str, float]:
-        """Returns the figures of the last row of logs.csv, with step, updates, steps_per_second
-        since the Learner was made, and mean_return and mean_length of the last 100 episodes.
+        """Returns the figures of the last row of logs.csv, those of callbacks included, with step,
+        updates, steps_per_second since the Learner was made, and mean_return and mean_length of the
+        last 100 episodes.
         """
         progress = self._progress
         rate = (self.steps - self._first_step) / max(1e-9, time.monotonic() - self._began)
         return {
-            **self._training.figures,
+            **self._row.figures,
             "step": self.steps,
             "updates": self.updates,
             "episodes": progress.episodes,
@@ -194,6 +211,7 @@ class Learner:
         found = self._session.folder.checkpoint if path is None else Path(path)
         checkpoints.load(found)  # before this run ends
         self._end(is_saved=False)
+        raise_failure(self._session.supervisor.failure, self._session.folder)
         self._open(found)
 
     def evaluate(
@@ -208,13 +226,22 @@ class Learner:
         model = copy.deepcopy(self.actor).to("cpu").eval()
         envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
         seed = secrets.randbits(31) if seed is None else seed
-        with closing(envs.make(min(num_episodes, MAX_PARALLEL))) as env, one_thread():
+        with (
+            closing(envs.make(min(num_episodes, MAX_PARALLEL))) as env,
+            one_thread(),
+            torch.random.fork_rng(devices=[]),
+        ):
             agent = self._made.agent._replace(model=model)
+            torch.default_generator.manual_seed(seed)  # of sampled actions
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
     def close(self) -> None:
-        """Ends the run: writes the checkpoint, ends workers. May be called again."""
-        self._end(is_saved=True)
+        """Ends the run: writes the checkpoint, ends workers. May be called again.
+
+        Raises RunError if a callback fails at the end, or the checkpoint cannot be written.
+        """
+        if self._end(is_saved=True):
+            raise_failure(self._session.supervisor.failure, self._session.folder)
 
     def __enter__(self) -> Learner:
         return self
@@ -226,7 +253,7 @@ class Learner:
 
     def _open(self, resumed: Path | None) -> None:
         """Assembles everything; workers start at the first step."""
-        self._is_closed = True
+        self._is_closed = self._is_released = True
         self._ending = ExitStack()
         # A Learner that is forgotten leaves no workers behind.
         self._finalizer = weakref.finalize(self, self._ending.close)
@@ -238,7 +265,7 @@ class Learner:
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
         self._first_step, self._began = self.steps, time.monotonic()
-        self._is_closed = False
+        self._is_closed = self._is_released = self._is_stopped = False
         if self.done():
             print(f"{self.steps:,} steps are learnt already: nothing is left to do.", flush=True)
             self.close()
@@ -246,7 +273,8 @@ class Learner:
     def _assemble(self, resumed: Path | None) -> None:
         scheme, ending = self.scheme, self._ending
         spec = env_spec(scheme)
-        settings = run_settings(scheme, spec, self._config, self.target_steps)
+        self._row = RowInHand(FILES)
+        settings = run_settings(scheme, spec, self._config, self.target_steps, (self._row,))
         supervisor = Supervisor()
         folder = RunFolder(self.log_dir, dict(settings.recorded))
         ending.callback(_finish, folder, supervisor)
@@ -275,10 +303,53 @@ class Learner:
             as_step: Any = step  # it has the methods of an OptimiserStep
             self._made = dataclasses.replace(self._made, optimiser_step=as_step)
         self._training, self._saving = ending.enter_context(
-            self._run.training(self._made, self._source, self._progress, saved)
+            self._run.training(self._made, self._source, self._progress, saved, self._also_saved)
         )
         ending.callback(supervisor.stop, "the learner was closed")
         self._cuda_stream = CudaStream(self._made.compute.device)
+        self._started: list[Callback] = []  # callbacks whose on_start was called
+        load_states(self._callbacks, self._run.recorded_callbacks)
+
+    def _also_saved(self) -> dict[str, Any]:
+        return {"callbacks": states_of(self._callbacks)}
+
+    def _learn_from(self, batch: Batch) -> None:
+        try:
+            has_learnt = self._training.learn_from(batch, self._cuda_stream)
+        except Exception as error:
+            self._fail(error)
+        if not has_learnt:  # a worker has failed meanwhile
+            self._fail(None)
+
+    def _start_callbacks(self) -> None:
+        for callback in self._callbacks[len(self._started) :]:
+            with self._ended_by(callback):
+                callback.on_start(self)
+            self._started.append(callback)
+
+    def _step_callbacks(self) -> None:
+        figures = self._row.figures
+        for callback in self._callbacks:
+            with self._ended_by(callback):
+                callback.on_step(self, figures)
+                figures.update({name: _number(value) for name, value in figures.items()})
+
+    @contextmanager
+    def _ended_by(self, callback: Callback) -> Iterator[None]:
+        """Ends the run if the callback raises an exception."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(error, f"callback {callback.name}")
+
+    def _end_callbacks(self) -> None:
+        """Calls each, even if one fails; the first failure is the run's, unless it has one."""
+        for callback in self._started:
+            try:
+                callback.on_end(self)
+            except Exception as error:
+                supervisor = self._session.supervisor
+                supervisor.fail_at_end(f"callback {callback.name}", error)
 
     def _next_batch(self) -> Batch:
         if self._batches is None:
@@ -290,25 +361,32 @@ class Learner:
             batch = next(self._batches, None)
         if batch is None:
             self._fail(None)
-        assert batch is not None
         return batch
 
-    def _fail(self, error: Exception | None) -> None:
+    def _fail(self, error: Exception | None, origin: str = "") -> NoReturn:
         """Ends the run and raises its first failure."""
         supervisor, folder = self._session
         if error is not None:
-            supervisor.fail("", error)
-        self.close()
+            supervisor.fail_at_end(origin, error)
+        self._end(is_saved=True)
         raise_failure(supervisor.failure, folder)
         raise UsageError(f"the run has ended: {supervisor.reason}")
 
-    def _end(self, is_saved: bool) -> None:
+    def _end(self, is_saved: bool) -> bool:
+        """Ends the run; returns False if it has ended before."""
         if self._is_closed:
-            return
+            return False
         self._is_closed = True
-        self._session.supervisor.stop("the learner was closed")
-        if is_saved:
-            self._run.end(self._training, self._saving)
+        with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
+            last.callback(self._release)
+            if is_saved:
+                last.callback(self._run.end, self._training, self._saving)
+            last.callback(self._session.supervisor.stop, "the learner was closed")
+            last.callback(self._end_callbacks)
+        return True
+
+    def _release(self) -> None:
+        self._is_released = True
         self._finalizer()
 
 
@@ -321,3 +399,8 @@ def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:
 
 def _finish(folder: RunFolder, supervisor: Supervisor) -> None:
     folder.finish(successful=supervisor.failure is None)
+
+
+def _number(value: Any) -> float:
+    """Returns a figure as a plain number, such as that of a tensor."""
+    return value if isinstance(value, int | float) else float(value)

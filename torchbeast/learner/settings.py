@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.logger import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.scheme import Scheme
 
@@ -53,7 +55,9 @@ def is_reproducible(scheme: Scheme) -> bool:
     return scheme.col_remote_workers > 0 and scheme.is_synchronous
 
 
-def run_settings(scheme: Scheme, env: EnvSpec, run: RunConfig, total_steps: int) -> RunSettings:
+def run_settings(
+    scheme: Scheme, env: EnvSpec, run: RunConfig, total_steps: int, loggers: Sequence[Logger]
+) -> RunSettings:
     """Returns the settings of a run of total_steps."""
     learner = _learner_config(scheme, env, total_steps)
     workers = scheme.col_remote_workers
@@ -72,6 +76,7 @@ def run_settings(scheme: Scheme, env: EnvSpec, run: RunConfig, total_steps: int)
             **_flags(run, learner, total_steps),
             **(recorded(scheme.processes) if workers else {"num_actors": scheme.num_envs}),
         },
+        loggers=loggers,
         becomes_latest=False,  # its folder is the user's, who may keep other things beside it
     )
 

@@ -11,6 +11,7 @@ model                                     name of the network, never auto
 reward_input                              form of the rewards among its inputs
 reads_values                              whether it encodes leaves by their space's value ranges
 rng                                       torch's random generators
+callbacks                                 states of a Learner's callbacks, by name
 """
 
 from __future__ import annotations

@@ -33,6 +33,11 @@ class EarlierRun:
         """The recorded settings; None without a checkpoint."""
         return None if self._saved is None else self._saved["flags"]
 
+    @property
+    def callbacks(self) -> Mapping[str, Any]:
+        """The states of a Learner's callbacks, by name."""
+        return {} if self._saved is None else self._saved.get("callbacks", {})
+
     def seed(self, asked: int | None) -> int:
         """Returns the seed asked for, else the recorded one, else a random one."""
         if asked is not None:

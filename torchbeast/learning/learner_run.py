@@ -54,10 +54,12 @@ from torchbeast.processes.cores import available_cores
 from torchbeast.processes.memory import free_memory
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
-from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.log_files import CsvLogger
+from torchbeast.reporting.logger import LoggedRun, Logger, Logs
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
+from torchbeast.reporting.tensorboard import TensorBoardLogger
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
 from torchbeast.sources.replay import OwnReplay, Replay
@@ -66,6 +68,9 @@ from torchbeast.sources.transitions import TransitionSource
 _log = logging.getLogger("torchbeast.learner")
 
 _JOIN_S = 15.0
+
+FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
+"""Loggers of every run."""
 
 Weights = TypeVar("Weights", bound=Publisher)
 
@@ -110,6 +115,7 @@ class RunSettings:
     learner: LearnerConfig
     collection: Collection
     recorded: Mapping[str, Any]  # every setting by the name of its flag
+    loggers: Sequence[Logger] = FILES
     becomes_latest: bool = True  # the link `latest` beside its folder then points to it
 
 
@@ -198,6 +204,11 @@ class LearnerRun:
             mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
             yield mixed, self._saved(replay)
 
+    @property
+    def recorded_callbacks(self) -> Mapping[str, Any]:
+        """The states of callbacks, by name, in the checkpoint of the earlier run."""
+        return self._earlier.callbacks
+
     def environment_seed(self, progress: Progress) -> int:
         """Returns a seed for the environments that no earlier part of the run has used."""
         return _environment_seed(self._recorded["seed"], progress.step)
@@ -271,21 +282,35 @@ class LearnerRun:
         source: Source,
         progress: Progress,
         saved: SavedReplay | None,
+        also_saved: Callable[[], Mapping[str, Any]] = dict,
     ) -> Iterator[tuple[Training, Saving]]:
-        """Opens the log files; makes the training loop and what saves its checkpoints."""
-        saving = self._saving(made.agent, saved)
-        with closing(LogFiles(self._session.folder.path, progress.step)) as log_files:
+        """Opens the logs; makes the training loop and what saves its checkpoints.
+
+        also_saved: returns further entries of a checkpoint, when it is written.
+        """
+        saving = self._saving(made.agent, saved, also_saved)
+        with closing(self._logs(progress.step)) as log:
             components = TrainingComponents(
                 source=source,
                 optimiser_step=made.optimiser_step,
                 weights=made.weights,
                 device=made.compute.device,
-                log_files=log_files,
+                log=log,
                 supervisor=self._session.supervisor,
             )
             yield self._training(components, progress, saving), saving
 
-    def _saving(self, agent: Agent, saved: SavedReplay | None) -> Saving:
+    def _logs(self, step: int) -> Logs:
+        folder = self._session.folder.path
+        run = LoggedRun(folder=folder, settings=self._recorded, step=step)
+        return Logs(self._settings.loggers, run)
+
+    def _saving(
+        self,
+        agent: Agent,
+        saved: SavedReplay | None,
+        also_saved: Callable[[], Mapping[str, Any]],
+    ) -> Saving:
         labels = {
             "format": checkpoints.FORMAT,
             "flags": self._recorded,
@@ -294,7 +319,7 @@ class LearnerRun:
             "reads_values": agent.spec.reads_values,
         }
         disabled = self._settings.checkpoints.disable_checkpoint
-        return Saving(self._session.folder, labels, disabled, saved)
+        return Saving(self._session.folder, labels, disabled, saved, also_saved)
 
     def _training(
         self, components: TrainingComponents, progress: Progress, saving: Saving

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -38,14 +38,17 @@ class Saving:
         labels: Mapping[str, Any],
         disabled: bool,
         replay: SavedReplay | None = None,
+        also: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         """Prepares saving.
 
         labels: constant entries of every checkpoint, such as settings. replay: saved with every
             checkpoint, if anything was inserted since the last; None: there is none to save.
+        also: returns further entries of every checkpoint; called by the thread that saves it.
         """
         self._path = folder.checkpoint
         self._labels = labels
+        self._also = also
         self._disabled = disabled
         self._replay = replay
         self._replay_path = self._path.with_name(FILE)
@@ -70,7 +73,7 @@ class Saving:
 
     def checkpoint(self, training: Training) -> dict[str, Any]:
         """Returns everything that a resumed run needs, without the replay."""
-        return training.checkpoint(self._labels)
+        return {**training.checkpoint(self._labels), **self._also()}
 
     def _save_replay(self, replay: SavedReplay) -> None:
         inserted = replay.inserted  # before: where more is inserted meanwhile, it is saved again

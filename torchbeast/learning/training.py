@@ -33,7 +33,7 @@ from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Reading, spent
-from torchbeast.reporting.log_files import LogFiles
+from torchbeast.reporting.logger import Log
 from torchbeast.reporting.progress import Progress, mean
 from torchbeast.sources.contract import Source
 
@@ -72,7 +72,7 @@ class TrainingComponents:
     optimiser_step: Updates
     weights: Publisher
     device: torch.device
-    log_files: LogFiles
+    log: Log
     supervisor: Supervisor
 
 
@@ -220,7 +220,7 @@ class Training:
             "optimiser_steps": counters.optimiser_steps,
         }
         self.figures = row
-        self._components.log_files.write(self.progress.step, row)
+        self._components.log.write(self.progress.step, row)
 
     def _times(self) -> dict[str, float]:
         """Returns the seconds since the last row, by stage, so that rows can be added up."""

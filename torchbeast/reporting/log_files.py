@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files of a run: logs.csv, fields.csv and TensorBoard events.
+"""Log files of a run: logs.csv and fields.csv.
 
 logs.csv begins with `# _tick,_time,step,...` and has one row per update. New columns are added at
 the right; the last row of fields.csv is always the full list of columns. A resumed run appends to
@@ -14,6 +14,16 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from torchbeast.reporting.logger import LoggedRun
+
+
+class CsvLogger:
+    """Writes logs.csv and fields.csv in the run's folder."""
+
+    def open(self, run: LoggedRun) -> LogFiles:
+        """Opens the files."""
+        return LogFiles(run.folder, run.step)
 
 
 class LogFiles:
@@ -33,7 +43,6 @@ class LogFiles:
         self._tick = _last_tick(folder / "logs.csv") + 1
         self._logs = open(folder / "logs.csv", "a", newline="", encoding="utf-8")  # noqa: SIM115
         self._writer = csv.writer(self._logs)
-        self._events = _tensorboard(folder, step)
 
     def write(self, step: int, figures: Mapping[str, float | int]) -> None:
         """Appends a row: the figures after `step` env steps. NaN becomes an empty cell."""
@@ -42,13 +51,10 @@ class LogFiles:
         self._writer.writerow([_cell(row.get(name)) for name in self._fields])
         self._logs.flush()
         self._tick += 1
-        self._write_events(step, figures)
 
     def close(self) -> None:
         """Closes the files. No method may be called afterwards."""
         self._logs.close()
-        if self._events is not None:
-            self._events.close()
 
     def _add_columns(self, row: Mapping[str, Any]) -> None:
         new = [name for name in row if name not in self._fields]
@@ -60,13 +66,6 @@ class LogFiles:
             csv.writer(file).writerow(self._fields)
         if first:
             self._logs.write(f"# {','.join(self._fields)}\n")
-
-    def _write_events(self, step: int, figures: Mapping[str, float | int]) -> None:
-        if self._events is None:
-            return
-        for name, value in figures.items():
-            if not math.isnan(value):
-                self._events.add_scalar(name, value, step)
 
 
 def _cell(value: Any) -> Any:
@@ -148,15 +147,3 @@ def _last_tick(path: Path) -> int:
             if row and row[0].isdigit():
                 last = int(row[0])
     return last
-
-
-def _tensorboard(folder: Path, step: int | None) -> Any:
-    """Returns a writer of TensorBoard events that discards events after `step`.
-
-    Returns None when TensorBoard is not installed.
-    """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=None if step is None else step + 1)

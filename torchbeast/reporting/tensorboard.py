@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Logs to TensorBoard: event files in the run's folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torchbeast.reporting.logger import LoggedRun
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
+
+    def open(self, run: LoggedRun) -> TensorBoardLog:
+        """Opens the events of a run; those after the checkpoint that it goes on from are hidden."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return TensorBoardLog(None)
+        return TensorBoardLog(SummaryWriter(str(run.folder), purge_step=run.step + 1))
+
+
+class TensorBoardLog:
+    """The events of a run. Used by one thread at a time."""
+
+    def __init__(self, writer: Any | None) -> None:
+        """Takes a SummaryWriter; without one nothing is written."""
+        self._writer = writer
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Adds a scalar for each figure but NaN."""
+        if self._writer is None:
+            return
+        for name, value in figures.items():
+            if not math.isnan(value):
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Writes the last events."""
+        if self._writer is not None:
+            self._writer.close()
