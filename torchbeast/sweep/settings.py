@@ -6,12 +6,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchbeast.cli.command_line import by_its_name, parse
 from torchbeast.cli.flags import LearnerFlags, MonoBeastFlags, PolyBeastFlags, RayBeastFlags
+from torchbeast.core.algos.registry import FOR_REPLAY
 from torchbeast.errors import UsageError
 from torchbeast.sweep.config import ProgramName
 
@@ -34,7 +35,6 @@ _OF_SWEEP = {  # flags of the program that the sweep gives itself
 
 # A shared replay holds rollouts of one shape and of one task.
 _OF_SHARED_REPLAY = ("replay_size", "unroll_length", "env", "env_kwargs")
-_SOME_ADDRESS = "--replay_service=here"  # until there is a replay, so that flags can be checked
 
 Values = dict[str, list[str]]
 
@@ -112,8 +112,8 @@ def agents_of(
     _check_keys(values, words)
     if shared_replay:
         _check_shared(values)
-    more = [_SOME_ADDRESS] if shared_replay else []
-    return [_agent(program, settings, words, more, folder) for settings in combinations(values)]
+    check = _check_shares if shared_replay else lambda flags: None
+    return [_agent(program, settings, words, check, folder) for settings in combinations(values)]
 
 
 def _check_shared(values: Values) -> None:
@@ -123,6 +123,25 @@ def _check_shared(values: Values) -> None:
                 f"agents that share a replay have the same {key}, so --set cannot vary it: give "
                 f"--{key} once, or leave out --shared_replay"
             )
+
+
+def _check_shares(flags: LearnerFlags) -> None:
+    """Raises UsageError unless an agent with these flags learns from a replay that it shares."""
+    if not flags.replay.is_used:
+        raise UsageError(
+            "--shared_replay needs a replay: give --replay_size, and no --replay_ratio 0"
+        )
+    algo = flags.defaults.algo
+    if ":" not in algo and algo != FOR_REPLAY:  # a user's own says for itself whether it does
+        raise UsageError(
+            f"agents that share a replay learn with --algo {FOR_REPLAY}, not {algo}: leave out "
+            "--algo, or --shared_replay"
+        )
+    if flags.replay.checkpoint_replay:
+        raise UsageError(
+            "--checkpoint_replay saves the replay of one agent, but with --shared_replay all have "
+            "one together, which is not saved: leave out one of them"
+        )
 
 
 def combinations(values: Values) -> list[dict[str, str]]:
@@ -169,16 +188,14 @@ def _agent(
     program: ProgramName,
     settings: Mapping[str, str],
     common: Sequence[str],
-    more: Sequence[str],
+    check: Callable[[LearnerFlags], None],
     folder: Path,
 ) -> Agent:
-    """Returns the agent, once the program has accepted its command line.
-
-    more: flags that are given to it later.
-    """
+    """Returns the agent, once the program has accepted its command line, and `check` its flags."""
     name = name_of(settings)
     words = [*common, *typed(settings)]
-    flags = parse(FLAGS[program], program, [*words, *more])
+    flags = parse(FLAGS[program], program, words)
+    check(flags)
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return Agent(
         name=name,
