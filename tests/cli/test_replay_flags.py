@@ -26,6 +26,8 @@ LEARNERS: dict[str, type[LearnerFlags]] = {
 }
 WRONG = [
     (["--replay_ratio", "3"], "--replay_ratio 3 needs a replay: give its --replay_size too."),
+    (["--replay_ratio", "1"], "--replay_ratio 1 needs a replay: give its --replay_size too."),
+    (["--algo", "impala", "--replay_ratio=1"], "--replay_ratio 1 needs a replay: give its"),
     (["--learn_start", "9"], "--learn_start 9 needs a replay: give its --replay_size too."),
     (
         ["--checkpoint_replay", "--replay_size", "9000", "--replay_ratio", "0"],

@@ -52,6 +52,7 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
             default=tyro.MISSING_NONPROP if default is None else default,
             **_options(program),
         )
+    _check_ratio(parsed, words)
     return parsed
 
 
@@ -134,6 +135,19 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     typed = [resuming.given(words, f"--{name}") for name in _OF_REPLAY]
     size = decided.get("replay_size", 0) if typed[0] is None else 0
     return bool(size) or any(text is not None and not _is_zero(text) for text in typed)
+
+
+def _check_ratio(flags: Any, words: Sequence[str]) -> None:
+    """Raises UsageError where a ratio is typed, but no size is decided: the usual ratio too, which
+    no Config can tell from one that nobody typed.
+    """
+    typed = resuming.given(words, "--replay_ratio")
+    if typed is None or not isinstance(flags, LearnerFlags) or flags.replay.replay_size:
+        return
+    if flags.replay.replay_ratio:
+        raise UsageError(
+            f"--replay_ratio {typed} needs a replay: give its --replay_size too. See --help."
+        )
 
 
 def _is_zero(text: str) -> bool:
