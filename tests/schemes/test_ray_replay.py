@@ -277,9 +277,12 @@ def of_plain_actor(body: Callable[[TorchBeastReplay], Coroutine[Any, Any, None]]
 def test_an_agent_whose_batches_do_not_fit_the_memory_of_the_node_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    free = [10**9]
+    monkeypatch.setattr(ray_replay, "free_memory", lambda: free[0])
+
     async def body(replay: TorchBeastReplay) -> None:
         await replay.join(how("a"))
-        monkeypatch.setattr(ray_replay, "free_memory", lambda: 1000)
+        free[0] = 1000
         with pytest.raises(ValueError, match="the batches of one agent need"):
             await replay.join(how("b"))
 

@@ -29,7 +29,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Filled, OwnReplay, Replay, ReplayClosed
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.regions import Region
+from torchbeast.sources.sharing.regions import Region, region_bytes
 from torchbeast.sources.sharing.shared_replay import SharedReplay
 
 T, B, S, K = 4, 3, 5, 2
@@ -225,6 +225,21 @@ def test_memory_that_is_not_there_is_told_with_what_would_fit(path: Path) -> Non
             SharedReplayClient(str(path), joining(fields(T, 1, K), 9000, 1, frame_stack=K))
         with agent_of(path, how(capacity=100)) as agent:
             insert(agent, Envs(0, T, K), 0)
+
+
+def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) -> None:
+    size = region_bytes(how("b"))
+    with service_at(path) as service, agent_of(path, how(capacity=T * 100)) as agent:
+        replay, each = service.replay, service.replay._used.bytes_per_transition
+        replay._free_memory = lambda: size + 50 * T * each
+        with pytest.raises(ValueError, match="are free, .* of them for the replay"):
+            replay.check_room(size)
+        envs = Envs(0, T, K)
+        while agent.facts().fill < 0.5:
+            insert(agent, envs, 0, count=1)
+        replay.check_room(size)
+        with pytest.raises(ValueError, match="the batches of one agent need"):
+            replay.check_room(size + T * each * 4)
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:

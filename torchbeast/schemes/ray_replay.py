@@ -50,12 +50,7 @@ from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, h
 from torchbeast.sources.shared_replay import Served
 from torchbeast.sources.sharing.agent import SharingAgent, put_columns, take_columns
 from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.shared_replay import (
-    AGAIN,
-    Figures,
-    SharedReplay,
-    check_room_of_agent,
-)
+from torchbeast.sources.sharing.shared_replay import AGAIN, Figures, SharedReplay
 
 ON_RAY = "ray:"  # begins the address of a replay on Ray
 
@@ -96,8 +91,7 @@ class TorchBeastReplay:
 
     async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
         """Adds an agent; see SharedReplay.join. Its calls under an earlier ticket end."""
-        size = row_bytes(flatten(joining.batch(joining.spare_columns)))
-        check_room_of_agent(size, free_memory())
+        self._replay.check_room(row_bytes(flatten(joining.batch(joining.spare_columns))))
         number = self._replay.join(joining)
         before = self._agents.get(number)
         if before is not None:

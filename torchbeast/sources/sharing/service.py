@@ -26,7 +26,7 @@ from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, number, packed
 from torchbeast.sources.sharing.regions import Region, region_bytes
-from torchbeast.sources.sharing.shared_replay import AGAIN, SharedReplay, check_room_of_agent
+from torchbeast.sources.sharing.shared_replay import AGAIN, SharedReplay
 
 _log = logging.getLogger("torchbeast.replay_service")
 
@@ -54,7 +54,6 @@ class Service:
         free_memory: see SharedReplay. Raises OSError where there is one already.
         """
         self._path = path
-        self._free_memory = free_memory
         self.replay = SharedReplay(free_memory)
         self._selector = selectors.DefaultSelector()
         self._connections: set[_Connection] = set()
@@ -177,7 +176,7 @@ class Service:
         return packed({"agent": agent, **self._figures()})
 
     def _region(self, joining: Joining) -> Region:
-        check_room_of_agent(region_bytes(joining), self._free_memory())
+        self.replay.check_room(region_bytes(joining))
         return Region(joining)
 
     def _replace(self, agent: int) -> None:

@@ -80,6 +80,18 @@ class SharedReplay:
         self.leave(number)  # what it left, if it died unnoticed
         return number
 
+    def check_room(self, size: int) -> None:
+        """Raises ValueError when the batches of one more agent, of so many bytes, do not fit the
+        memory that is free, beside what the replay takes of it while it fills.
+        """
+        free, later = self._free_memory(), self._not_yet_taken()
+        require(
+            free is None or size + later <= free,
+            f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} "
+            f"are free, {in_bytes(later)} of them for the replay: give a smaller --batch_size, "
+            "--replay_ratio or --replay_size",
+        )
+
     def leave(self, agent: int) -> None:
         """Forgets an agent's walks, and what its rollouts would follow. Its episodes stay."""
         self._environments.pop(agent, None)
@@ -116,6 +128,12 @@ class SharedReplay:
         assert self._replay is not None, "no agent has joined"
         return self._replay
 
+    def _not_yet_taken(self) -> int:
+        """Returns the bytes that the replay has reserved, but not written to."""
+        if (replay := self._replay) is None:
+            return 0
+        return int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
+
     def _made_for(self, joining: Joining) -> RolloutReplay:
         each = bytes_per_transition(joining.fields, joining.frame_stack)
         columns = joining.columns + joining.spare_columns
@@ -127,17 +145,6 @@ class SharedReplay:
             )
         except MemoryError as error:
             raise ValueError(f"{error}: give a smaller --replay_size") from error
-
-
-def check_room_of_agent(size: int, free: int | None) -> None:
-    """Raises ValueError when the batches of an agent, of so many bytes, do not fit the memory that
-    is free; None: unknown.
-    """
-    require(
-        free is None or size <= free,
-        f"the batches of one agent need {in_bytes(size)} of memory, but {in_bytes(free or 0)} are "
-        "free: give a smaller --batch_size or --replay_ratio",
-    )
 
 
 def _check_bools(arrays: Mapping[str, Any]) -> None:
