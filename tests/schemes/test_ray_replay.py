@@ -192,10 +192,12 @@ class TestRayReplay:
     def test_what_ray_says_becomes_a_sentence(self, shared: Served) -> None:
         from ray import exceptions
 
+        of_actor = exceptions.RayTaskError("fill", "lines", exceptions.OutOfDiskError("no"))
         with joined(shared, "h") as agent:
             for error, said in (
                 (exceptions.ObjectStoreFullError("no"), "Ray's object store is full"),
-                (exceptions.OutOfDiskError("no"), "Ray's object store is full"),
+                (exceptions.OutOfDiskError("no"), "full, .*: give a smaller --batch_size"),
+                (of_actor.as_instanceof_cause(), "full, .*: give a smaller --batch_size"),
                 (exceptions.ActorUnavailableError("no", None), "has ended: what was learnt"),
                 (ConnectionError("GCS is gone.\nmore"), "ray:tests, 1: GCS is gone$"),
             ):

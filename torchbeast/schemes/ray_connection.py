@@ -24,8 +24,8 @@ from torchbeast.schemes.config import CLIENT
 _log = logging.getLogger("torchbeast.ray")
 
 FULL = (
-    "Ray's object store is full, and the disk that it spills to as well: give fewer --num_buffers "
-    "or --num_actors, a smaller --unroll_length, or start Ray with a larger --object-store-memory"
+    "Ray's object store is full, and the disk that it spills to as well: give {}, or start Ray "
+    "with a larger --object-store-memory"
 )
 ENDED = (
     "{}: the program was ended by force: it was killed, or a process of Ray that it needs was "

@@ -61,6 +61,7 @@ _MARK = ":"  # begins lines that Ray itself writes to the output of workers, suc
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
+_FULL = FULL.format("fewer --num_buffers or --num_actors, a smaller --unroll_length")
 _GO_ON = (
     "any checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
 )
@@ -256,7 +257,7 @@ class RayFleet:
         try:
             return self._ray.put(value)
         except (ObjectStoreFullError, OutOfDiskError) as error:
-            raise RunError(FULL) from error
+            raise RunError(_FULL) from error
 
     @_needing_connection()
     def explain(self, error: WorkerLost, place: Place | None) -> WorkerLost:
@@ -360,7 +361,7 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
     if error is None:
         return done.result()
     if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
-        return RunError(FULL)
+        return RunError(_FULL)
     if isinstance(error, (exceptions.RayTaskError, exceptions.RuntimeEnvSetupError)):
         return RunError(str(error))
     if isinstance(error, exceptions.ActorUnavailableError):

@@ -59,6 +59,7 @@ _VALID = re.compile(r"[\w.,=+-][\w.,=+ -]*")
 _START_S = 60.0
 _ANSWER_S = 120.0  # longest wait for an answer: the actor has others to answer first
 _MOST_WAITING = 20_000  # calls that wait in the actor: one of each agent at least, for its end
+_FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
 _WITHOUT_CLUSTER = (
     "start one with `ray start --head`, or say in $RAY_ADDRESS where the one of the replay is"
 )
@@ -214,13 +215,13 @@ class RayReplayClient(SharingAgent):
         """Returns what the actor raised, or a sentence about its end."""
         from ray import exceptions
 
+        if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
+            return RunError(_FULL)  # here, or the actor's, which is a RayTaskError too
         if isinstance(error, exceptions.RayTaskError):
             cause: Exception = error.cause
             return cause if isinstance(cause, (ValueError, RunError)) else RunError(str(error))
         if isinstance(error, exceptions.RayActorError):
             return RunError(has_ended(self._address))
-        if isinstance(error, (exceptions.ObjectStoreFullError, exceptions.OutOfDiskError)):
-            return RunError(FULL)
         return RunError(f"the shared replay {self._address}: {first_sentence(error)}")
 
     def _wait_for_its_end(self) -> None:
