@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 from unittest.mock import Mock
 
 import pytest
+from test_learner_run import GOOD, train_with
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import MonoBeastFlags
@@ -17,6 +18,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.errors import UsageError
+from torchbeast.learning import learner_run
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import (
     FILE,
@@ -130,6 +132,26 @@ def test_a_resumed_run_begins_with_the_saved_replay(
     assert said == f"The replay goes on with the 0 steps in {tmp_path / FILE}.\n"
     called = [name for name, _, _ in replay.method_calls]
     assert called == ["load", "new_source", "forget_walks"]
+
+
+def test_no_part_of_a_run_repeats_the_draws_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replay that is not saved begins with random numbers of its own."""
+    seeds: list[int] = []
+
+    def noting(config: LearnerConfig, agent: Agent, extras: Any, seed: int, *_: Any) -> Any:
+        seeds.append(seed)
+        return made()
+
+    monkeypatch.setattr(learner_run, "make_replay", noting)
+    monkeypatch.setattr(learner_run, "mixed_source", lambda online, *_: online)
+    for folder in ("one", "one", "another"):
+        words = ["--savedir", str(tmp_path / folder), "--xpid", "run", "--seed", "1"]
+        flags = parse(MonoBeastFlags, "monobeast", [*words, "--replay_size", "1000"])
+        train_with(flags, "Catch", GOOD)
+    first, resumed, again = seeds
+    assert resumed != first == again
 
 
 @pytest.mark.parametrize("is_saved", [False, True])

@@ -193,14 +193,14 @@ class LearnerRun:
         free = free_memory()  # before the source takes some
         source = make_source(learner)
         if config.learns_from_transitions and issubclass(source.yields, Rollout):
-            transitions = self._transitions(made, source, progress, free)
+            transitions = self._transitions(made, source, progress, learner.seed, free)
             yield transitions, transitions if config.replay.checkpoint_replay else None
             return
         check_batches(source.yields, type(made.algo))
         if config.learns_from_transitions or not config.replay.is_used:
             yield source, None
             return
-        with self._replay(made, source, free) as replay:
+        with self._replay(made, source, learner.seed, free) as replay:
             mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
             yield mixed, self._saved(replay)
 
@@ -210,7 +210,7 @@ class LearnerRun:
         return self._earlier.callbacks
 
     def environment_seed(self, progress: Progress) -> int:
-        """Returns a seed for the environments that no earlier part of the run has used."""
+        """Returns a seed for environments and replay that no earlier part of the run has used."""
         return _environment_seed(self._recorded["seed"], progress.step)
 
     @property
@@ -225,10 +225,10 @@ class LearnerRun:
         return made.compute.learner_threads + config.replay.is_used
 
     def _transitions(
-        self, made: Assembled[Any], online: Source, progress: Progress, free: int | None
+        self, made: Assembled[Any], online: Source, progress: Progress, seed: int, free: int | None
     ) -> TransitionSource:
-        """Returns the source of single steps of a replay; free: see _replay."""
-        config, seed = self._settings.learner, self._recorded["seed"]
+        """Returns the source of single steps of a replay; seed, free: see _replay."""
+        config = self._settings.learner
         taken, env = online.num_bytes, self._played.env
         replay = make_transition_replay(config, made.agent, made.algo.needs, seed, taken, free, env)
         if self._earlier.recorded is not None:
@@ -236,12 +236,15 @@ class LearnerRun:
         return transition_source(online, replay, config, progress.step)
 
     @contextmanager
-    def _replay(self, made: Assembled[Any], source: Source, free: int | None) -> Iterator[Replay]:
+    def _replay(
+        self, made: Assembled[Any], source: Source, seed: int, free: int | None
+    ) -> Iterator[Replay]:
         """Joins the shared replay, or makes one with the contents that the earlier run saved.
 
-        free: bytes of memory that there were before the source was made; None: unknown.
+        seed: of this part of the run, which does not repeat the draws of those before. free: bytes
+        of memory that there were before the source was made; None: unknown.
         """
-        config, seed = self._settings.learner, self._recorded["seed"]
+        config = self._settings.learner
         needs, taken = made.algo.needs, source.num_bytes
         if config.replay.replay_service is not None:
             xpid = self._settings.run.xpid

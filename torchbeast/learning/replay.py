@@ -60,8 +60,9 @@ def make_replay(
 ) -> RolloutReplay:
     """Makes an empty replay and prints how much memory it needs.
 
-    extras: of acting, that travel in the rollouts. seed: of the run. buffers: bytes that the online
-    source takes. free: bytes of memory that the program may use for both; None: unknown.
+    extras: of acting, that travel in the rollouts. seed: of this part of the run. buffers: bytes
+    that the online source takes. free: bytes of memory that the program may use for both; None:
+    unknown.
 
     Raises UsageError when it needs more.
     """
