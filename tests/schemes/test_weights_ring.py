@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from background import Background
 from torch import nn
 
+from torchbeast.schemes.ray_source import FleetWeights
 from torchbeast.schemes.weights_ring import RingAddress, address_of, opened
 from torchbeast.sources.processes.shared_weights import SharedWeights
 
@@ -23,6 +25,16 @@ from torchbeast.schemes.weights_ring import RingAddress, opened
 replica = torch.nn.Linear(2, 2)
 ring = opened(RingAddress(*json.loads(sys.argv[1])), replica)
 print(ring.refresh(replica, None), set(replica.weight.flatten().tolist()))
+"""
+
+HOLDER = """
+import fcntl, json, sys
+import torch
+from torchbeast.schemes.weights_ring import RingAddress, opened
+ring = opened(RingAddress(*json.loads(sys.argv[1])), torch.nn.Linear(2, 2))
+with ring._locked(ring.version % ring.size, fcntl.LOCK_SH):
+    print("held", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -52,6 +64,25 @@ def test_versions_that_are_published_later_are_read_too() -> None:
     ring.publish(model, 9)
     assert reader.refresh(replica, held=8) == 9
     assert torch.equal(replica.weight, model.weight)
+
+
+def test_a_worker_that_is_stopped_while_it_reads_keeps_no_learner_waiting() -> None:
+    model = nn.Linear(2, 2)
+    weights = FleetWeights(model, 8)
+    told: list[int] = []
+    weights.on_publish = lambda: told.append(weights.version)
+
+    def publish() -> None:
+        for version in range(9, 17):
+            weights.publish(model, version)
+
+    command = [sys.executable, "-c", HOLDER, json.dumps(address(weights.ring))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        Background(publish).result()
+        assert process.stdin is not None
+        process.stdin.close()
+    assert told == [9, 10, 11, 13, 14, 15], "12 and 16 have the place of 8"
 
 
 def test_another_file_behind_the_same_path_is_not_opened(tmp_path: Path) -> None:

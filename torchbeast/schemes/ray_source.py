@@ -122,12 +122,12 @@ class FleetWeights:
     def newest(self) -> tuple[int, Packed]:
         """Newest version and a copy of its weights, to be sent.
 
-        Nobody waits: the copy is made again if its place in the ring may have been written to.
+        Nobody waits: the copy is made again if its place in the ring has been written to.
         """
         while True:
             version = self.ring.version
             weights = packed_state(self.ring.state_of(version))
-            if self.ring.version - version < self.ring.size - 1:
+            if self.ring.holds(version):
                 return version, weights
 
     @property
@@ -136,9 +136,13 @@ class FleetWeights:
         return self.ring.num_bytes // self.ring.size
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Publishes the model's current weights as the newest version."""
-        self.ring.publish(model, version)
-        self.on_publish()
+        """Publishes the model's current weights as the newest version.
+
+        Waits for no worker: a version whose place is being read, by one that was stopped in the
+        middle, is left out.
+        """
+        if self.ring.publish_if_free(model, version):
+            self.on_publish()
 
 
 class RaySource:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -130,6 +131,32 @@ def test_a_reader_that_is_killed_while_it_reads_blocks_nobody() -> None:
         process.kill()
         blocked.result()
     assert weights.version == 2
+
+
+def test_who_does_not_wait_leaves_out_a_version_whose_place_is_still_read() -> None:
+    owned = model()
+    weights = SharedWeights(owned, size=2)
+    with reader(weights, "hold") as process:
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
+        assert weights.publish_if_free(owned, 1)
+        assert not weights.publish_if_free(owned, 2)
+        assert weights.version == 1 and weights.holds(0) and weights.holds(1)
+        assert weights.publish_if_free(owned, 3) and weights.version == 3
+    assert weights.publish_if_free(owned, 4) and weights.version == 4
+
+
+def test_a_place_holds_no_version_while_it_is_written() -> None:
+    class Looking(nn.Linear):
+        def state_dict(self, *args: Any, **kwargs: Any) -> Any:  # asked for in the middle
+            found.append((weights.version, weights.holds(1), weights.holds(3)))
+            return super().state_dict(*args, **kwargs)
+
+    found: list[tuple[int, bool, bool]] = []
+    owned = nn.Linear(2, 2)
+    weights = SharedWeights(owned, version=1, size=2)
+    looking = Looking(2, 2)
+    weights.publish(looking, 3)
+    assert found == [(1, False, False)] and weights.holds(3) and not weights.holds(1)
 
 
 def test_the_largest_fixed_lag_fits_the_ring() -> None:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torchbeast.sources.shared_memory import SharedFile, aligned
 
 _HEADER = 4096  # bytes before the first place: the newest version, then the version of each place
-_NOTHING = -1  # in a place that was never written
+_NOTHING = -1  # in a place that was never written, or is just written
 
 
 class SharedWeights:
@@ -68,15 +68,33 @@ class SharedWeights:
         """Returns the state_dict in a version's place, as views of the memory.
 
         For the process that publishes, whose threads no lock keeps apart: the place is written
-        again for version + size.
+        again for version + size. What was read is of this version if `holds` says so afterwards.
         """
         return self._places[version % self.size]
 
-    @torch.no_grad()
+    def holds(self, version: int) -> bool:
+        """Returns whether a version's place still has its weights, whole."""
+        return int(self._versions[1 + version % self.size]) == version
+
     def publish(self, model: nn.Module, version: int) -> None:
         """Publishes the model's current weights as the newest version."""
+        self._publish(model, version, fcntl.LOCK_EX)
+
+    def publish_if_free(self, model: nn.Module, version: int) -> bool:
+        """Publishes the weights unless somebody still reads the version in their place, however
+        long; returns whether they are published. The next version has another place.
+        """
+        try:
+            self._publish(model, version, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # systems differ
+            return False
+        return True
+
+    @torch.no_grad()
+    def _publish(self, model: nn.Module, version: int, how: int) -> None:
         place = version % self.size
-        with self._locked(place, fcntl.LOCK_EX):
+        with self._locked(place, how):
+            self._versions[1 + place] = _NOTHING
             for name, tensor in model.state_dict().items():
                 self._places[place][name].copy_(tensor)
             self._versions[1 + place] = version
