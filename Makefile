@@ -20,7 +20,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-families test-tune lint wheel format check-locks \
+.PHONY: install train test test-cpp test-python test-long test-families test-tune lint wheel format check-locks \
   sanitize sanitize-quick clean
 
 install: $(VENV)/installed
@@ -39,9 +39,14 @@ test-cpp: $(VENV)/test-packages
 	cmake --build build/tests -j $$(nproc)
 	ctest --test-dir build/tests --output-on-failure
 
+SHORT := not alone and not long and not families and not tune
 test-python: $(VENV)/installed-for-tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "not alone and not families and not tune"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "$(SHORT)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
+
+# Runs what test-python leaves out: tests that learn, and further programs and cases of its tests.
+test-long: $(VENV)/installed-for-tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope -m long
 
 # Runs both programs on every family of environments, which takes minutes.
 test-families: $(VENV)/installed-for-families

@@ -42,6 +42,8 @@ def test_each_kind_of_error_has_its_exit_code(
 INTERRUPTING = """
 import os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else a shell's background
+
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "{}":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts whole programs as a user does, in a folder of the test."""
+"""Starts whole programs as a user does, in a folder of the test; says which cases are long."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -33,6 +34,16 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
+
+
+def later(*values: Any) -> Any:
+    """Leaves a case of a test to the long tests."""
+    return pytest.param(*values, marks=pytest.mark.long)
+
+
+def each_program(program: str, *others: str) -> pytest.MarkDecorator:
+    """Gives a test one program in every run, and others in the long tests."""
+    return pytest.mark.parametrize("program", [program, *map(later, others)])
 
 
 class Program:

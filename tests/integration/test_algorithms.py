@@ -25,6 +25,7 @@ def assert_the_run_has_learnt(workshop: Workshop, program: str) -> None:
     assert float(match[1]) > 4 * RANDOM_RETURN
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", ["monobeast", "polybeast"])
 def test_the_example_learns_cartpole(workshop: Workshop, program: str) -> None:
     code, said = workshop.run(program, *SHARED, *CARTPOLE, timeout=LONG)
@@ -32,6 +33,7 @@ def test_the_example_learns_cartpole(workshop: Workshop, program: str) -> None:
     assert_the_run_has_learnt(workshop, program)
 
 
+@pytest.mark.long
 def test_the_example_learns_cartpole_from_servers_in_another_terminal(workshop: Workshop) -> None:
     servers = workshop.start(
         "polybeast_env", "--env", "CartPole-v1", "--num_servers", "2", "--num_actors", "16"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import Workshop
+from programs import Workshop, each_program
 
 from torchbeast.learning import checkpoint as checkpoints
 
@@ -34,7 +34,7 @@ def check_what_is_left(workshop: Workshop) -> None:
     assert len(saved["model_state_dict"]["policy.bias"]) == 18
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_program("monobeast", "polybeast")
 def test_atari_flags_reach_the_processes_and_the_checkpoint(
     workshop: Workshop, program: str
 ) -> None:
@@ -43,6 +43,7 @@ def test_atari_flags_reach_the_processes_and_the_checkpoint(
     check_what_is_left(workshop)
 
 
+@pytest.mark.long
 def test_polybeast_learner_records_the_atari_flags_of_its_servers(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", *GAME, "--num_servers=1", "--num_actors=2")
     servers.wait_for("Serving 2 environments")
@@ -51,7 +52,7 @@ def test_polybeast_learner_records_the_atari_flags_of_its_servers(workshop: Work
     check_what_is_left(workshop)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_program("polybeast", "monobeast")
 def test_an_atari_flag_is_refused_for_other_environments(workshop: Workshop, program: str) -> None:
     code, said = workshop.run(program, "--env", "Catch", "--frame_skip=2", *SMALL)
     assert code == 2 and "Traceback" not in said, said

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import pytest
-from programs import Workshop
+from programs import Workshop, each_program
 
 PROGRAMS = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
 SMALL = [
@@ -22,7 +22,7 @@ SMALL = [
 IN_PIECES = ["--megabytes_at_once", "0.001"]  # a piece for each column
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_program("polybeast", "monobeast")
 def test_an_image_and_a_number_are_learnt_from_in_slices_across_time_limits(
     workshop: Workshop, program: str
 ) -> None:
@@ -36,7 +36,7 @@ def test_an_image_and_a_number_are_learnt_from_in_slices_across_time_limits(
 KEYS = ["--observation_keys", "inner/vector"]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_program("monobeast", "polybeast")
 def test_selected_leaves_are_learnt_from_recorded_and_evaluated(
     workshop: Workshop, program: str
 ) -> None:
@@ -52,6 +52,7 @@ def test_selected_leaves_are_learnt_from_recorded_and_evaluated(
     assert code == 0 and "Returns: 10, 10" in said, said
 
 
+@pytest.mark.long
 def test_polybeast_learner_learns_and_evaluates_what_the_servers_selected(
     workshop: Workshop,
 ) -> None:

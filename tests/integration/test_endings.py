@@ -8,7 +8,7 @@ import signal
 import pytest
 import torch
 from background import wait_for
-from programs import Program, Workshop
+from programs import Program, Workshop, each_program, later
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -63,7 +63,7 @@ def test_a_run_leaves_its_files_and_nothing_else(workshop: Workshop, program: st
     ("program", "number"),
     [
         ("polybeast", signal.SIGINT),
-        ("polybeast", signal.SIGTERM),
+        later("polybeast", signal.SIGTERM),
         ("monobeast", signal.SIGINT),
     ],
 )
@@ -89,6 +89,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
 
 
+@pytest.mark.long
 def test_a_complete_run_continues_in_either_program_and_is_evaluated(
     workshop: Workshop,
 ) -> None:
@@ -111,7 +112,7 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
     workshop.assert_nothing_is_left()
 
 
-@both_programs
+@each_program("monobeast", "polybeast")
 def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop: Workshop, program: str
 ) -> None:
@@ -160,6 +161,7 @@ def learnt_step(workshop: Workshop, xpid: str) -> float:
     return list(read_logs(workshop.run_folder(xpid)))[-1]["step"]
 
 
+@pytest.mark.long
 def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(
     workshop: Workshop,
 ) -> None:
@@ -173,6 +175,7 @@ def test_a_run_that_ends_while_its_servers_are_replaced_leaves_nothing(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_two_simultaneous_runs_do_not_interfere(workshop: Workshop) -> None:
     runs = [catch(workshop, name, 2000) for name in ("a", "b")]
     for run in runs:
@@ -190,6 +193,7 @@ def test_a_simultaneous_run_of_the_same_name_is_refused(workshop: Workshop) -> N
     assert first.end() == 0, first.said
 
 
+@pytest.mark.long
 def test_with_checkpoints_disabled_none_is_written(workshop: Workshop) -> None:
     run = catch(workshop, "a", 400, "--disable_checkpoint")
     assert run.end() == 0, run.said

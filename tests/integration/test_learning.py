@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from programs import Workshop
+from programs import Workshop, later
 
 PAGE = 200.0
 
@@ -33,13 +33,18 @@ def evaluated(workshop: Workshop, program: str, preset: str, *flags: str) -> flo
 
 @pytest.mark.parametrize(
     ("program", "preset"),
-    [("monobeast", "catch"), ("polybeast", "catch"), ("polybeast", "memory")],
+    [
+        later("monobeast", "catch"),
+        ("polybeast", "catch"),
+        later("polybeast", "memory"),
+    ],
     ids=["mono-catch", "poly-catch", "poly-memory"],
 )
 def test_a_toy_task_is_learnt(workshop: Workshop, program: str, preset: str) -> None:
     assert evaluated(workshop, program, preset) >= 0.9
 
 
+@pytest.mark.long
 def test_a_policy_without_memory_fails_the_memory_task(workshop: Workshop) -> None:
     """Without this the test above would prove nothing about the recurrent state."""
     flags = ["--no_use_lstm", "--total_steps", "10000"]

@@ -8,7 +8,7 @@ import shlex
 import signal
 
 import pytest
-from programs import Workshop
+from programs import Workshop, each_program
 
 SMALL = ["--num_actors", "2", "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
 OWN = ["--env", "environments:Sized", "--env_kwargs", '{"size": 6}']
@@ -21,7 +21,7 @@ def printed(said: str, what: str) -> list[str]:
     return shlex.split(found[1])
 
 
-@pytest.mark.parametrize("program", ["monobeast", "polybeast"])
+@each_program("polybeast", "monobeast")
 def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_arguments(
     workshop: Workshop, program: str
 ) -> None:
@@ -36,6 +36,7 @@ def test_printed_commands_test_and_resume_a_run_in_a_users_environment_with_argu
     assert changed == ["total_steps 400 (recorded 200)"]
 
 
+@pytest.mark.long
 def test_printed_commands_work_for_a_run_whose_servers_were_started_apart(
     workshop: Workshop,
 ) -> None:

@@ -6,14 +6,23 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from programs import Workshop
+from programs import Workshop, later
 
 LONG = 300.0
 SMALL = ["--num_actors", "2", "--learn_start", "100", "--batch_size", "16", "--replay_size", "2000"]
 
 
-@pytest.mark.parametrize("program", ["monobeast", "polybeast", "raybeast"])
-@pytest.mark.parametrize(("algo", "env"), [("dqn", "CartPole-v1"), ("sac", "Pendulum-v1")])
+@pytest.mark.parametrize(
+    ("program", "algo", "env"),
+    [
+        ("monobeast", "dqn", "CartPole-v1"),
+        ("polybeast", "sac", "Pendulum-v1"),
+        later("polybeast", "dqn", "CartPole-v1"),
+        later("monobeast", "sac", "Pendulum-v1"),
+        later("raybeast", "dqn", "CartPole-v1"),
+        later("raybeast", "sac", "Pendulum-v1"),
+    ],
+)
 def test_every_program_runs_them(
     workshop: Workshop,
     program: str,

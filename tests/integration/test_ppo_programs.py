@@ -7,14 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from programs import Workshop
+from programs import Workshop, each_program
 
 RANDOM_RETURN = 22  # mean of a policy that draws its actions evenly
 LONG = 300.0
 PROGRAMS = {"monobeast": ["--fixed_lag", "0"], "polybeast": [], "raybeast": []}
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
+@each_program("monobeast", "polybeast", "raybeast")
 def test_cartpole_is_learnt(
     workshop: Workshop, program: str, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

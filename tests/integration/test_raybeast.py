@@ -107,6 +107,7 @@ def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(
     assert code == 0 and match and float(match[1]) >= 0.9, said
 
 
+@pytest.mark.long
 def test_it_learns_from_a_replay_too(workshop: Workshop) -> None:
     run = small(workshop, 2000, "--replay_size", "2000", "--replay_ratio", "2")
     assert run.end() == 0, run.said
@@ -115,6 +116,7 @@ def test_it_learns_from_a_replay_too(workshop: Workshop) -> None:
     assert last["samples_per_insert"] > 1.5 and last["replay_age"] > last["mean_lag"]
 
 
+@pytest.mark.long
 def test_a_killed_learner_takes_its_ray_with_it(workshop: Workshop) -> None:
     run = small(workshop, 10**8, "--checkpoint_interval", "1")
     run.wait_for(LEARNING)
@@ -125,6 +127,7 @@ def test_a_killed_learner_takes_its_ray_with_it(workshop: Workshop) -> None:
     assert alive == []
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_leaves_the_users_cluster_as_it_was(
     workshop: Workshop, cluster: Any
 ) -> None:
@@ -146,6 +149,7 @@ def test_ctrl_c_saves_and_leaves_the_users_cluster_as_it_was(
     assert processes(workshop) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("more", "env", "code", "words"),
     [
@@ -183,6 +187,7 @@ def test_without_ray_it_is_told_what_to_install(workshop: Workshop) -> None:
     assert "pip install 'torchbeast[ray]'" in run.said and "Traceback" not in run.said, run.said
 
 
+@pytest.mark.long
 def test_monobeast_learns_from_a_replay_on_ray_stops_as_always_and_ends_with_it(
     workshop: Workshop, cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

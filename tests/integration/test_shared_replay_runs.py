@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from background import wait_for
 from programs import Workshop
@@ -29,6 +30,7 @@ def words(served: Served, xpid: str) -> list[str]:
     return [*SMALL, "--xpid", xpid, "--replay_service", served.address]
 
 
+@pytest.mark.long
 def test_two_runs_learn_from_one_replay(workshop: Workshop, tmp_path: Path) -> None:
     with serving(tmp_path / "s") as served:
         first = workshop.start("monobeast", *words(served, "a"), *LONG)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from background import wait_for
 from programs import Program, Workshop
 from sweep_runs import REPLAY, SMALL, B, T, last_row, saved_step, steps, table
@@ -42,6 +43,7 @@ def test_agents_are_trained_ranked_and_continued(workshop: Workshop) -> None:
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Workshop) -> None:
     """The failed one does not end the other."""
     run = sweep(workshop, "--set", "env=environments:Raises,Catch", "--total_steps", "100000000")
@@ -57,6 +59,7 @@ def test_ctrl_c_saves_every_agent_and_one_that_failed_says_why(workshop: Worksho
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> None:
     run = sweep(workshop, "--set", "seed=1,2", "--env", "Catch", "--total_steps", "100000000")
     folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]
@@ -69,6 +72,7 @@ def test_agents_save_and_end_when_their_sweep_is_killed(workshop: Workshop) -> N
         assert workshop.meta(f"a/{folder.name}")["successful"] is True
 
 
+@pytest.mark.long
 def test_agents_share_a_replay(workshop: Workshop) -> None:
     """Both find in it what both have inserted: more than either has collected."""
     run = sweep(workshop, *REPLAY, "--set", "seed=1,2", "--total_steps", "4000")
@@ -80,6 +84,7 @@ def test_agents_share_a_replay(workshop: Workshop) -> None:
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_the_death_of_the_shared_replay_ends_a_sweep_with_checkpoints(workshop: Workshop) -> None:
     run = sweep(workshop, *REPLAY, "--set", "seed=1,2", "--total_steps", "100000000")
     folders = [workshop.run_folder("a") / f"seed={seed}" for seed in (1, 2)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 
+import pytest
 from background import wait_for
 from programs import Workshop
 
@@ -41,6 +42,7 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_servers_and_learner_use_the_given_basename(workshop: Workshop) -> None:
     basename = f"unix:{workshop.runtime_folder}/mine"
     servers = workshop.start(
@@ -54,6 +56,7 @@ def test_servers_and_learner_use_the_given_basename(workshop: Workshop) -> None:
     assert code == 0, said
 
 
+@pytest.mark.long
 def test_more_environments_than_num_actors_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start(
         "polybeast_env", "--env", "Catch", "--num_servers", "1", "--num_actors", "6"
@@ -74,6 +77,7 @@ def test_fewer_environments_than_num_actors_are_refused_with_a_message(workshop:
     assert "Traceback" not in said, said
 
 
+@pytest.mark.long
 def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> None:
     """The learner is started first, and asks before all of them serve."""
     learner = workshop.start("polybeast_learner", *SMALL, "--connect_timeout", "60")
@@ -86,6 +90,7 @@ def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> Non
     assert servers.end(timeout=20) == 0, servers.said
 
 
+@pytest.mark.long
 def test_servers_of_another_environment_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
     servers.wait_for("Serving")
@@ -143,6 +148,7 @@ def last_row(workshop: Workshop) -> dict[str, float]:
     return {name: row[name] for name in ("live_streams", "lost_streams")}
 
 
+@pytest.mark.long
 def test_a_server_that_dies_repeatedly_ends_its_program(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving")

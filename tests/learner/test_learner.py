@@ -421,7 +421,14 @@ COMBINATIONS = [
 ]
 
 
-@pytest.mark.parametrize("axes", COMBINATIONS, ids=lambda axes: "-".join(map(str, axes.values())))
+def _with_costs(axes: dict[str, Any]) -> Any:
+    """Leaves those with the most processes to the long tests."""
+    many = axes["col_remote_workers"] and axes["grad_remote_workers"]
+    name = "-".join(map(str, axes.values()))
+    return pytest.param(axes, id=name, marks=pytest.mark.long if many else ())
+
+
+@pytest.mark.parametrize("axes", map(_with_costs, COMBINATIONS))
 def test_a_combination_changes_the_weights_with_a_bounded_lag_or_is_refused(
     tmp_path: Path, axes: dict[str, Any]
 ) -> None:

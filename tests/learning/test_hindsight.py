@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from torchbeast.core.actors.contract import ModelInputs
@@ -109,6 +110,7 @@ def joined_rows(before: Any, now: Any) -> Any:
     return np.stack([before, now])
 
 
+@pytest.mark.long
 def test_hindsight_solves_what_plain_replay_does_not() -> None:
     assert learnt(hindsight_share=0.8) > 0.9
     assert learnt(hindsight_share=0.0) < 0.3

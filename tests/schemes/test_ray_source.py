@@ -103,6 +103,7 @@ class TestRaySource(SourceCompliance):
         assert "died; it last said:" in str(failure)
         assert "out of memory in the emulator" in str(failure), failure
 
+    @pytest.mark.long
     def test_a_node_that_leaves_before_its_worker_is_there_is_not_the_workers_fault(
         self, cluster: Any, fleet: RayFleet, tmp_path: Path
     ) -> None:
@@ -118,6 +119,7 @@ class TestRaySource(SourceCompliance):
                 lost = fleet.explain(answers.get(timeout=LATE), None)
         assert lost.has_left and str(lost) == "its node has left the cluster"
 
+    @pytest.mark.long
     def test_a_node_that_leaves_with_its_worker_is_not_the_workers_fault(
         self, cluster: Any, fleet: RayFleet
     ) -> None:
