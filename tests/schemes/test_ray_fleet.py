@@ -79,6 +79,20 @@ def test_a_connection_that_the_process_has_is_left_as_it_was(ray: Any) -> None:
     ray.shutdown.assert_not_called()
 
 
+@pytest.mark.parametrize(
+    ("address", "said_in", "instead"),
+    [(None, "$RAY_ADDRESS", "unset RAY_ADDRESS"), ("127.0.0.1:9", "--address", "leave out --addr")],
+)
+def test_an_address_without_a_cluster_is_told_where_it_was_given(
+    ray: Any, monkeypatch: pytest.MonkeyPatch, address: str | None, said_in: str, instead: str
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    with pytest.raises(RunError) as error:
+        RayFleet(RayConfig(address=address), "run")
+    assert f"no Ray cluster at {said_in} 127.0.0.1:9" in str(error.value)
+    assert instead in str(error.value)
+
+
 def test_others_join_the_cluster_where_its_head_is(ray: Any) -> None:
     ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
     with RayFleet(RayConfig(address="auto"), "run") as fleet:

@@ -60,7 +60,7 @@ _OF_TOKENS = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH")
 _MARK = ":"  # begins lines that Ray itself writes to the output of workers, such as :job_id:01
 _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows nothing more
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
-_START = "start one with `ray start --head`, or leave out --address to start Ray for this run"
+_START = "start one with `ray start --head`, or {} to start Ray for this run"
 _FULL = FULL.format("fewer --num_buffers or --num_actors, a smaller --unroll_length")
 _GO_ON = (
     "any checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
@@ -317,14 +317,20 @@ class RayFleet:
         )
 
     def _join(self, own_code: bool) -> None:
-        check_reachable(str(self._address), "--address", _START)
+        said_in = "--address" if self._config.address else "$RAY_ADDRESS"
+        check_reachable(str(self._address), said_in, self._start_instead())
         folder = self._config.working_dir or (os.getcwd() if own_code else None)
         self._init(str(self._address), runtime_env(folder))
+
+    def _start_instead(self) -> str:
+        """Says what to do without a cluster."""
+        return _START.format("leave out --address" if self._config.address else "unset RAY_ADDRESS")
 
     def _init(self, address: str, code: Mapping[str, Any] | None = None, **options: Any) -> None:
         variables = dict(self._user.environment)
         environment = {**(code or {}), **({"env_vars": variables} if variables else {})}
-        initialise(self._ray, address, _START, runtime_env=environment or None, **options)
+        start = self._start_instead()
+        initialise(self._ray, address, start, runtime_env=environment or None, **options)
         self._closing.callback(end_with, self._ray.shutdown)
 
     def _gpus_of(self, group: Any) -> list[str]:
