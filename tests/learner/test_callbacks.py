@@ -18,6 +18,7 @@ from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.learner.schedule import Schedule
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
 
 STEPS = 2 * 10  # of an update
@@ -106,6 +107,18 @@ def test_figures_of_callbacks_are_in_the_row_of_their_update_and_in_the_metrics(
         assert [learner.step()["of_Noting"] for _ in range(2)] == [1.0, 2.0]
         rows = list(read_logs(tmp_path / "run"))
     assert [(row["step"], row["of_Noting"]) for row in rows] == [(STEPS, 1), (2 * STEPS, 2)]
+
+
+def test_loggers_get_the_figures_of_callbacks_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loggers = [StdoutLogger(["of_Noting", "episodes"], every_seconds=0)]
+    with Learner(
+        scheme_of(), 10**6, tmp_path / "run", callbacks=[Noting([])], loggers=loggers
+    ) as learner:
+        learner.train(2 * STEPS)
+    printed = capsys.readouterr().out.splitlines()[-2:]
+    assert printed == ["step 20  episodes 2  of_Noting 1", "step 40  episodes 4  of_Noting 2"]
 
 
 def test_a_callback_ends_the_run_as_its_target_would(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+from torchbeast.errors import UsageError
+from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger
 from torchbeast.reporting.logger import LoggedRun, Logs
-from torchbeast.reporting.tensorboard import TensorBoardLogger
 
 
 def run_in(folder: Path, step: int = 0, **settings: Any) -> LoggedRun:
@@ -91,3 +95,149 @@ def test_tensorboard_shows_each_figure_and_hides_those_after_the_checkpoint(
     resumed.write(25, {"loss": 1.0})
     resumed.close()
     assert scalars(tmp_path, "loss") == [(10, 10.0), (20, 20.0), (25, 1.0)]
+
+
+# --- stdout
+
+
+def test_stdout_gets_the_newest_figures_every_so_often_and_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    logger = StdoutLogger(["loss", "won"], every_seconds=10, clock=lambda: now[0])
+    log = logger.open(run_in(tmp_path))
+    for now[0], figures in (
+        (0.0, {"loss": 1.0, "lag": 1.0}),
+        (5.0, {"loss": 2.0, "won": 1.0}),
+        (10.0, {"loss": 3.0, "won": float("nan")}),
+        (12.0, {"loss": 4.0}),
+    ):
+        log.write(1000 + int(now[0]), figures)
+    log.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "step 1,000  loss 1",
+        "step 1,010  loss 3  won 1",
+        "step 1,012  loss 4",
+    ]
+
+
+# --- Weights & Biases
+
+
+class FakeRun:
+    """What is used of a wandb.Run, as its documentation has it."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+        self.axes: dict[str, str | None] = {}
+        self.finished = False
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        assert step_metric is None or step_metric in self.axes, "define it first"
+        self.axes[name] = step_metric
+
+    def log(self, data: dict[str, Any]) -> None:
+        assert not self.finished
+        self.rows.append(data)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+class FakeWandb(ModuleType):
+    """What is used of the package wandb."""
+
+    class Error(Exception): ...
+
+    def __init__(self) -> None:
+        super().__init__("wandb")
+        self.begun: list[dict[str, Any]] = []
+        self.runs: list[FakeRun] = []
+        self.refused: str | None = None
+
+    def Settings(self, *, console: str) -> str:
+        return f"console {console}"
+
+    def init(
+        self,
+        *,
+        project: str,
+        name: str,
+        id: str,
+        dir: str,
+        config: dict[str, Any],
+        allow_val_change: bool,
+        resume: str,
+        reinit: str,
+        settings: Any,
+        tags: Any = None,
+    ) -> FakeRun:
+        if self.refused is not None:
+            raise self.Error(self.refused)
+        self.begun.append(locals())
+        self.runs.append(FakeRun())
+        return self.runs[-1]
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_weights_and_biases_gets_name_settings_and_rows_over_env_steps(
+    tmp_path: Path, wandb: FakeWandb
+) -> None:
+    log = WandbLogger("games", tags=["mine"]).open(run_in(tmp_path / "pong", lr=0.1))
+    log.write(10, {"loss": 2.0, "mean_lag": float("nan")})
+    log.write(20, {"loss": 1.0, "mean_lag": 3.0})
+    log.close()
+    (begun,), (run,) = wandb.begun, wandb.runs
+    assert (begun["project"], begun["name"], begun["config"]) == ("games", "pong", {"lr": 0.1})
+    assert begun["tags"] == ["mine"] and Path(begun["dir"]) == tmp_path / "pong"
+    assert run.rows == [{"step": 10, "loss": 2.0}, {"step": 20, "loss": 1.0, "mean_lag": 3.0}]
+    assert run.axes["*"] == "step" and run.finished
+
+
+def test_a_resumed_run_goes_on_as_the_same_run_and_another_folder_is_another(
+    tmp_path: Path, wandb: FakeWandb
+) -> None:
+    for folder in ("a", "a", "b"):
+        WandbLogger("games").open(run_in(tmp_path / folder)).close()
+    first, again, other = (begun["id"] for begun in wandb.begun)
+    assert first == again != other
+    assert {begun["resume"] for begun in wandb.begun} == {"allow"}
+
+
+def test_without_the_package_a_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UsageError, match=r"pip install 'torchbeast\[wandb\]'"):
+        WandbLogger("games").open(run_in(tmp_path))
+
+
+def test_a_refusal_of_weights_and_biases_says_what_to_do(tmp_path: Path, wandb: FakeWandb) -> None:
+    wandb.refused = "api_key not configured (no-tty)"
+    with pytest.raises(UsageError, match="api_key not configured.*WANDB_MODE=offline"):
+        WandbLogger("games").open(run_in(tmp_path))
+
+
+def test_the_real_package_writes_a_run_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    for step in (10, 20):
+        log = WandbLogger("games").open(run_in(tmp_path, step=step - 10, lr=0.125))
+        log.write(step, {"loss_of_test": 1.0 / step})
+        log.close()
+    id = (tmp_path / "wandb" / "torchbeast_id").read_text()
+    written = sorted((tmp_path / "wandb").glob(f"offline-run-*/run-{id}.wandb"))
+    assert written and b"loss_of_test" in b"".join(path.read_bytes() for path in written)
+    assert set(inspect.signature(FakeWandb().init).parameters) <= set(
+        inspect.signature(real.init).parameters
+    )
+    assert {"console"} <= set(real.Settings.model_fields), "as of the fake"

@@ -18,7 +18,7 @@ from torchbeast.core.checks import require
 from torchbeast.envs.config import EnvConfig
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
-from torchbeast.reporting.config import DisplayConfig
+from torchbeast.reporting.config import DisplayConfig, LogConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
@@ -70,6 +70,7 @@ class LearnerFlags:
     run: RunConfig = field(default_factory=RunConfig)
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     display: DisplayConfig = field(default_factory=DisplayConfig)
+    logs: LogConfig = field(default_factory=LogConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)

@@ -31,6 +31,7 @@ def run_settings(
         learner=learner,
         collection=collection,
         recorded={**flatten(flags), **flatten(learner.algorithm)},
+        loggers=flags.logs.loggers(),
     )
 
 

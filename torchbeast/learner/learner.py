@@ -44,10 +44,12 @@ from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.hardware import precision
-from torchbeast.learning.learner_run import FILES, LearnerRun, Played
+from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.saving import SavedReplay
 from torchbeast.learning.session import Session, raise_failure
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.config import FILES
+from torchbeast.reporting.logger import Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.schemes.gradients.updates import gradient_workers
 from torchbeast.schemes.gradients.workers import WORKER
@@ -71,6 +73,7 @@ class Learner:
         log_dir: str | Path | None = None,
         *,
         callbacks: Sequence[Callback] = (),
+        loggers: Sequence[Logger] = (),
         seed: int | None = None,
     ) -> None:
         """Assembles a learner; a run that is in log_dir already goes on.
@@ -79,13 +82,14 @@ class Learner:
         log_dir: folder of the run. Default: that of the scheme's environments, else a new one in
             ~/logs/torchbeast.
         callbacks: called between the steps, in this order, see `Callback`.
+        loggers: get every row of logs.csv too, the figures of callbacks included.
         seed: of weights, actions and every environment. Default: a random one, which is recorded.
         """
         at_least(1, target_steps=target_steps)
         check_names(callbacks)
         self.scheme = scheme
         self.target_steps = target_steps
-        self._callbacks = tuple(callbacks)
+        self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
@@ -273,7 +277,7 @@ class Learner:
     def _assemble(self, resumed: Path | None) -> None:
         scheme, ending = self.scheme, self._ending
         spec = env_spec(scheme)
-        self._row = RowInHand(FILES)
+        self._row = RowInHand(self._loggers)
         settings = run_settings(scheme, spec, self._config, self.target_steps, (self._row,))
         supervisor = Supervisor()
         folder = RunFolder(self.log_dir, dict(settings.recorded))

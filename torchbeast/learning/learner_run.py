@@ -52,14 +52,12 @@ from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.memory import free_memory
-from torchbeast.reporting.config import DisplayConfig
+from torchbeast.reporting.config import FILES, DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
-from torchbeast.reporting.log_files import CsvLogger
 from torchbeast.reporting.logger import LoggedRun, Logger, Logs
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
-from torchbeast.reporting.tensorboard import TensorBoardLogger
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
 from torchbeast.sources.replay import OwnReplay, Replay
@@ -68,9 +66,6 @@ from torchbeast.sources.transitions import TransitionSource
 _log = logging.getLogger("torchbeast.learner")
 
 _JOIN_S = 15.0
-
-FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
-"""Loggers of every run."""
 
 Weights = TypeVar("Weights", bound=Publisher)
 

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of what a run shows on the terminal."""
+"""Settings of what a run shows on the terminal, and where it is logged."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least
+from torchbeast.reporting.log_files import CsvLogger
+from torchbeast.reporting.logger import Logger
+from torchbeast.reporting.tensorboard import TensorBoardLogger
+from torchbeast.reporting.weights_and_biases import WandbLogger
+
+FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
+"""The loggers of every run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,3 +27,17 @@ class DisplayConfig:
 
     def __post_init__(self) -> None:
         at_least(1, episodes_for_avg=self.episodes_for_avg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Logs beside logs.csv and TensorBoard's."""
+
+    wandb_project: str | None = None
+    """Also log the run to this project of Weights & Biases (pip install 'torchbeast[wandb]').
+    WANDB_MODE=offline in the environment writes files only. Default: do not."""
+
+    def loggers(self) -> tuple[Logger, ...]:
+        """Returns the loggers of the run."""
+        more = () if self.wandb_project is None else (WandbLogger(self.wandb_project),)
+        return (*FILES, *more)
