@@ -126,13 +126,17 @@ def test_overwritten_transitions_keep_no_priority() -> None:
     assert replay.sample(500).probabilities.max() == 1.0
 
 
-def test_a_saved_replay_samples_as_the_one_that_was_saved() -> None:
-    envs, replay = Envs(9, T, 3), replay_of(3, n_step=3)
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_saved_replay_samples_as_the_one_that_was_saved(alpha: float) -> None:
+    how = {"n_step": 3, "priority_exponent": alpha}
+    envs, replay = Envs(9, T, 3), replay_of(3, **how)
     play(replay, envs, rounds=9)
+    if alpha:
+        replay.set_priorities(replay.sample(30).names, np.linspace(0.1, 5.0, 30))
     file = io.BytesIO()
     replay.save(file)
     file.seek(0)
-    other = replay_of(3, n_step=3)
+    other = replay_of(3, **how)
     other.load(file)
     for _ in range(2):
         for one, two in zip(replay.sample(50), other.sample(50), strict=True):
@@ -142,6 +146,21 @@ def test_a_saved_replay_samples_as_the_one_that_was_saved() -> None:
         replay.save(file)
         file.seek(0)
         other.load(file)
+
+
+def test_priorities_of_a_smaller_replay_are_those_of_the_newest_steps() -> None:
+    envs, replay = Envs(9, T, 1), replay_of(priority_exponent=1.0)
+    play(replay, envs, rounds=9, interrupt=0.0)
+    names = np.unique(replay.sample(300).names)
+    replay.set_priorities(names, 1.0 + names)
+    file = io.BytesIO()
+    replay.save(file)
+    file.seek(0)
+    smaller = replay_of(slots=6, priority_exponent=1.0)
+    smaller.load(file)
+    sample = smaller.sample(300)
+    assert sample.probabilities == pytest.approx(1.0 + sample.names)
+    assert len(np.unique(sample.names)) > 8
 
 
 def test_nothing_to_sample_is_a_sentence() -> None:

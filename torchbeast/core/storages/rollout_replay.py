@@ -57,7 +57,7 @@ class RolloutReplay(RolloutStore):
     def _sampling_state(self) -> dict[str, Any]:
         return self._sampler.state()
 
-    def _restore_sampling(self, state: dict[str, Any]) -> None:
+    def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
         self._sampler.restore(state)
 
     # --- facts

@@ -222,6 +222,8 @@ class RolloutStore(ABC):
         writer = ReplayWriter(file, header)
         self._stored.write(writer, tracks)
         writer.array(self._stored.episodes.rows)
+        for array in self._sampling_arrays():
+            writer.array(array)
         writer.end()
 
     def load(self, file: BinaryIO) -> None:
@@ -251,11 +253,12 @@ class RolloutStore(ABC):
         self._stored.read(reader, tracks, chunks)
         require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
         order = reader.array((count,), "int64").tolist()
+        saved = self._read_sampling_arrays(reader, chunks)
         reader.end()
         episodes = self._stored.episodes
         episodes.reorder([row for row in order if row in episodes])
         self.inserted, self.sampled = integer(header["inserted"]), integer(header["sampled"])
-        self._restore_sampling(header)
+        self._restore_sampling(header, saved)
 
     def _saved(self, track: Track) -> list[int]:
         """Returns a track without its chunks, as JSON values."""
@@ -300,8 +303,16 @@ class RolloutStore(ABC):
     def _sampling_state(self) -> dict[str, Any]:
         """Returns what `_restore_sampling` needs, as JSON values."""
 
+    def _sampling_arrays(self) -> list[np.ndarray]:
+        """Returns what is too large for JSON of the state of sampling."""
+        return []
+
+    def _read_sampling_arrays(self, reader: ReplayReader, chunks: int) -> list[np.ndarray]:
+        """Reads what `_sampling_arrays` returned; chunks: number of them in the file."""
+        return []
+
     @abstractmethod
-    def _restore_sampling(self, state: dict[str, Any]) -> None:
+    def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
         """Takes over a state, after the rows."""
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from torchbeast.core.checks import at_least, between, require
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
+from torchbeast.core.storages.replay_file import ReplayReader
 from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.sum_tree import SumTree
 from torchbeast.core.storages.sum_tree import bytes_per_entry as bytes_of_tree
@@ -34,6 +35,7 @@ from torchbeast.core.storages.tracks import Track
 
 GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
 _RUNNING = -1  # steps left in an episode whose end is not stored
+_PRIORITIES = "has_priorities"  # in the header of a file
 _SMALLEST = 1e-6  # priority, so that everything is sampled now and then
 _MOST_ROUNDS = 1000  # of drawing until enough transitions are whole
 
@@ -205,6 +207,11 @@ class TransitionReplay(RolloutStore):
 
     # --- reading
 
+    def _stored_ring_rows(self) -> np.ndarray:
+        """Returns the ring rows of everything that is stored, oldest first."""
+        chunks, length = self._stored.chunks, self.unroll_length
+        return self._ring_rows(np.arange(chunks.start * length, chunks.stop * length))
+
     def _ring_rows(self, rows: np.ndarray) -> np.ndarray:
         ring_rows: np.ndarray = rows % (self._ring.num_chunks * self.unroll_length)
         return ring_rows
@@ -351,17 +358,31 @@ class TransitionReplay(RolloutStore):
             start = max(start, end)
 
     def _sampling_state(self) -> dict[str, Any]:
-        return {"generator": self._generator.bit_generator.state}
+        state = {"generator": self._generator.bit_generator.state}
+        return {**state, "highest": self._highest, _PRIORITIES: bool(self._alpha)}
 
-    def _restore_sampling(self, state: dict[str, Any]) -> None:
-        """Takes over the random generator; every transition has the same priority."""
+    def _sampling_arrays(self) -> list[np.ndarray]:
+        """Returns the priorities of all stored rows, oldest first, where there are any."""
+        return [self._tree.priorities(self._stored_ring_rows())] if self._alpha else []
+
+    def _read_sampling_arrays(self, reader: ReplayReader, chunks: int) -> list[np.ndarray]:
+        if not reader.header.get(_PRIORITIES):
+            return []
+        return [reader.array((chunks * self.unroll_length,), "float64")]
+
+    def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        """Takes over the random generator and the priorities; where none were saved, every
+        transition has the same.
+        """
         self._generator.bit_generator.state = state["generator"]
-        chunks = np.arange(self._stored.chunks.start, self._stored.chunks.stop)
-        if self._alpha and len(chunks):
-            chunks = chunks[~self._stored.begin_tracks(chunks)]
-            firsts = chunks % self._ring.num_chunks * self.unroll_length
-            rows = firsts[:, None] + np.arange(self.unroll_length)
-            self._tree.set(rows.ravel(), self._highest)
+        rows = self._stored_ring_rows()
+        if self._alpha and len(rows):
+            chunks = np.arange(self._stored.chunks.start, self._stored.chunks.stop)
+            is_first = self._stored.begin_tracks(chunks).repeat(self.unroll_length)
+            self._tree.set(rows, np.where(is_first, 0.0, self._highest))
+            for saved in arrays:
+                self._tree.set(rows, saved[len(saved) - len(rows) :])
+                self._highest = float(state["highest"])
         if self._how.hindsight is not None:
             for track in self._stored.tracks([]):
                 self._note_steps_left(track, track.start, None)
