@@ -91,6 +91,7 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
         mode=learner.mode,
         num_batches=1 + learner.batches_at_once,
         spare_columns=learner.spare_columns,
+        on_demand=flags.synchronous_rollouts > 0,
         seed=learner.seed,
     )
 

@@ -35,6 +35,12 @@ def test_the_source_collects_one_rollout_at_a_time() -> None:
     assert config.rollouts.batch_size == 256
 
 
+def test_with_a_fixed_lag_of_0_all_environments_collect_between_updates() -> None:
+    flags = parsed("--algo", "dqn", "--fixed_lag", "0", "--num_actors", "6")
+    config = learner_config(flags, "Catch", reproducible=True)
+    assert config.synchronous_rollouts == config.online_rollouts.batch_size == 6
+
+
 def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
     replay = ReplayConfig(replay_size=1000, replay_ratio=8.0)
     assert replay.updates_per_step(32, 4, 100) == 0.25
@@ -49,7 +55,15 @@ def test_updates_a_step_are_the_ratio_over_the_batch() -> None:
         (["--algo", "sac", "--replay_size", "7"], "no room for two rollouts of --unroll_length 4"),
         (["--algo", "dqn", "--total_steps", "1000"], "give at most --learn_start 999"),
         (["--algo", "dqn", "--replay_size", "902"], "give at most --learn_start 900"),
-        (["--algo", "dqn", "--fixed_lag", "0"], "--fixed_lag 0 counts updates.*--algo dqn"),
+        (["--algo", "dqn", "--fixed_lag", "1"], "--algo dqn makes any number .*--fixed_lag 0"),
+        (
+            ["--algo", "dqn", "--fixed_lag", "0", "--replay_ratio", "inf"],
+            "--replay_ratio inf .* never wait .* with --fixed_lag 0 they do",
+        ),
+        (
+            ["--algo", "dqn", "--fixed_lag", "0", "--num_actors", "3", "--num_processes", "2"],
+            "--num_actors 3 must be the same for each of --num_processes 2",
+        ),
         (["--n_step", "3"], "--n_step 3 is for algorithms that learn from single steps, dqn"),
         (["--algo", "laser", "--priority_exponent", "0.6"], "--priority_exponent 0.6 is for"),
         (["--algo", "dqn", "--replay_kl_threshold", "1"], "replay_kl_threshold"),

@@ -20,6 +20,7 @@ from torchbeast.envs import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone
+from torchbeast.learning.learner_run import Played
 from torchbeast.learning.replay import make_transition_replay
 from torchbeast.monobeast import main
 from torchbeast.reporting.log_files import read_logs
@@ -38,7 +39,8 @@ def agent(spec: ActorSpec) -> Agent:
 
 def replay_of(size: int, *words: str, free: int | None = None) -> TransitionReplay:
     settings = config("--algo", "dqn", "--replay_size", str(size), *words)
-    made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, EnvSpec("Catch")
+    played = Played(env=EnvSpec("Catch"))
+    made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, played.outcome
     return make_transition_replay(settings, *made)
 
 
@@ -108,6 +110,20 @@ def test_a_run_resumes_with_its_replay_and_is_evaluated(
     assert not torch.equal(first["model_state_dict"]["epsilon"], torch.tensor(1.0))
     assert main(["--mode", "test", "--savedir", str(tmp_path), "--xpid", "run"]) == 0
     assert "Mean" in capsys.readouterr().out
+
+
+def test_a_fixed_lag_of_0_makes_runs_reproducible(tmp_path: Path) -> None:
+    """Random actions, samples by priority, and the weights that all of it led to."""
+    words = ["--algo", "dqn", "--env", "Catch", *SMALL, "--learn_start", "50", "--seed", "3"]
+    how = ["--n_step", "3", "--priority_exponent", "0.6", "--fixed_lag", "0"]
+    first, again = (
+        run(tmp_path / name, *words, *how, "--total_steps", "150")["model_state_dict"]
+        for name in ("first", "again")
+    )
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
+    for name in ("first", "again"):
+        rows = list(read_logs(tmp_path / name / "run"))
+        assert {row["max_lag"] for row in rows if row["max_lag"] != ""} == {0}
 
 
 @pytest.mark.parametrize("algo", ["sac", "td3"])

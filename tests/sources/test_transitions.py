@@ -7,8 +7,9 @@ The online source plays a line of numbers (test_mixed.py): of every row everythi
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.free_transitions import FreeTransitions
+from torchbeast.sources.synchronous_transitions import SynchronousTransitions
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
 SOON = 30.0
@@ -46,7 +49,12 @@ class EndingLine(Line):
 
 @contextmanager
 def starting(
-    line: Line, rate: float = 0.5, learn_start: int = 0, first_step: int = 0, **how: Any
+    line: Line,
+    rate: float = 0.5,
+    learn_start: int = 0,
+    first_step: int = 0,
+    kind: type[TransitionSource] = TransitionSource,
+    **how: Any,
 ) -> Iterator[tuple[TransitionSource, Supervisor]]:
     replay = TransitionReplay(specs(False), 4000, seed=1, sampling=replace(UNIFORM, **how))
     schedule = Schedule(
@@ -57,7 +65,7 @@ def starting(
         first_step=first_step,
         beta=0.4 if how.get("priority_exponent") else None,
     )
-    source = TransitionSource(line, replay, schedule)
+    source = kind(line, replay, schedule)
     supervisor = Supervisor()
     source.start(supervisor)
     try:
@@ -67,12 +75,16 @@ def starting(
         assert supervisor.join(SOON) == []
 
 
+PACED = pytest.mark.parametrize("kind", [TransitionSource, SynchronousTransitions])
+
+
+@PACED
 @pytest.mark.parametrize(("rate", "learn_start"), [(0.5, 0), (0.3, 100), (2.0, 37), (0.02, 10)])
 def test_updates_are_as_many_as_the_schedule_says_and_every_step_counts_once(
-    rate: float, learn_start: int
+    rate: float, learn_start: int, kind: type[TransitionSource]
 ) -> None:
     count = 60
-    with starting(EndingLine(count), rate, learn_start) as (source, supervisor):
+    with starting(EndingLine(count), rate, learn_start, kind=kind) as (source, supervisor):
         batches = list(source.batches())
     assert supervisor.failure is None
     assert len(batches) == int((count * STEPS - learn_start) * rate + 1e-9)
@@ -87,9 +99,12 @@ def test_updates_are_as_many_as_the_schedule_says_and_every_step_counts_once(
         assert number <= (collected - learn_start) * rate + 1e-9, "no update is early"
 
 
-def test_transitions_are_those_of_the_line_and_its_memory_is_its_own_again() -> None:
+@PACED
+def test_transitions_are_those_of_the_line_and_its_memory_is_its_own_again(
+    kind: type[TransitionSource],
+) -> None:
     ends = 0
-    with starting(EndingLine(40), rate=1.0) as (source, _):
+    with starting(EndingLine(40), rate=1.0, kind=kind) as (source, _):
         batches = list(source.batches())
     for each in batches:
         starts, afters = each.observation[:, 0].long(), each.next_observation[:, 0]
@@ -246,3 +261,89 @@ def test_it_fills_the_fields_of_a_batch() -> None:
     names = {field.name for field in dataclasses.fields(each)}
     kept = {"weights", "priorities"}
     assert {name for name in names if getattr(each, name) is None} == kept
+
+
+# --- synchronous
+
+
+def taken(line: EndingLine) -> int:
+    return sum(kind == "taken" for kind, _ in line.taken)
+
+
+def test_a_synchronous_source_collects_only_when_no_update_is_due() -> None:
+    line = EndingLine(100)
+    with starting(line, rate=0.75, kind=SynchronousTransitions) as (source, _):
+        assert taken(line) == 0, "nothing before it is asked"
+        for number, _ in enumerate(itertools.islice(source.batches(), 40), start=1):
+            rollouts = taken(line)
+            assert int((rollouts - 1) * STEPS * 0.75) < number <= int(rollouts * STEPS * 0.75)
+
+
+def test_a_synchronous_source_prepares_nothing_ahead_of_the_priorities() -> None:
+    """What a batch says of errors decides the very next one."""
+    line = EndingLine(100)
+    how = {"rate": 5.0, "priority_exponent": 1.0, "kind": SynchronousTransitions}
+    with starting(line, **how) as (source, _):
+        batches = source.batches()
+        for _ in range(205):  # 40 updates a rollout: no new one comes next
+            each = next(batches)
+            assert each.priorities is not None
+            each.priorities.fill_(0.0)
+        favourite = each.observation[0, 0]
+        each.priorities.copy_(torch.where(each.observation[:, 0] == favourite, 1e9, 0.0))
+        assert next(batches).observation[:, 0].eq(favourite).all()
+
+
+def test_an_iterator_that_was_ended_from_outside_has_a_successor() -> None:
+    line = EndingLine(30)
+    with starting(line, rate=0.5, kind=SynchronousTransitions) as (source, _):
+        first = source.batches()
+        before = [next(first) for _ in range(5)]
+        assert isinstance(first, Generator)
+        first.close()
+        after = list(source.batches())
+    counted = [each.env_steps for each in before + after]
+    assert sum(counted) == source.inserted > 30 * STEPS and len(counted) == int(sum(counted) * 0.5)
+
+
+def test_closing_ends_a_synchronous_source_between_two_updates() -> None:
+    with starting(EndingLine(30), rate=3.0, kind=SynchronousTransitions) as (source, _):
+        batches = source.batches()
+        next(batches)
+        source.close()
+        assert list(batches) == []
+
+
+# --- free
+
+
+def test_free_environments_and_a_free_learner_never_wait_for_each_other() -> None:
+    line = Line([], 0, False)
+    with starting(line, kind=FreeTransitions) as (source, _):
+        wait_for(lambda: source.inserted >= 50 * STEPS, SOON)  # nobody learns
+        line.held.clear()  # nobody collects, once the present rollout is taken
+        batches = source.batches()
+        counted = sum(next(batches).env_steps for _ in range(500))
+        wait_for(lambda: source.inserted - counted <= STEPS, SOON)
+        line.held.set()
+    assert counted >= 50 * STEPS, "every step counts, most of them in the first update"
+
+
+def test_a_free_learner_waits_for_learn_start_alone() -> None:
+    line = Line([], 0, False)
+    line.held.clear()
+    with starting(line, learn_start=3 * STEPS, kind=FreeTransitions) as (source, _):
+        waiting = Background(next, source.batches())
+        line.held.set()
+        assert waiting.result(SOON).env_steps >= 3 * STEPS
+        line.held.clear()
+
+
+def test_closing_wakes_a_free_learner_that_waits() -> None:
+    line = Line([], 0, False)
+    line.held.clear()
+    with starting(line, kind=FreeTransitions) as (source, supervisor):
+        waiting = Background(list, source.batches())
+        source.close()
+        assert waiting.result(SOON) == []
+    assert supervisor.failure is None

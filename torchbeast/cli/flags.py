@@ -122,6 +122,11 @@ class LearnerFlags:
         """Rollouts that are taken from the environments at once."""
         return 1 if self.learns_from_transitions else self.rollouts.batch_size
 
+    @property
+    def synchronous_rollouts(self) -> int:
+        """Rollouts that are collected between updates from single steps; 0: meanwhile."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonoBeastFlags(LearnerFlags):
@@ -132,17 +137,30 @@ class MonoBeastFlags(LearnerFlags):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.processes.fixed_lag is None or not self.learns_from_transitions,
-            f"--fixed_lag {self.processes.fixed_lag} counts updates, of which --algo "
-            f"{self.defaults.algo} makes any number for a rollout: leave it out",
-        )
-        self.processes.check_fixed_lag(self.rollouts.batch_size)
+        self._check_fixed_lag()
         threads = self.hardware.num_learner_threads
         require(
             not self.is_reproducible or threads in (None, 1),
             f"with --fixed_lag one thread learns: leave out --num_learner_threads {threads}",
         )
+
+    def _check_fixed_lag(self) -> None:
+        if not self.learns_from_transitions or not self.is_reproducible:
+            self.processes.check_fixed_lag(self.rollouts.batch_size)
+            return
+        require(
+            self.processes.fixed_lag == 0,
+            f"--fixed_lag {self.processes.fixed_lag} counts updates, of which --algo "
+            f"{self.defaults.algo} makes any number for a rollout: give --fixed_lag 0, with which "
+            "nothing is collected while it learns",
+        )
+        self.replay.check_waits("--fixed_lag 0")
+        self.processes.check_fixed_lag(self.synchronous_rollouts)
+
+    @property
+    def synchronous_rollouts(self) -> int:
+        is_used = self.learns_from_transitions and self.is_reproducible
+        return self.processes.num_actors if is_used else 0
 
     @property
     def is_reproducible(self) -> bool:

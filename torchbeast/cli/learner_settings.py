@@ -48,6 +48,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         replay=flags.replay,
         transitions=flags.transitions,
         hardware=flags.hardware,
+        synchronous_rollouts=flags.synchronous_rollouts,
         reproducible=reproducible,
     )
 

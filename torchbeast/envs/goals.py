@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import make
 from torchbeast.envs.errors import EnvError
 from torchbeast.envs.spec import EnvSpec
@@ -33,14 +34,19 @@ def outcome_of(spec: EnvSpec) -> Outcome:
         spec, options=dataclasses.replace(spec.options, observation_keys=())
     )
     with closing(make(whole, 1)) as env:
-        task = getattr(env, "task", env)
+        return outcome_in(env, spec.name)
+
+
+def outcome_in(env: VecEnv, name: str) -> Outcome:
+    """Returns the same for an environment of this name, which may be closed afterwards."""
+    task = getattr(env, "task", env)
     rewards = getattr(task, "compute_reward", None)
     if rewards is None:
         raise EnvError(
-            f"{spec.name} has no compute_reward(achieved_goal, desired_goal, info), which "
+            f"{name} has no compute_reward(achieved_goal, desired_goal, info), which "
             "hindsight needs: leave out --hindsight_share"
         )
-    return _Outcome(spec.name, rewards, getattr(task, "compute_terminated", _never))
+    return _Outcome(name, rewards, getattr(task, "compute_terminated", _never))
 
 
 @dataclasses.dataclass(frozen=True)

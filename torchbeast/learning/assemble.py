@@ -50,6 +50,7 @@ class LearnerConfig:
     hardware: HardwareConfig
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
+    synchronous_rollouts: int = 0  # of single steps' source: collected at once, see online_rollouts
     reproducible: bool = False  # same results on all machines of one kind, see hardware.choose
 
     @property
@@ -64,9 +65,11 @@ class LearnerConfig:
 
     @property
     def online_rollouts(self) -> RolloutConfig:
-        """The batches of the online source; those for a replay of single steps are one rollout."""
+        """The batches of the online source. Those for a replay of single steps are one rollout,
+        collected while the learner learns; or synchronous_rollouts between two updates.
+        """
         if self.learns_from_transitions:
-            return dataclasses.replace(self.rollouts, batch_size=1)
+            return dataclasses.replace(self.rollouts, batch_size=self.synchronous_rollouts or 1)
         return self.rollouts
 
 
@@ -109,7 +112,7 @@ def assemble(
         keep_freed_memory()
     torch.set_num_threads(compute.threads)
     with as_usage_error():
-        agent = make_agent(_in_family(earlier.actor(config.actor), config.algo))
+        agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
     agent.model.compute_dtype = compute.dtype
@@ -129,13 +132,6 @@ def assemble(
 def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[PublishedWeights]:
     """Assembles a new learner whose weights are read by threads of this process."""
     return assemble(config, make_agent, PublishedWeights)
-
-
-def _in_family(spec: ActorSpec, algo: type[Algorithm[Any]]) -> ActorSpec:
-    """Returns the spec with the built-in network of the algorithm's family."""
-    if spec.pickled:
-        return spec
-    return dataclasses.replace(spec, name=in_family(spec.name, algo.family))
 
 
 def _optimiser_step(

@@ -23,8 +23,10 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError
+from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.envs.goals import Outcome, outcome_in, outcome_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -92,6 +94,14 @@ class Played:
     env: EnvSpec
     seen_keys: Sequence[str] = ()  # names of the leaves of its observation
     others_serve: bool = False  # by servers that the program did not start
+    make: Callable[[int], VecEnv] | None = None  # so many of it; None: by its spec
+
+    def outcome(self) -> Outcome:
+        """Returns what other goals would bring in it; raises EnvError where there are none."""
+        if self.make is None:
+            return outcome_of(self.env)
+        with closing(self.make(1)) as env:
+            return outcome_in(env, self.env.name)
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""
@@ -224,8 +234,10 @@ class LearnerRun:
     ) -> TransitionSource:
         """Returns the source of single steps of a replay; seed, free: see _replay."""
         config = self._settings.learner
-        taken, env = online.num_bytes, self._played.env
-        replay = make_transition_replay(config, made.agent, made.algo.needs, seed, taken, free, env)
+        taken, outcome = online.num_bytes, self._played.outcome
+        replay = make_transition_replay(
+            config, made.agent, made.algo.needs, seed, taken, free, outcome
+        )
         if self._earlier.recorded is not None:
             resume_store(replay, self._session.folder.path, config.replay.checkpoint_replay)
         return transition_source(online, replay, config, progress.step)

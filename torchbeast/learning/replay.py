@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,18 +18,19 @@ from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
-from torchbeast.envs.goals import outcome_of
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.goals import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
+from torchbeast.sources.free_transitions import FreeTransitions
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, Replay
 from torchbeast.sources.replay_memory import check_memory, in_bytes
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.joining import Joining, joining_of
+from torchbeast.sources.synchronous_transitions import SynchronousTransitions
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
 FILE = "replay.bin"
@@ -80,11 +82,11 @@ def make_transition_replay(
     seed: int,
     buffers: int,
     free: int | None,
-    env: EnvSpec,
+    outcome: Callable[[], Outcome],
 ) -> TransitionReplay:
     """Makes an empty replay of single steps; see make_replay.
 
-    env: the environment, which says what other goals would have brought.
+    outcome: returns what says what other goals would have brought.
     """
     size, how = config.replay.replay_size, config.transitions
     specs = _specs(config, agent, extras)
@@ -92,7 +94,7 @@ def make_transition_replay(
     with as_usage_error():
         if how.hindsight_share:
             check_goals(agent.observation_space, agent.frame_stack)
-            hindsight = outcome_of(env)
+            hindsight = outcome()
         sampling = Sampling(
             n_step=how.n_step,
             priority_exponent=how.priority_exponent,
@@ -121,7 +123,10 @@ def transition_source(
         first_step=first_step,
         beta=how.priority_beta if how.priority_exponent else None,
     )
-    return TransitionSource(online, replay, schedule)
+    if config.synchronous_rollouts:
+        return SynchronousTransitions(online, replay, schedule)
+    kind = FreeTransitions if math.isinf(rate) else TransitionSource
+    return kind(online, replay, schedule)
 
 
 def _specs(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict[str, Any]:

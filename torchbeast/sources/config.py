@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least, between, require
@@ -42,7 +43,8 @@ class ReplayConfig:
     replay_ratio: float = 1.0
     """Replayed rollouts for each new one in a batch; LASER's paper has 7. Each costs as much to
     learn from as a new one. With dqn, sac and td3: replayed steps for each new one, so that there
-    are --replay_ratio / --batch_size updates a step."""
+    are --replay_ratio / --batch_size updates a step; inf: learner and environments never wait for
+    each other."""
     learn_start: int = 0
     """Environment steps in the replay from which on it is learnt from. Before, and until an episode
     is whole, batches hold new rollouts alone."""
@@ -127,6 +129,17 @@ class ReplayConfig:
             f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
             f"room for {room} steps in whole rollouts of unroll_length {unroll_length}: give at "
             f"most learn_start {room}",
+        )
+
+    def check_waits(self, waiting: str) -> None:
+        """Raises ValueError if learner and environments never wait for each other.
+
+        waiting: a setting with which they do, for the sentence.
+        """
+        require(
+            not math.isinf(self.replay_ratio),
+            "with replay_ratio inf learner and environments never wait for each other, but with "
+            f"{waiting} they do: give a finite replay_ratio",
         )
 
     def updates_per_step(self, batch_size: int, unroll_length: int, total_steps: int) -> float:

@@ -14,6 +14,9 @@ number is at any time
 
 The next rollout is taken from the online source once those are sampled, so collecting waits for
 learning. Two batches are prepared ahead. Uniform samples depend on no thread's speed.
+
+`SynchronousTransitions` has no thread and prepares nothing ahead; with `FreeTransitions` neither
+side waits for the other.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import dataclasses
 import math
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
@@ -96,7 +99,7 @@ class TransitionSource:
         self._ended = False  # nothing more is prepared
         self._closed = False
         self._facts = replay.facts()
-        # Of the replay thread:
+        # Of the thread that takes rollouts:
         self._waits = max(0, schedule.learn_start - replay.size)  # steps
         self._total = 0  # steps collected
         self._prepared = 0  # batches
@@ -197,9 +200,8 @@ class TransitionSource:
         with self._lock:
             self._replay.insert(arrays_of(rollout), slice(0, rollout.batch_size), AGENT)
             self._facts = self._replay.facts()
-        returns, lengths = rollout.finished_episodes()
-        self._collected.add(rollout, zip(returns, lengths, strict=True))
-        self._total += rollout.env_steps
+            self._collected.add(rollout)
+            self._total += rollout.env_steps
 
     def _prepare_due(self) -> bool:
         """Samples the batches that are due; returns False once the source is closed."""
@@ -216,18 +218,19 @@ class TransitionSource:
         return True
 
     def _prepare(self) -> _Prepared:
+        """Samples a batch, which counts what was collected since the last one."""
         schedule = self._schedule
         with self._lock:
             sample = self._replay.sample(schedule.batch_size)
             self._facts = self._replay.facts()
+            total, collected, self._collected = self._total, self._collected, _Collected()
         weights = priorities = None
         if schedule.beta is not None:
-            beta = schedule.beta_at(self._total)
+            beta = schedule.beta_at(total)
             weights = torch.from_numpy(importance_weights(sample.probabilities, beta))
             priorities = torch.full((schedule.batch_size,), math.nan)
         batch = transitions_of(sample, weights, priorities)
-        counted, self._collected = self._collected.counted_in(batch), _Collected()
-        return _Prepared(counted, sample.names)
+        return _Prepared(collected.counted_in(batch), sample.names)
 
 
 class _Prepared(NamedTuple):
@@ -246,12 +249,12 @@ class _Collected:
     versions: int = 0  # the sum of those that acted
     oldest: int | None = None
 
-    def add(self, rollout: Rollout, episodes: Iterable[tuple[float, int]]) -> None:
+    def add(self, rollout: Rollout) -> None:
         """Counts a rollout and its finished episodes."""
         versions = rollout.policy_version[1:]
         oldest = int(versions.min())
         self.steps += rollout.env_steps
-        self.episodes += episodes
+        self.episodes += zip(*rollout.finished_episodes(), strict=True)
         self.versions += int(versions.sum())
         self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 

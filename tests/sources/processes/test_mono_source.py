@@ -287,6 +287,52 @@ def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
     assert first.versions == [{CATCH.version + update} for update in range(50)]
 
 
+def on_demand(num_updates: int, num_buffers: int) -> Learnt:
+    """Batches of all environments, with three versions published after each."""
+    setup = dataclasses.replace(CATCH, num_groups=2, batch_size=CATCH.num_envs)
+    learnt, version = Learnt([], [], []), setup.version
+    options = {"fixed_lag": 0, "num_buffers": num_buffers, "on_demand": True}
+    with running_mono(setup, **options) as running:
+        for rollout in itertools.islice(running.source.batches(), num_updates):
+            learnt.batches.append(digest(rollout))
+            learnt.versions.append(set(rollout.policy_version[1:].flatten().tolist()))
+            assert rollout.env_index[0].tolist() == list(range(setup.num_envs))
+            for _ in range(3):
+                version += 1
+                running.weights.publish(running.agent.model, version)
+    assert running.supervisor.failure is None
+    return learnt
+
+
+def test_on_demand_a_batch_is_collected_with_the_weights_of_when_it_is_asked_for() -> None:
+    few, many = (on_demand(12, n * CATCH.num_envs) for n in (1, 3))
+    assert few.versions == [{CATCH.version + 3 * update} for update in range(12)]
+    assert few == many, "spare slots change nothing"
+
+
+def test_a_batch_that_was_asked_for_in_vain_is_the_next_one() -> None:
+    setup = dataclasses.replace(CATCH, num_groups=2, batch_size=CATCH.num_envs)
+    with running_mono(setup, fixed_lag=0, on_demand=True) as running:
+        running.source._ask()  # by an iterator that was interrupted while it waited
+        for index, rollout in enumerate(itertools.islice(running.source.batches(), 3)):
+            assert rollout.rollout_index.eq(index).all()
+            assert rollout.policy_version[1:].eq(setup.version + index).all()
+            running.weights.publish(running.agent.model, setup.version + index + 1)
+
+
+def test_rollouts_on_demand_are_of_all_environments() -> None:
+    with pytest.raises(ValueError, match="a batch_size of num_actors 4, got .* batch_size 2"):
+        config_of(
+            env=EnvSpec("Catch"),
+            actor=CATCH.actor(),
+            extras=(),
+            num_actors=4,
+            batch_size=2,
+            fixed_lag=0,
+            on_demand=True,
+        )
+
+
 def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
     """Without ranges of values a network has no statistics, and its weights differ in size."""
     pytest.importorskip("gymnasium")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -37,13 +38,14 @@ ACTOR_CRITICS: dict[str, ModelFactory] = {
 MODELS: dict[str, ModelFactory] = {**ACTOR_CRITICS, **NETWORKS}
 
 
-def in_family(name: str, family: str) -> str:
-    """Returns the name of the network of a family that has the body of an actor-critic.
+def in_family(spec: ActorSpec, family: str) -> ActorSpec:
+    """Returns the spec with the built-in network of a family in place of an actor-critic.
 
-    name: one of ACTOR_CRITICS, or "auto"; any other stays. family: such as "q"; "" for
+    spec: of one of ACTOR_CRITICS, or "auto"; any other stays. family: such as "q"; "" for
     actor-critics.
     """
-    return f"{family}-{name}" if family and name in (*ACTOR_CRITICS, "auto") else name
+    is_open = spec.name in (*ACTOR_CRITICS, "auto") and not spec.pickled
+    return dataclasses.replace(spec, name=f"{family}-{spec.name}") if family and is_open else spec
 
 
 def make_model(

@@ -13,12 +13,14 @@ slot again. This module alone decides which process acts when, and with which we
 By default the learner takes rollouts in the order of their completion, and every action is chosen
 with the newest weights. With a fixed lag of K it takes the rollouts of the processes in turn. The
 slot of a rollout is granted once the weights exist that will be K updates old in its update, so the
-run is reproducible however fast its processes are.
+run is reproducible however fast its processes are. On demand, every process gets a slot when the
+learner asks for the next batch, and acts with the weights of then.
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import itertools
 import logging
@@ -34,6 +36,7 @@ import torch
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.checks import require
 from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
@@ -75,7 +78,18 @@ class MonoSourceConfig:
     mode: Mode  # in which actions are chosen
     num_batches: int = 2  # one in preparation, the others used by learner threads
     spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
+    # Collect nothing before a batch is asked for; one thread asks. Needs a fixed lag of 0, and a
+    # batch of all environments.
+    on_demand: bool = False
     seed: int
+
+    def __post_init__(self) -> None:
+        wanted, given = self.processes.num_actors, self.rollouts.batch_size
+        require(
+            not self.on_demand or (self.processes.fixed_lag == 0 and given == wanted),
+            f"rollouts on demand need fixed_lag 0 and a batch_size of num_actors {wanted}, got "
+            f"fixed_lag {self.processes.fixed_lag} and batch_size {given}",
+        )
 
 
 def ring_size(fixed_lag: int | None) -> int:
@@ -141,6 +155,7 @@ class MonoSource:
             for index, count in enumerate(counts)
         ]
         self._grants = _grants(config, weights.version, counts[0])
+        self._is_asked = False  # for a batch that was not taken yet
         self._supervisor: Supervisor | None = None
 
     @property
@@ -171,7 +186,28 @@ class MonoSource:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
         closed. Spare columns hold whatever the memory held.
         """
-        return self._collector.batches()
+        batches = self._collector.batches()
+        return self._on_demand(batches) if self._config.on_demand else batches
+
+    def _on_demand(self, batches: Iterator[Rollout]) -> Iterator[Rollout]:
+        """Yields batches, each of which is collected when it is asked for."""
+        with contextlib.closing(batches):  # type: ignore[type-var]
+            while True:
+                self._ask()
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                self._is_asked = False
+                yield batch
+
+    def _ask(self) -> None:
+        """Has a rollout of every process written, unless one was asked for in vain."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        assert isinstance(self._grants, _AskedGrants)
+        with self._lock:
+            self._grants.send_asked(self._weights.version)
 
     def close(self) -> None:
         """Wakes every waiting thread and asks the processes to end. May be called again."""
@@ -424,6 +460,26 @@ class _FreeGrants:
             actor.grant(slot, None)
 
 
+class _AskedGrants:
+    """Grants a slot of every process when a batch is asked for."""
+
+    def __init__(self) -> None:
+        self._slots: dict[int, collections.deque[tuple[_Actor, int]]] = collections.defaultdict(
+            collections.deque
+        )
+
+    def add(self, actor: _Actor, slot: int) -> None:
+        self._slots[actor.index].append((actor, slot))
+
+    def send_ready(self, version: int) -> None:
+        """Does nothing: weights alone are no reason to collect."""
+
+    def send_asked(self, version: int) -> None:
+        for slots in self._slots.values():
+            actor, slot = slots.popleft()
+            actor.grant(slot, version)
+
+
 class _LaggedGrants:
     """Grants a slot once the weights exist that will be `lag` updates old in its update.
 
@@ -458,7 +514,11 @@ class _LaggedGrants:
         return max(self._first_version, update - self._lag)
 
 
-def _grants(config: MonoSourceConfig, version: int, num_envs: int) -> _FreeGrants | _LaggedGrants:
+def _grants(
+    config: MonoSourceConfig, version: int, num_envs: int
+) -> _FreeGrants | _LaggedGrants | _AskedGrants:
+    if config.on_demand:
+        return _AskedGrants()
     if config.processes.fixed_lag is None:
         return _FreeGrants()
     return _LaggedGrants(config, version, num_envs)
