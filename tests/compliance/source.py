@@ -122,7 +122,7 @@ class SourceCompliance:
     @classmethod
     def record(cls) -> Callable[[str], Recording]:
         """Returns recordings by the name of their case, each made once."""
-        return functools.cache(lambda case: _record(cls().running(CASES[case]), CASES[case]))
+        return functools.cache(lambda case: recorded(cls().running(CASES[case]), CASES[case]))
 
     @pytest.fixture(scope="class", params=CASES)
     @classmethod
@@ -430,7 +430,8 @@ def copy_of(rollout: Rollout) -> Rollout:
     return rollout.map(torch.clone)
 
 
-def _record(context: AbstractContextManager[Running], setup: Setup) -> Recording:
+def recorded(context: AbstractContextManager[Running], setup: Setup) -> Recording:
+    """Returns copies of the first rollouts of a source."""
     with context as running:
         rollouts = take(running, NUM_ROLLOUTS)
         num_bytes = running.source.num_bytes

@@ -23,6 +23,7 @@ from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of
 from ray_clusters import small_cluster
 from ray_running import Pool, running_on
+from transitions_running import check_contract
 
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.schemes.config import RayConfig
@@ -61,6 +62,9 @@ class TestRaySource(SourceCompliance):
     def running(self, setup: Setup) -> Iterator[Running]:
         with self.pool.loan(), running_on(self.pool, setup) as running:
             yield running
+
+    def test_its_rollouts_go_through_a_replay_of_transitions_unchanged(self) -> None:
+        check_contract(self.running)
 
     # --- weights
 

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another source with a replay of transitions around it, started for as long as a `with` block."""
+"""Another source with a replay of transitions around it, started for as long as a `with` block.
+
+`check_contract` is the part of the compliance suite that depends on what is between a source and
+the replay; MonoBeast's passes all of it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from compliance.source import Running, Setup, copy_of
+from compliance.source import CASES, Running, Setup, SourceCompliance, copy_of, recorded
 from mixed_running import NotStarted
 
 from torchbeast.core.storages.rollout import Rollout
@@ -85,3 +90,23 @@ def counting(online: AbstractContextManager[Running], setup: Setup) -> Iterator[
         counted = Counted(running, setup)
         counted._source.start(running.supervisor)
         yield dataclasses.replace(running, source=counted._outer)
+
+
+def check_contract(running: Callable[[Setup], AbstractContextManager[Running]]) -> None:
+    """Asserts that rollouts go through a TransitionSource unchanged, in order and all of them.
+
+    running: starts the online source.
+    """
+
+    def through(setup: Setup) -> AbstractContextManager[Running]:
+        return counting(running(setup), setup)
+
+    record = functools.cache(lambda case: recorded(through(CASES[case]), CASES[case]))
+    suite = SourceCompliance()
+    for case in ("counting", "stacked-lstm"):
+        suite.test_every_field_has_its_dtype_and_shape(record(case))
+        suite.test_row_0_repeats_the_last_row_of_the_rollout_before(record(case))
+        suite.test_rollouts_are_numbered_by_environment_and_from_0_within_it(record(case))
+    suite.test_ends_counters_and_returns_match_their_definition(record)
+    suite.test_the_last_observation_of_a_truncated_episode_is_kept(record)
+    suite.test_finished_episodes_are_whole_games(record)
