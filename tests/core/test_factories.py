@@ -11,16 +11,28 @@ import pytest
 import torch
 from torch import nn
 
-from torchbeast.core.actors import OnPolicyActorCritic, get_feature_extractor
+from torchbeast.core.actors import (
+    OffPolicyActorCritic,
+    OnPolicyActorCritic,
+    get_feature_extractor,
+)
 from torchbeast.core.actors.networks import AtariNet, DeepNet, FixupNet, MLPNet
-from torchbeast.core.algos import IMPALA, LASER, PPO
+from torchbeast.core.actors.off_policy_networks import QNet, SACNet
+from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, SAC, TD3
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import PPOConfig
 from torchbeast.core.algos.factory import OTHER_NAMES, recorded
+from torchbeast.core.algos.registry import defaults_of
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
-from torchbeast.core.storages import OnPolicyBuffer, OnPolicyGAEBuffer, OnPolicyVTraceBuffer
+from torchbeast.core.storages import (
+    HindsightExperienceReplayBuffer,
+    OnPolicyBuffer,
+    OnPolicyGAEBuffer,
+    OnPolicyVTraceBuffer,
+    ReplayBuffer,
+)
 
 FRAMES, VECTOR = ArraySpec((4, 84, 84), "uint8"), ArraySpec((3,), "float32")
 
@@ -40,6 +52,10 @@ def make_cartpole(limit: int = 500) -> Any:
         (OnPolicyGAEBuffer.create_factory, "gae_lamda", "gae_lambda"),
         (OnPolicyVTraceBuffer.create_factory, "replay_sise", "replay_size"),
         (OnPolicyActorCritic.create_factory, "recurent", "recurrent"),
+        (OffPolicyActorCritic.create_factory, "obs_spaces", "obs_space"),
+        (SAC.create_factory, "target_rat", "target_rate"),
+        (ReplayBuffer.create_factory, "n_steps", "n_step"),
+        (HindsightExperienceReplayBuffer.create_factory, "hindsight", "hindsight_share"),
         (VecEnv.create_factory, "vec_envs_size", "vec_env_size"),
     ],
 )
@@ -57,6 +73,10 @@ def test_values_are_checked_at_once() -> None:
         OnPolicyBuffer.create_factory(size=0)
     with pytest.raises(ValueError, match="gae_lambda must be between 0 and 1"):
         OnPolicyGAEBuffer.create_factory(gae_lambda=2)
+    with pytest.raises(ValueError, match="priority_exponent must be between 0 and 1"):
+        ReplayBuffer.create_factory(priority_exponent=2)
+    with pytest.raises(ValueError, match="goal of single steps, but n_step is 3.* ReplayBuffer"):
+        HindsightExperienceReplayBuffer.create_factory(n_step=3)
     with pytest.raises(ValueError, match="vec_env_size must be at least 1"):
         VecEnv.create_factory(env_fn=make_cartpole, vec_env_size=0)
 
@@ -106,6 +126,15 @@ def test_settings_are_recorded_by_the_names_of_flags() -> None:
     assert not set(found) & set(OTHER_NAMES)
 
 
+def test_other_names_of_off_policy_algorithms() -> None:
+    made = SAC.create_factory(lr=1e-4, gamma=0.5, tau=0.25, initial_alpha=0.125)
+    config = made.config
+    assert (config.optimiser.learning_rate, config.discounting) == (1e-4, 0.5)
+    assert (config.target_rate, config.temperature) == (0.25, 0.125)
+    assert DDQN is DQN and DDQN.create_factory().config.double_dqn
+    assert TD3.create_factory(tau=0.5).config.target_rate == 0.5
+
+
 # --- actors
 
 
@@ -124,6 +153,17 @@ def test_a_factory_makes_the_network_that_it_names(recurrent: bool) -> None:
     actor = made("cpu")
     assert isinstance(actor, MLPNet) and actor.fc.out_features == 7
     assert (actor.core is not None) == recurrent
+
+
+def test_an_off_policy_actor_is_the_network_that_the_algorithm_trains() -> None:
+    made = OffPolicyActorCritic.create_factory(
+        VECTOR, Discrete(2), get_feature_extractor("MLP"), {"hidden": 7}
+    )
+    assert isinstance(made("cpu"), SACNet), "a policy, until the algorithm is known"
+    net = made.trained_by(DQN.family)("cpu")
+    assert isinstance(net, QNet) and net.features.num_features == 7
+    with pytest.raises(ValueError, match="has no network fixup: use mlp, "):
+        OffPolicyActorCritic.create_factory(VECTOR, Discrete(2), get_feature_extractor("Fixup"))
 
 
 def test_an_actor_begins_with_the_weights_of_a_file(tmp_path: Any) -> None:
@@ -182,6 +222,15 @@ def test_a_gae_storage_sets_the_algorithms_lambda() -> None:
     assert storage.prepared(PPO.create_factory()).config.gae_lambda == 0.5
     with pytest.raises(ValueError, match="0.9 in PPO and 0.5 in OnPolicyGAEBuffer"):
         storage.prepared(PPO.create_factory(gae_lambda=0.9))
+
+
+@pytest.mark.parametrize("algo", [DQN, SAC, TD3])
+def test_a_replay_has_the_settings_of_the_programs_unless_it_is_given_others(algo: Any) -> None:
+    usual = defaults_of(algo.__name__.lower())
+    found = ReplayBuffer.create_factory(size=12, priority_exponent=0.5).flags(algo)
+    assert found["replay_size"] == 12 and found["priority_exponent"] == 0.5
+    for name in ("replay_ratio", "batch_size", "learn_start", "unroll_length"):
+        assert found[name] == usual[name]
 
 
 @pytest.mark.parametrize(

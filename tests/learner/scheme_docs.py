@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from small_schemes import impala_of
+from small_schemes import impala_of, off_policy_of
 
 from torchbeast import make_env
 from torchbeast.core.envs import VecEnv
@@ -17,7 +17,9 @@ from torchbeast.schemes.presets import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "schemes.md"
+STORAGES = {"OnPolicyVTraceBuffer": impala_of, "ReplayBuffer": off_policy_of}
 AXES = {
+    "storage_factory": STORAGES,
     "col_remote_workers": (0, 2),
     "col_communication": ("synchronous", "asynchronous"),
     "col_backend": ("processes", "ray"),
@@ -37,8 +39,10 @@ def table() -> str:
     lines = ["| " + " | ".join([*AXES, ""]) + " |", "|" + " --- |" * (len(AXES) + 1)]
     refused: dict[str, list[tuple[object, ...]]] = {}
     for values in itertools.product(*AXES.values()):
+        axes = dict(zip(AXES, values, strict=True))
+        make = STORAGES[str(axes.pop("storage_factory"))]
         try:
-            impala_of(**dict(zip(AXES, values, strict=True)))
+            make(**axes)
         except NotImplementedError as error:
             refused.setdefault(str(error), []).append(values)
             continue

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from small_schemes import impala_of
+from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
 
@@ -21,8 +21,8 @@ def local_function() -> Any:
     return lambda: gymnasium.make("CartPole-v1")
 
 
-def ray_scheme() -> Any:
-    return impala_of(
+def ray_scheme(make: Any = impala_of) -> Any:
+    return make(
         envs={"env_fn": local_function(), "vec_env_size": 2},
         col_remote_workers=2,
         col_communication="asynchronous",
@@ -31,8 +31,11 @@ def ray_scheme() -> Any:
     )
 
 
-def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(tmp_path: Path) -> None:
-    with Learner(ray_scheme(), 10**6, tmp_path / "run", seed=1) as learner:
+@pytest.mark.parametrize("make", [impala_of, off_policy_of])
+def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
+    make: Any, tmp_path: Path
+) -> None:
+    with Learner(ray_scheme(make), 10**6, tmp_path / "run", seed=1) as learner:
         before = {key: value.clone() for key, value in learner.actor.state_dict().items()}
         for _ in range(3):
             learner.step()

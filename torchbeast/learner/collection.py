@@ -59,7 +59,7 @@ def _local(scheme: Scheme, learner: Learner[PublishedWeights], precision: Precis
     config = LocalSourceConfig(
         num_envs=scheme.num_envs,
         precision=precision,
-        rollouts=scheme.rollouts,
+        rollouts=learner.rollouts,
         extras=learner.extras,
         mode=learner.mode,
         num_batches=learner.batches_at_once,
@@ -77,11 +77,12 @@ def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Preci
         actor=learner.agent.spec,
         precision=precision,
         processes=scheme.processes,
-        rollouts=scheme.rollouts,
+        rollouts=learner.rollouts,
         extras=learner.extras,
         mode=learner.mode,
         num_batches=1 + learner.batches_at_once,
         spare_columns=learner.spare_columns,
+        on_demand=scheme.synchronous_rollouts > 0,
         seed=learner.seed,
     )
     seen, device = learner.agent.observation_space, learner.compute.device
@@ -102,7 +103,7 @@ def _ray(
         precision=precision,
         fleet=scheme.ray,
         num_workers=num_workers(scheme.ray, fleet.room()),
-        rollouts=scheme.rollouts,
+        rollouts=learner.rollouts,
         extras=learner.extras,
         mode=learner.mode,
         num_batches=1 + learner.batches_at_once,

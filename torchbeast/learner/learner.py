@@ -129,7 +129,8 @@ class Learner:
         self._is_stopped = True
 
     def step(self) -> dict[str, float]:
-        """Collects a batch, learns from it, calls the callbacks; returns `get_metrics`.
+        """Collects a batch, learns from it, calls the callbacks; returns `get_metrics`. With a
+        ReplayBuffer the batch is sampled, and steps are collected when it is their turn.
 
         The step that reaches target_steps ends the run: it writes the checkpoint and ends workers.
         Raises UsageError or RunError with the run's first failure.
@@ -283,7 +284,8 @@ class Learner:
         folder = RunFolder(self.log_dir, dict(settings.recorded))
         ending.callback(_finish, folder, supervisor)
         self._session = Session(supervisor, folder)
-        played = Played(env=spec, seen_keys=names(scheme.train_envs_factory.sent_space))
+        envs = scheme.train_envs_factory
+        played = Played(env=spec, seen_keys=names(envs.sent_space), make=envs.make)
         self._run = LearnerRun(settings, played, self._session, resumed)
         weights = functools.partial(make_weights, scheme)
         self._made, self._progress = self._run.assemble(making_agent(scheme), weights)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.algos.factory import AlgoFactory, recorded
-from torchbeast.core.algos.registry import ALGOS
+from torchbeast.core.algos.registry import name_of
 from torchbeast.core.choices import RewardClipping
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import flatten
@@ -47,7 +47,8 @@ def _batch_bytes(scheme: Scheme) -> int:
     """Returns the bytes of the observations of a batch."""
     leaves: list[ArraySpec] = flatten(scheme.train_envs_factory.observation_space)
     row = sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
-    return scheme.rollouts.batch_size * (scheme.rollouts.unroll_length + 1) * row
+    rows = 2 if scheme.learns_from_transitions else scheme.rollouts.unroll_length + 1
+    return scheme.rollouts.batch_size * rows * row
 
 
 def is_reproducible(scheme: Scheme) -> bool:
@@ -93,6 +94,8 @@ def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerCo
         rollouts=scheme.rollouts,
         hardware=hardware_of(scheme),
         replay=scheme.replay,
+        transitions=scheme.transitions,
+        synchronous_rollouts=scheme.synchronous_rollouts,
         reproducible=is_reproducible(scheme),
     )
 
@@ -112,17 +115,12 @@ def _flags(run: RunConfig, learner: LearnerConfig, total_steps: int) -> dict[str
         learner.rollouts,
         learner.hardware,
         learner.replay,
+        learner.transitions,
         TrainingConfig(total_steps=total_steps),
     ]
     flags = {name: value for part in parts for name, value in recorded(part).items()}
-    return {**flags, **_network_flags(learner.actor), "algo": _name_of(learner.algo)}
+    return {**flags, **_network_flags(learner.actor), "algo": name_of(learner.algo)}
 
 
 def _network_flags(spec: ActorSpec) -> dict[str, Any]:
     return {"model": spec.name, "model_kwargs": dict(spec.kwargs), "use_lstm": spec.use_lstm}
-
-
-def _name_of(algo: type) -> str:
-    """Returns the name by which --algo finds an algorithm."""
-    path = f"{algo.__module__}:{algo.__qualname__}"
-    return next((name for name, found in ALGOS.items() if found == path), path)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 from xml.sax.saxutils import escape
@@ -31,6 +32,8 @@ def ways(scheme: Scheme) -> tuple[str, str]:
     """Returns what goes forward, to the learner, and what goes back."""
     rollouts = scheme.rollouts
     forward = f"{rollouts.batch_size} rollouts of {rollouts.unroll_length} steps"
+    if scheme.learns_from_transitions:
+        forward = f"{rollouts.batch_size} replayed steps"
     if scheme.col_remote_workers == 0:
         return forward, "the newest weights, at every batch"
     if scheme.is_synchronous:
@@ -63,11 +66,20 @@ def _learners(scheme: Scheme) -> str:
 
 
 def _storage(scheme: Scheme) -> Part:
-    storage = scheme.storage_factory
-    lines = [type(storage).__name__, _learners(scheme)]
-    if size := storage.replay.get("replay_size"):
-        lines.append(f"replay of {size:,} steps")
+    lines = [type(scheme.storage_factory).__name__, _learners(scheme)]
+    if scheme.replay.is_used:
+        lines.append(f"replay of {scheme.replay.replay_size:,} steps")
+    if scheme.learns_from_transitions:
+        lines.append(_sampling(scheme))
     return Part("storage", lines)
+
+
+def _sampling(scheme: Scheme) -> str:
+    how, ratio = scheme.transitions, scheme.replay.replay_ratio
+    often = "as often as possible" if math.isinf(ratio) else f"{ratio:g} for each new one"
+    by_priority = ", by priority" if how.priority_exponent else ""
+    goals = f", {how.hindsight_share:g} with other goals" if how.hindsight_share else ""
+    return f"{often}{by_priority}{goals}"
 
 
 def _learner(scheme: Scheme) -> Part:

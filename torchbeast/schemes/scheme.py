@@ -14,35 +14,42 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 
 from __future__ import annotations
 
+import dataclasses
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 
-from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
 from torchbeast.core.actors.factory import ActorFactory
+from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.algos.factory import AlgoFactory
 from torchbeast.core.checks import at_least, one_of, require
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.factories import init_names_checked, refuse_unknown
-from torchbeast.core.storages.on_policy import OnPolicyBuffer
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.storage import Storage
+from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.storages.transition_replay import check_goals
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.presets import settings
-from torchbeast.sources.config import ReplayConfig, RolloutConfig
+from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 
 Communication = Literal["synchronous", "asynchronous"]
 UpdateExecution = Literal["centralised", "decentralised"]
 Backend = Literal["processes", "ray"]
 
+Config = TypeVar("Config")
+
+_MAKERS = {ActorCritic: "OnPolicyActorCritic", OffPolicyActor: "OffPolicyActorCritic"}
 _FACTORIES = {
     "algo_factory": (AlgoFactory, "PPO.create_factory(...)"),
     "actor_factory": (ActorFactory, "OnPolicyActorCritic.create_factory(...)"),
-    "storage_factory": (OnPolicyBuffer, "OnPolicyGAEBuffer.create_factory(...)"),
+    "storage_factory": (Storage, "OnPolicyGAEBuffer.create_factory(...)"),
     "train_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
     "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
 }
@@ -60,7 +67,7 @@ class Scheme:
 
     algo_factory: AlgoFactory
     actor_factory: ActorFactory
-    storage_factory: OnPolicyBuffer
+    storage_factory: Storage
     train_envs_factory: VecEnvFactory
     test_envs_factory: VecEnvFactory | None = None
     col_remote_workers: int = 0
@@ -102,17 +109,38 @@ class Scheme:
         return self.col_communication == "synchronous"
 
     @property
+    def learns_from_transitions(self) -> bool:
+        """Whether batches are single steps of a replay."""
+        return issubclass(self.storage_factory.holds, Transitions)
+
+    @property
     def rollouts(self) -> RolloutConfig:
-        """The batch of an update."""
+        """The batch of an update: of rollouts, or of single steps."""
         of_worker = self.train_envs_factory.vec_env_size
         usual = self.num_envs if self.is_synchronous else of_worker
-        storage = self.storage_factory
-        return RolloutConfig(batch_size=storage.batch_size or usual, unroll_length=storage.size)
+        given = self._flags
+        batch_size = given["batch_size"] or usual
+        return RolloutConfig(batch_size=batch_size, unroll_length=given["unroll_length"])
+
+    @property
+    def synchronous_rollouts(self) -> int:
+        """Rollouts that are collected between updates from single steps; 0: meanwhile."""
+        is_used = self.learns_from_transitions and self.is_synchronous
+        return self.num_envs if is_used else 0
 
     @property
     def replay(self) -> ReplayConfig:
         """The replay, if the storage has one."""
-        return ReplayConfig(**self.storage_factory.replay)
+        return _taken(ReplayConfig, self._flags)
+
+    @property
+    def transitions(self) -> TransitionsConfig:
+        """How single steps are sampled."""
+        return _taken(TransitionsConfig, self._flags)
+
+    @property
+    def _flags(self) -> dict[str, Any]:
+        return self.storage_factory.flags(self.algo_factory.algo)
 
     @property
     def processes(self) -> ProcessesConfig:
@@ -197,7 +225,7 @@ class Scheme:
                 "grad_remote_workers are processes of this machine, but "
                 'col_backend="ray" collects elsewhere: collect with col_backend="processes"'
             )
-        if self.grad_remote_workers and self.storage_factory.replay:
+        if self.grad_remote_workers and self.replay.is_used:
             raise NotImplementedError(
                 f"{type(self.storage_factory).__name__} has a replay in the learner's process, but "
                 "with grad_remote_workers others learn: leave out one of them"
@@ -206,18 +234,30 @@ class Scheme:
 
     def _check_components(self) -> None:
         """Raises NotImplementedError where the components do not go together."""
-        factory, algo = self.algo_factory, self.algo_factory.algo
-        if not issubclass(Rollout, algo.takes):
-            raise NotImplementedError(
-                f"{type(self.storage_factory).__name__} holds rollouts, but {algo.__name__} learns "
-                f"from {algo.takes.__name__}: use another storage"
-            )
-        self.storage_factory.prepared(factory)
-        self.replay.spare_columns(self.rollouts)
+        self.storage_factory.prepared(self.algo_factory)
+        self._check_replay()
         if self.col_remote_workers and self.is_synchronous:
-            self.processes.check_fixed_lag(self.rollouts.batch_size)
+            batch_size = self.synchronous_rollouts or self.rollouts.batch_size
+            self.processes.check_fixed_lag(batch_size)
         self._check_spaces()
+        self._check_kind_of_actor()
         self._check_actor()
+
+    def _check_replay(self) -> None:
+        if not self.learns_from_transitions:
+            self.replay.spare_columns(self.rollouts)
+            return
+        rollouts = self.rollouts
+        self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, sys.maxsize)
+        try:
+            if self.is_synchronous:
+                self.replay.check_waits('col_communication="synchronous"')
+            if self.transitions.hindsight_share:
+                envs = self.train_envs_factory
+                check_goals(envs.observation_space, envs.frame_stack)
+        except ValueError as error:
+            name = type(self.storage_factory).__name__
+            raise NotImplementedError(f"{name} in this scheme: {error}") from error
 
     def _check_spaces(self) -> None:
         actor, envs = self.actor_factory, self.train_envs_factory
@@ -229,15 +269,29 @@ class Scheme:
                 f"{given}: give create_factory the spaces that VecEnv.create_factory returned",
             )
 
+    def _check_kind_of_actor(self) -> None:
+        made, algo = self.actor_factory, self.algo_factory.algo
+        for kind, suitable in _MAKERS.items():
+            if issubclass(algo.actor_type, kind) and not issubclass(made.kind, kind):
+                raise NotImplementedError(
+                    f"{made.owner} makes a network of type {made.kind.__name__}, but "
+                    f"{algo.__name__} trains one of type {algo.actor_type.__name__}: use {suitable}"
+                )
+
     def _check_actor(self) -> None:
         """Makes the actor once, without a trace in torch's random numbers, and checks it."""
-        factory = self.algo_factory
-        with torch.random.fork_rng(devices=[]):
-            actor = self.actor_factory("cpu")
+        factory, name = self.algo_factory, self.actor_factory.owner
         try:
+            with torch.random.fork_rng(devices=[]):
+                actor = self.actor_factory.trained_by(factory.algo.family)("cpu")
+            name = type(actor).__name__
             factory.algo.check_actor(actor, factory.config)
             specs_of_extras(actor, factory.algo.needs)
         except (TypeError, ValueError, NotImplementedError) as error:
-            raise NotImplementedError(
-                f"{type(actor).__name__} with {factory.algo.__name__}: {error}"
-            ) from error
+            raise NotImplementedError(f"{name} with {factory.algo.__name__}: {error}") from error
+
+
+def _taken(config: type[Config], flags: Mapping[str, Any]) -> Config:
+    """Returns the Config with those of the flags that are its own."""
+    names = {field.name for field in dataclasses.fields(config)} & set(flags)  # type: ignore[arg-type]
+    return config(**{name: flags[name] for name in names})

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,16 @@ import torch
 
 from torchbeast.core.actors.agent import default_model
 from torchbeast.core.actors.contract import Actor, ActorCritic
-from torchbeast.core.actors.registry import MODELS, ModelFactory, make_model
+from torchbeast.core.actors.off_policy import OffPolicyActor
+from torchbeast.core.actors.off_policy_networks import BODIES
+from torchbeast.core.actors.registry import (
+    ACTOR_CRITICS,
+    MODELS,
+    ModelFactory,
+    in_family,
+    make_model,
+)
+from torchbeast.core.checks import require
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.factories import names_checked
 from torchbeast.core.specs import ActorSpec
@@ -34,19 +44,26 @@ def get_feature_extractor(name: str) -> ModelFactory:
 
 @dataclass(frozen=True, kw_only=True)
 class ActorFactory:
-    """Makes an actor; see OnPolicyActorCritic.create_factory."""
+    """Makes an actor; see OnPolicyActorCritic.create_factory and OffPolicyActorCritic's."""
 
+    owner: str  # the class whose create_factory made it
     spec: ActorSpec
     observation_space: ObservationSpace  # as the policy sees it, with frames stacked
     action_space: ActionSpace
     kind: type[Actor]  # of actor
+    family: str = ""  # of built-in networks, see Algorithm.family
     restart_model: Path | None
 
     def __call__(self, device: torch.device | str) -> Actor:
         """Makes the actor on a device, with weights of restart_model if there is one."""
-        actor = make_model(self.spec, self.observation_space, self.action_space).to(device)
+        spec = in_family(self.spec, self.family)
+        actor = make_model(spec, self.observation_space, self.action_space).to(device)
         self.restart(actor)
         return actor
+
+    def trained_by(self, family: str) -> ActorFactory:
+        """Returns the factory of the network that algorithms of a family train."""
+        return dataclasses.replace(self, family=family)
 
     def restart(self, actor: Actor) -> None:
         """Loads the weights of restart_model; a no-op without one."""
@@ -83,10 +100,54 @@ class OnPolicyActorCritic:
         if network == "auto":
             network = default_model(obs_space, for_images="shallow")
         return ActorFactory(
+            owner=cls.__name__,
             spec=_spec(network, feature_extractor_kwargs, recurrent),
             observation_space=obs_space,
             action_space=action_space,
             kind=ActorCritic,
+            restart_model=None if restart_model is None else Path(restart_model),
+        )
+
+
+class OffPolicyActorCritic:
+    """Actors that see single observations, as DQN, SAC and TD3 train them: every OffPolicyActor.
+
+    The algorithm decides what is built over the feature extractor: the values of actions, or a
+    policy with critics, which are the algorithm's. Until it is known, a policy.
+    """
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls,
+        obs_space: ObservationSpace,
+        action_space: ActionSpace,
+        feature_extractor_network: ModelFactory | str = "auto",
+        feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        restart_model: str | Path | None = None,
+    ) -> ActorFactory:
+        """Returns what makes the network wherever it acts or learns.
+
+        feature_extractor_network: what get_feature_extractor returns, but Fixup; the name of a
+            network; or your own subclass of OffPolicyActor, which is called with
+            (obs_space, action_space, False). Default: by the observations.
+        Others: see OnPolicyActorCritic. Raises ValueError for a network that there is not.
+        """
+        network = feature_extractor_network
+        if network == "auto":
+            network = default_model(obs_space, for_images="shallow")
+        spec = _spec(network, feature_extractor_kwargs, recurrent=False)
+        require(
+            spec.name in BODIES or spec.name not in ACTOR_CRITICS,
+            f"{cls.__name__} has no network {spec.name}: use {', '.join(BODIES)}",
+        )
+        return ActorFactory(
+            owner=cls.__name__,
+            spec=spec,
+            observation_space=obs_space,
+            action_space=action_space,
+            kind=OffPolicyActor,  # type: ignore[type-abstract]
+            family="sac",
             restart_model=None if restart_model is None else Path(restart_model),
         )
 

@@ -69,7 +69,7 @@ class OffPolicyActor(Actor):
         return torch.where(is_random.view(-1, *[1] * (action.dim() - 1)), others, action)
 
 
-class OffPolicyActorCritic(OffPolicyActor):
+class ActorWithCritics(OffPolicyActor):
     """A policy that makes the critics which it is learnt from. Gives no extras.
 
     The critics are a model of the algorithm: they do not act, and are not published.
@@ -85,7 +85,7 @@ class OffPolicyActorCritic(OffPolicyActor):
         return {}
 
 
-class StochasticActorCritic(OffPolicyActorCritic):
+class StochasticActorCritic(ActorWithCritics):
     """A policy for SAC: forward gives the params [N, num_params] of a squashed Gaussian over a Box
     or of a categorical over a Discrete.
     """
@@ -106,7 +106,7 @@ class StochasticActorCritic(OffPolicyActorCritic):
         return self.distribution.sample(torch.zeros_like(outputs))
 
 
-class DeterministicActorCritic(OffPolicyActorCritic):
+class DeterministicActorCritic(ActorWithCritics):
     """A policy for TD3: forward gives u [N, n], whose tanh is the action in units of the Box.
 
     noise: float32 [], deviation of what is added to actions in mode explore, in units of the Box.

@@ -122,8 +122,9 @@ class Algorithm(ABC, Generic[BatchT]):
         """Returns what makes this algorithm with these hyperparameters, wherever it learns.
 
         They are the fields of its Config and of StepConfig, with their defaults; `lr`, `gamma`,
-        `entropy_coef`, `value_loss_coef`, `max_grad_norm` and `eps` are other names of some. Raises
-        TypeError for an unknown name, and ValueError for a value out of range.
+        `entropy_coef`, `value_loss_coef`, `max_grad_norm`, `eps`, `tau` and `initial_alpha` are
+        other names of some. Raises TypeError for an unknown name, and ValueError for a value out of
+        range.
         """
         return algo_factory(cls, hyperparameters)
 

@@ -30,6 +30,8 @@ OTHER_NAMES = {
     "entropy_coef": "entropy_cost",
     "value_loss_coef": "baseline_cost",
     "max_grad_norm": "grad_norm_clipping",
+    "tau": "target_rate",
+    "initial_alpha": "temperature",
 }
 """The names of flags, by other names of the same hyperparameters."""
 

@@ -59,6 +59,20 @@ def defaults_of(name: str) -> dict[str, Any]:
     return dict(_DEFAULTS.get(name, {}))
 
 
+def name_of(algo: type) -> str:
+    """Returns the name by which --algo finds an algorithm."""
+    path = f"{algo.__module__}:{algo.__qualname__}"
+    return next((name for name, found in ALGOS.items() if found == path), path)
+
+
+def replay_of(algo: type) -> dict[str, Any]:
+    """Returns the settings of the replay of single steps that an algorithm asks for, by flag: those
+    of the built-in one that it is, or is a subclass of, otherwise dqn's.
+    """
+    names = [name_of(base) for base in algo.__mro__]
+    return defaults_of(next((name for name in names if name in _DEFAULTS), "dqn"))
+
+
 def learns_from_transitions(name: str) -> bool:
     """Returns whether the algorithm of that name learns from single steps of a replay; errors as of
     `find`. Built-in algorithms are not imported for it.

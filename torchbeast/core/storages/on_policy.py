@@ -15,16 +15,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torchbeast.core.checks import at_least, between
 from torchbeast.core.factories import names_checked
+from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.storage import Storage, suitable_storage
 
 if TYPE_CHECKING:
+    from torchbeast.core.algos.base import Algorithm
     from torchbeast.core.algos.factory import AlgoFactory
 
-Storage = TypeVar("Storage", bound="OnPolicyBuffer")
+Buffer = TypeVar("Buffer", bound="OnPolicyBuffer")
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyBuffer:
+class OnPolicyBuffer(Storage):
     """Rollouts whose returns are whatever the algorithm computes."""
+
+    holds = Rollout
 
     size: int  # steps of one environment in a rollout
     batch_size: int | None  # rollouts in a batch; None: one of every environment
@@ -36,8 +41,8 @@ class OnPolicyBuffer:
     @classmethod
     @names_checked
     def create_factory(
-        cls: type[Storage], *, size: int = 1000, batch_size: int | None = None
-    ) -> Storage:
+        cls: type[Buffer], *, size: int = 1000, batch_size: int | None = None
+    ) -> Buffer:
         """Returns the storage.
 
         size: steps of each environment between two updates.
@@ -47,12 +52,8 @@ class OnPolicyBuffer:
         """
         return cls(size=size, batch_size=batch_size, replay={})
 
-    def prepared(self, algo: AlgoFactory) -> AlgoFactory:
-        """Returns the algorithm with this storage's settings.
-
-        Raises NotImplementedError when the algorithm does not compute such returns.
-        """
-        return algo
+    def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
+        return {"unroll_length": self.size, "batch_size": self.batch_size, **self.replay}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,11 @@ class OnPolicyGAEBuffer(OnPolicyBuffer):
         return cls(size=size, batch_size=batch_size, replay={}, gae_lambda=gae_lambda)
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
+        algo = super().prepared(algo)
         if "gae_lambda" not in {field.name for field in dataclasses.fields(algo.config)}:
             raise NotImplementedError(
                 f"{type(self).__name__} is for algorithms that compute advantages by GAE, but "
-                f"{algo.algo.__name__} has no gae_lambda: use {_other_storage(algo)}"
+                f"{algo.algo.__name__} has no gae_lambda: use {suitable_storage(algo)}"
             )
         if "gae_lambda" in algo.given and algo.config.gae_lambda != self.gae_lambda:
             raise ValueError(
@@ -118,11 +120,12 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
         return cls(size=size, batch_size=batch_size, replay=replay if replay_size else {})
 
     def prepared(self, algo: AlgoFactory) -> AlgoFactory:
+        algo = super().prepared(algo)
         if not algo.algo.corrects_lag:
             raise NotImplementedError(
                 f"{type(self).__name__} is for algorithms that learn from older policies too, but "
                 f"{algo.algo.__name__} does not correct its returns for them: use "
-                f"{_other_storage(algo)}"
+                f"{suitable_storage(algo)}"
             )
         if self.replay and not algo.algo.learns_from_replay:
             raise NotImplementedError(
@@ -130,11 +133,3 @@ class OnPolicyVTraceBuffer(OnPolicyBuffer):
                 "one: leave out replay_size, or use LASER"
             )
         return algo
-
-
-def _other_storage(algo: AlgoFactory) -> str:
-    """Returns the name of the storage that suits an algorithm."""
-    if algo.algo.corrects_lag:
-        return OnPolicyVTraceBuffer.__name__
-    fields = {field.name for field in dataclasses.fields(algo.config)}
-    return (OnPolicyGAEBuffer if "gae_lambda" in fields else OnPolicyBuffer).__name__
