@@ -6,20 +6,25 @@ docs/schemes.md describes them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torchbeast.core.actors.factory import OnPolicyActorCritic
+from torchbeast.core.actors.factory import (
+    ActorFactory,
+    OffPolicyActorCritic,
+    OnPolicyActorCritic,
+)
+from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.factory import AlgoFactory
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.ppo import PPO
+from torchbeast.core.algos.sac import SAC
 from torchbeast.core.envs.vec_env import VecEnvFactory
-from torchbeast.core.storages.on_policy import (
-    OnPolicyBuffer,
-    OnPolicyGAEBuffer,
-    OnPolicyVTraceBuffer,
-)
+from torchbeast.core.storages.off_policy import ReplayBuffer
+from torchbeast.core.storages.on_policy import OnPolicyGAEBuffer, OnPolicyVTraceBuffer
+from torchbeast.core.storages.storage import Storage
 
 
 class Preset(NamedTuple):
@@ -27,8 +32,9 @@ class Preset(NamedTuple):
 
     sentence: str
     algo: Callable[[], AlgoFactory]
-    storage: Callable[[], OnPolicyBuffer]
+    storage: Callable[[], Storage]
     axes: Mapping[str, Any]
+    actor: Callable[..., ActorFactory] = OnPolicyActorCritic.create_factory
 
 
 def _a2c() -> AlgoFactory:
@@ -46,6 +52,12 @@ def _a2c() -> AlgoFactory:
 
 def _ppo() -> AlgoFactory:
     return PPO.create_factory(max_grad_norm=0.5)
+
+
+def _prioritised() -> ReplayBuffer:
+    return ReplayBuffer.create_factory(
+        replay_ratio=math.inf, n_step=3, priority_exponent=0.6, priority_beta=0.4
+    )
 
 
 _HERE = {"col_remote_workers": 0, "col_communication": "synchronous"}
@@ -101,9 +113,29 @@ PRESETS = {
         lambda: OnPolicyVTraceBuffer.create_factory(size=20, replay_size=100_000),
         _WORKERS,
     ),
+    "dqn": Preset(
+        "Double DQN from a replay of single steps, in one process.",
+        DQN.create_factory,
+        ReplayBuffer.create_factory,
+        _HERE,
+        OffPolicyActorCritic.create_factory,
+    ),
+    "sac": Preset(
+        "Soft actor-critic from a replay of single steps, in one process.",
+        SAC.create_factory,
+        ReplayBuffer.create_factory,
+        _HERE,
+        OffPolicyActorCritic.create_factory,
+    ),
+    "ape-x": Preset(
+        "DQN with a prioritised replay that workers fill; nobody waits for anybody.",
+        DQN.create_factory,
+        _prioritised,
+        _WORKERS,
+        OffPolicyActorCritic.create_factory,
+    ),
 }
 NOT_YET = {
-    "ape-x": "a replay that many workers fill for an algorithm that learns from transitions",
     "seed": "inference in one place for all workers, which PolyBeast has: "
     "python -m torchbeast.polybeast",
 }
@@ -121,9 +153,7 @@ def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
     preset, envs = PRESETS[name], train_envs_factory
     return {
         "train_envs_factory": envs,
-        "actor_factory": OnPolicyActorCritic.create_factory(
-            envs.observation_space, envs.action_space
-        ),
+        "actor_factory": preset.actor(envs.observation_space, envs.action_space),
         "algo_factory": preset.algo(),
         "storage_factory": preset.storage(),
         **preset.axes,
