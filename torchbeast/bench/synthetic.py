@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import ModelInputs, specs_of_extras
+from torchbeast.core.actors.masks import KEY, has_mask
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.storages.rollout import Rollout
@@ -23,8 +24,10 @@ _ENDS = 0.002  # probability that an episode ends at a step
 
 
 def observations(space: ObservationSpace, *shape: int) -> Nest[Tensor]:
-    """Returns random observations, leaves [*shape, ...]."""
+    """Returns random observations, leaves [*shape, ...], that mask no action."""
     made: Nest[Tensor] = map_leaves(lambda spec: _observation(spec, shape), space)
+    if has_mask(made):
+        made = {**made, KEY: torch.ones_like(made[KEY])}
     return made
 
 

@@ -181,7 +181,7 @@ class MultiCategorical(ActionDistribution):
 
     def __init__(self, nvec: Sequence[int]) -> None:
         self._parts = [Categorical(n) for n in nvec]
-        self._nvec = list(nvec)
+        self.nvec = tuple(nvec)
         self.num_params = self.num_features = sum(nvec)
         self.num_actions = math.prod(nvec)
 
@@ -215,7 +215,7 @@ class MultiCategorical(ActionDistribution):
         return [own.log_softmax(-1) for _, own in self._zip(params)]
 
     def _zip(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
-        return list(zip(self._parts, torch.split(params, self._nvec, -1), strict=True))
+        return list(zip(self._parts, torch.split(params, list(self.nvec), -1), strict=True))
 
 
 class Bernoulli(ActionDistribution):

@@ -87,8 +87,11 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     name = spec.name
     if num_envs < 1:
         raise EnvError(f"{name}: at least one environment is needed, got num_envs={num_envs}")
-    from torchbeast.envs import atari
+    from torchbeast.envs import atari, minatar
 
+    ours = atari.is_atari(name) or name in BUILT_IN or name.startswith(minatar.PREFIX)
+    if ours and spec.options.mask_actions:
+        raise EnvError(f"{name} masks no actions: leave out --mask_actions")
     if atari.is_atari(name):
         return atari.make(spec, num_envs, num_threads)
     if of_atari := spec.options.of_atari():
@@ -100,8 +103,6 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
         from torchbeast.envs import factory
 
         return factory.make(spec, num_envs)
-    from torchbeast.envs import minatar
-
     if name.startswith(minatar.PREFIX):
         return minatar.make(spec, num_envs)
     from torchbeast.envs import gym

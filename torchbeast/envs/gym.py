@@ -9,6 +9,7 @@ from typing import Any
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.specs import check_takes, did_you_mean, import_module
 from torchbeast.envs.errors import EnvError
+from torchbeast.envs.masks import masked_from_info
 from torchbeast.envs.spec import EnvSpec
 
 # Packages that Gymnasium does not import by itself, by the prefixes of their ids.
@@ -39,7 +40,8 @@ def make(spec: EnvSpec, num_envs: int, render: bool) -> VecEnv:
         return gymnasium.make(registered, **kwargs)
 
     try:
-        return SyncVecEnv([make_one] * num_envs, env_id, spec.options.observation_keys)
+        make_each = masked_from_info(make_one) if spec.options.mask_actions else make_one
+        return SyncVecEnv([make_each] * num_envs, env_id, spec.options.observation_keys)
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise EnvError(f"{env_id} needs a package that is not installed: {error}") from error
 

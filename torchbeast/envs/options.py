@@ -10,6 +10,8 @@ from typing import Any
 
 from torchbeast.core.checks import at_least, require
 
+_OF_ANY = ("observation_keys", "mask_actions")  # the others are options of Atari games
+
 
 @dataclass(frozen=True, kw_only=True)
 class EnvOptions:
@@ -30,6 +32,9 @@ class EnvOptions:
     """Atari: emulated frames per action. Default: 4; with --mode test that of the run."""
     full_action_space: bool = False
     """Atari: offer all 18 actions of the console instead of only those that the game uses."""
+    mask_actions: bool = False
+    """Never take an action that the environment's info["action_mask"] rules out (Taxi gives
+    one): the mask joins the observation. Masks that are in the observation are obeyed anyway."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
@@ -37,6 +42,11 @@ class EnvOptions:
         require(
             self.sticky_actions is None or 0 <= self.sticky_actions < 1,
             f"sticky_actions must be at least 0 and below 1, got {self.sticky_actions}",
+        )
+        keys = self.observation_keys
+        require(
+            not self.mask_actions or not keys or "action_mask" in keys,
+            f"mask_actions needs action_mask among the observation_keys, got {' '.join(keys)}",
         )
 
     @staticmethod
@@ -51,7 +61,7 @@ class EnvOptions:
 
     def of_atari(self) -> list[str]:
         """Returns the names of options that are set and apply to Atari games only."""
-        return [name for name in self._chosen() if name != "observation_keys"]
+        return [name for name in self._chosen() if name not in _OF_ANY]
 
     def _chosen(self) -> dict[str, Any]:
         """Returns the options that differ from their defaults."""

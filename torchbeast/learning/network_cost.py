@@ -42,7 +42,7 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
     space: the observation space as the policy sees it. Measured on the model's device, in its
     dtype. A user's own network has no costs by leaf.
     """
-    observation = map_leaves(lambda spec: _zeros(spec, model, 1, _ROWS), space)
+    observation = map_leaves(lambda spec: _ones(spec, model, 1, _ROWS), space)
     whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
     leaves = list(_of_leaves(model, space)) if isinstance(model, TorsoNetwork) else []
     return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
@@ -76,7 +76,7 @@ def table(found: list[Cost]) -> str:
 def _of_leaves(model: TorsoNetwork, space: ObservationSpace) -> Iterator[Cost]:
     names = [name or "observation" for name, _ in _paths(space, "")]
     for name, spec, torso in zip(names, flatten(space), model.leaf_torsos, strict=True):
-        frames = _zeros(spec, model, _ROWS)
+        frames = _ones(spec, model, _ROWS)
         normalised = "normalised " if needs_statistics(spec) else ""
         kind = f"{normalised}{kind_of(spec).value}"
         yield Cost(name, kind, _count(torso), _time(model, functools.partial(torso, frames)))
@@ -92,9 +92,10 @@ def _paths(space: ObservationSpace, path: str) -> Iterator[tuple[str, ArraySpec]
         yield from _paths(entry, f"{path}.{key}" if path else str(key))
 
 
-def _zeros(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:
+def _ones(spec: ArraySpec, model: nn.Module, *rows: int) -> Tensor:
+    """Returns an observation of ones: zeros would mask every action."""
     device = next(model.parameters()).device
-    return torch.zeros((*rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
+    return torch.ones((*rows, *spec.shape), dtype=getattr(torch, spec.dtype), device=device)
 
 
 def _act(model: Actor, observation: Nest[Tensor]) -> None:

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchbeast.core.actors.masks import ActionMask
 from torchbeast.core.choices import RewardClipping
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.envs.spaces import ArraySpec
@@ -120,8 +121,21 @@ class Actor(nn.Module, ABC):
 class ActorCritic(Actor):
     """A policy and a value function. Gives the extras policy_logits and baseline.
 
-    forward neither samples nor keeps anything between calls.
+    forward neither samples nor keeps anything between calls. It need not know of action masks:
+    calling the actor-critic, as acting and learning do, rules out masked actions.
+
+    action_mask: how observations mask actions, None where they do not; set by make_model.
     """
+
+    action_mask: ActionMask | None = None
+
+    def __call__(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
+        """Returns the outputs of forward, with logits of -inf for masked actions."""
+        output: ModelOutput = super().__call__(inputs, core_state)
+        if self.action_mask is None:
+            return output
+        logits = self.action_mask.masked(output.policy_logits, inputs.observation)
+        return output._replace(policy_logits=logits)
 
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
         """Returns policies, values and the state after the last row."""
@@ -130,7 +144,9 @@ class ActorCritic(Actor):
         )
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """Samples the policy, or takes its most likely action."""
+        """Samples the policy, or takes its most likely action. RunError if all are masked."""
+        if self.action_mask is not None:
+            self.action_mask.check(inputs.observation)
         logits, baseline, state = self(inputs, state)
         actions = self.distribution
         action = actions.mode(logits) if mode == "greedy" else actions.sample(logits)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Actor, ActorCritic, ModelInputs
+from torchbeast.core.actors.masks import KEY, has_mask, mask_for
 from torchbeast.core.actors.networks import (
     AtariNet,
     DeepNet,
@@ -74,7 +75,19 @@ def make_model(
         model.distribution = distribution_for(action_space)
     model.reward_input = spec.reward_input
     check_model(model, observation_space, name)
+    _add_mask(model, observation_space, name)
     return model
+
+
+def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> None:
+    """Lets the model rule out actions that observations mask; ValueError where it cannot."""
+    if isinstance(model, ActorCritic):
+        model.action_mask = mask_for(observation_space, model.distribution)
+    elif has_mask(observation_space):
+        raise ValueError(
+            f"observations have an {KEY}, which {name} would not obey, because only actor-critics "
+            "do: use impala, laser or ppo, or drop the mask with --observation_keys"
+        )
 
 
 def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:

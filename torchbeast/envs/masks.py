@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Action masks that an environment gives beside its observations, in info["action_mask"]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from torchbeast.core.envs.spaces import ActionSpace, Discrete, MultiDiscrete, from_gymnasium
+from torchbeast.envs.errors import EnvError
+
+KEY = "action_mask"
+
+
+class MaskFromInfo:
+    """An environment of Gymnasium's interface that observes its info["action_mask"].
+
+    A dict observation gets the entry `action_mask`; another becomes {"observation": it,
+    "action_mask": mask}. The mask is bool [n], with n the number of a Discrete space's actions or
+    sum(nvec) of a MultiDiscrete, whose info may also have a tuple of one array for each choice.
+
+    The last observation of an episode needs no mask: without one it allows every action.
+    """
+
+    def __init__(self, env: Any) -> None:
+        """Raises EnvError unless the actions can be masked."""
+        self._env = env
+        self._size = _num_choices(from_gymnasium(env.action_space), _name(env))
+        self.action_space = env.action_space
+        said = getattr(env, "observation_space", None)
+        self.observation_space = _Spaces(_with_mask(said, None, getattr(said, "spaces", None)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_env"], name)
+
+    def reset(self, *, seed: int | None = None) -> tuple[Any, Mapping[str, Any]]:
+        """Resets the environment; returns the masked observation and the info."""
+        result = self._env.reset(seed=seed)
+        if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[1], dict):
+            raise EnvError(
+                "--mask_actions needs the info dict that reset() of Gymnasium returns, but "
+                f"{_name(self._env)} returns none: put an {KEY} into its observations"
+            )
+        observation, info = result
+        return self._masked(observation, info, is_last=False), info
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
+        """Executes an action; returns the five values of Gymnasium, the observation masked."""
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        masked = self._masked(observation, info, is_last=bool(terminated or truncated))
+        return masked, reward, terminated, truncated, info
+
+    def _masked(self, observation: Any, info: Mapping[str, Any], is_last: bool) -> Any:
+        entries = observation if isinstance(observation, dict) else None
+        return _with_mask(observation, self._mask(info, is_last), entries)
+
+    def _mask(self, info: Mapping[str, Any], is_last: bool) -> np.ndarray:
+        """Returns the mask bool [n]."""
+        if KEY not in info:
+            if is_last:
+                return np.ones(self._size, bool)
+            raise EnvError(
+                f"--mask_actions needs info['{KEY}'] at every step, but {_name(self._env)} gave "
+                f"{', '.join(map(repr, info)) or 'an empty info'}: leave out --mask_actions"
+            )
+        given = info[KEY]
+        mask = np.concatenate(given) if isinstance(given, tuple) else np.asarray(given)
+        if mask.shape != (self._size,):
+            raise EnvError(
+                f"{_name(self._env)}: info['{KEY}'] needs the shape ({self._size},), an entry for "
+                f"each action, got {mask.shape}"
+            )
+        return mask.astype(bool)
+
+
+class _Spaces(NamedTuple):
+    """The spaces of a dict observation, in the form in which SyncVecEnv reads Gymnasium's."""
+
+    spaces: Mapping[str, Any]
+
+
+def masked_from_info(env_fn: Callable[..., Any]) -> Callable[..., MaskFromInfo]:
+    """Returns a function that makes the same environments, with masks in their observations."""
+    return partial(_made, env_fn)
+
+
+def _made(env_fn: Callable[..., Any], **kwargs: Any) -> MaskFromInfo:
+    return MaskFromInfo(env_fn(**kwargs))
+
+
+def _with_mask(observation: Any, mask: Any, entries: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns entries and mask; where there are no entries, observation and mask."""
+    return {**({"observation": observation} if entries is None else entries), KEY: mask}
+
+
+def _num_choices(space: ActionSpace, name: str) -> int:
+    if isinstance(space, Discrete):
+        return space.n
+    if isinstance(space, MultiDiscrete):
+        return sum(space.nvec)
+    raise EnvError(
+        f"--mask_actions needs a Discrete or MultiDiscrete action space, but {name} has a "
+        f"{type(space).__name__}: leave it out"
+    )
+
+
+def _name(env: Any) -> str:
+    spec = getattr(env, "spec", None)
+    return getattr(spec, "id", None) or type(getattr(env, "unwrapped", env)).__name__
