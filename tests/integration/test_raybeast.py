@@ -78,7 +78,7 @@ def actors(workshop: Workshop) -> list[psutil.Process]:
 
 
 def assert_nothing_is_left(workshop: Workshop) -> None:
-    _, alive = psutil.wait_procs(processes(workshop), timeout=15)
+    _, alive = psutil.wait_procs(processes(workshop), timeout=60)
     assert alive == []
     assert list(workshop.runtime_folder.glob("torchbeast-ray-*")) == []
 
@@ -123,7 +123,7 @@ def test_a_killed_learner_takes_its_ray_with_it(workshop: Workshop) -> None:
     assert len(processes(workshop)) > 4
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
-    _, alive = psutil.wait_procs(processes(workshop), timeout=15)
+    _, alive = psutil.wait_procs(processes(workshop), timeout=60)
     assert alive == []
 
 
