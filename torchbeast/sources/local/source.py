@@ -12,6 +12,8 @@ Nothing is played ahead: every action is chosen with the newest weights.
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -68,6 +70,7 @@ class LocalSourceConfig:
     mode: Mode  # in which actions are chosen
     num_batches: int = 1  # taken and not given back yet
     spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
+    stops_early: Callable[[float], bool] | None = None  # whether this share of a batch will do
     seed: int
 
 
@@ -76,6 +79,10 @@ class LocalSource:
 
     Threads: none of its own. Of several threads that ask, one plays at a time. A batch shares
     memory with the source and is valid until its iterator advances or ends.
+
+    `stops_early` is asked after every step with the share of the batch that is collected. Where it
+    says yes the batch ends: its other steps are not valid, its other rows repeat the last one, and
+    the next batch goes on from there.
 
     An exception of an environment fails the run. One that comes from outside while it plays, as
     KeyboardInterrupt in a notebook, drops the unfinished rollout: the next batch begins new
@@ -131,9 +138,10 @@ class LocalSource:
         """
         while (batch := self._free.get()) is not None:
             try:
-                if not self._fill(batch):
+                lengths = self._fill(batch)
+                if lengths is None:
                     return
-                yield batch.rollout()
+                yield _masked(batch.rollout(), lengths)
             finally:  # also if the iterator is abandoned
                 batch.clear()
                 self._free.put(batch)
@@ -173,26 +181,58 @@ class LocalSource:
         """Returns []: there are no streams."""
         return []
 
-    def _fill(self, batch: Batch) -> bool:
-        """Plays a whole batch; returns false if the source was closed, or failed, before."""
+    def _fill(self, batch: Batch) -> list[int] | None:
+        """Plays a whole batch and returns the steps of each of its columns; None if the source was
+        closed, or failed, before.
+        """
         assert self._supervisor is not None
         with self._lock:
             try:
                 with one_thread():  # a row is small: more of them would mostly wait
-                    while batch.missing:
-                        batch.add(*self._player.columns(batch.missing))
+                    return self._played(batch)
             except _Closed:
-                return False
+                return None
             except (UsageError, RunError) as error:
                 self._supervisor.fail("environments", error)
-                return False
+                return None
             except Exception as error:
                 self._supervisor.fail("environments", RunError(what_it_raised(error)))
-                return False
+                return None
             except BaseException:
                 self._player.forget()
                 raise
-        return True
+
+    def _played(self, batch: Batch) -> list[int]:
+        lengths: list[int] = []
+        while batch.missing:
+            first, count = self._player.columns(
+                batch.missing, functools.partial(self._goes_on, lengths)
+            )
+            batch.add(self._player.slot, first, count)
+            lengths += [self._player.length] * count
+        return lengths
+
+    def _goes_on(self, lengths: list[int], t: int) -> bool:
+        """Says whether to play on after t steps; lengths: of the columns that the batch has."""
+        stops, rollouts = self._config.stops_early, self._config.rollouts
+        if stops is None:
+            return True
+        missing = min(rollouts.batch_size - len(lengths), self._config.num_envs)
+        collected = sum(lengths) + missing * t
+        return collected == 0 or not stops(
+            collected / (rollouts.batch_size * rollouts.unroll_length)
+        )
+
+
+def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
+    """Returns the rollout without the steps that were not played, if there are any.
+
+    lengths: the steps of each column.
+    """
+    if min(lengths) == rollout.unroll_length:
+        return rollout
+    valid = torch.arange(rollout.unroll_length + 1)[:, None] <= torch.tensor(lengths)
+    return dataclasses.replace(rollout, valid=valid, collected=sum(lengths))
 
 
 class _Closed(Exception):
@@ -230,22 +270,23 @@ class _RolloutPlayer:
     ) -> None:
         self.activity = local_activity()
         self._actor, self._weights, self._make_env = actor, weights, make_env
-        self._slot: RolloutArrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), slot)
+        self.length = 0  # steps of the rollout that is in the slot
+        self.slot: RolloutArrays = map_leaves(lambda spec: np.empty(spec.shape, spec.dtype), slot)
         self._config = config
         self._env: VecEnv | None = None
         self._incarnation = 0
         self._next_rollout = 0
         self._taken = config.num_envs  # columns of the slot that are in batches already
 
-    def columns(self, wanted: int) -> tuple[RolloutArrays, int, int]:
-        """Returns the slot, the first of its columns to take next, and how many, at most `wanted`.
-        Plays a rollout when none are left.
+    def columns(self, wanted: int, goes_on: Callable[[int], bool]) -> tuple[int, int]:
+        """Returns the first of the slot's columns to take next, and how many, at most `wanted`.
+        Plays a rollout when none are left; goes_on: see Player.play.
         """
         if self._taken == self._config.num_envs:
-            self._play()
+            self._play(goes_on)
         first, count = self._taken, min(wanted, self._config.num_envs - self._taken)
         self._taken += count
-        return self._slot, first, count
+        return first, count
 
     def forget(self) -> None:
         """Closes the environments; the next rollout begins new episodes in new ones."""
@@ -256,11 +297,12 @@ class _RolloutPlayer:
         if env is not None:
             env.close()
 
-    def _play(self) -> None:
+    def _play(self, goes_on: Callable[[int], bool]) -> None:
         if self._env is None:
             self._open()
-        writer = SlotWriter(self._slot, self._loop.acted.state, 0, self._next_rollout)
-        self._player.play(writer, self._config.rollouts.unroll_length, None)
+        writer = SlotWriter(self.slot, self._loop.acted.state, 0, self._next_rollout)
+        length = self._config.rollouts.unroll_length
+        self.length = self._player.play(writer, length, None, goes_on)
         self._next_rollout += 1
         self._taken = 0
 

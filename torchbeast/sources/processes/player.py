@@ -11,7 +11,7 @@ actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -87,16 +87,28 @@ class Player:
         self._version: int | None = None
         self._acted_with: int | None = None
 
-    def play(self, writer: SlotWriter, unroll_length: int, wanted: int | None) -> None:
+    def play(
+        self,
+        writer: SlotWriter,
+        unroll_length: int,
+        wanted: int | None,
+        goes_on: Callable[[int], bool] = lambda t: True,
+    ) -> int:
         """Writes one rollout; its row 0 repeats the last row of the previous one.
 
-        wanted: the version of the weights to act with; None: the newest at every step.
+        wanted: the version of the weights to act with; None: the newest at every step. goes_on: is
+        asked with t before the step to row t + 1; where it says no the rollout ends, and its other
+        rows repeat row t.
+
+        Returns the number of steps, the unroll length unless the rollout ended before.
         """
         loop, activity = self._loop, self._activity
         if self._acted_with is None:  # the very first row 0: no weights have acted yet
             self._acted_with = self._weights.version if wanted is None else wanted
         writer.write(0, loop.row, loop.acted, self._acted_with)
-        for t in range(1, unroll_length + 1):
+        t = 0
+        while t < unroll_length and goes_on(t):
+            t += 1
             activity.enter("inference")
             self._version = self._weights.refresh(self._actor, self._version, wanted)
             self._acted_with = self._version
@@ -105,4 +117,7 @@ class Player:
             loop.step()
             activity.count(len(loop.row.reward))
             writer.write(t, loop.row, loop.acted, self._acted_with)
+        if t < unroll_length:
+            writer.repeat(t)
         activity.enter("queueing")
+        return t

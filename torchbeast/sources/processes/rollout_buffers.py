@@ -12,6 +12,7 @@ stacks; its pages take no memory until they are written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -112,6 +113,7 @@ class SlotWriter:
         index: number of the rollout.
         """
         self._slot = slot
+        self._num_rows = len(slot["reward"])
         self._finals = 0
         slot["env_index"][...] = first_env + np.arange(slot["env_index"].shape[1])
         slot["rollout_index"][...] = index
@@ -131,16 +133,27 @@ class SlotWriter:
         if is_new and row.final_observation is not None:
             self._write_finals(row.final_observation, int(row.truncated.sum()))
 
+    def repeat(self, t: int) -> None:
+        """Fills the rows after t with row t, of a rollout that was cut short there: no episode ends
+        in them, and nobody learns from the steps to them.
+        """
+        slot = self._slot
+        for name in (*_ENV_FIELDS, "policy_version", "action", "extras"):
+            map_leaves(functools.partial(_repeat, t), slot[name])
+        for name in ("reward", "done", "truncated", "episode_end"):
+            slot[name][t + 1 :] = 0
+        map_leaves(
+            lambda frames: _repeat(t + len(frames) - self._num_rows, frames), slot["observation"]
+        )
+
     def written(self) -> RolloutArrays:
         """Returns the slot without the room for final observations that there were not."""
         used = map_leaves(lambda array: array[: self._finals], self._slot["final_observation"])
         return {**self._slot, "final_observation": used}
 
     def _write_observation(self, t: int, observation: Any) -> None:
-        num_rows = len(self._slot["reward"])
-
         def write(frames: np.ndarray, stacks: np.ndarray) -> None:
-            store_row(frames, t, stacks, num_frames=1 + len(frames) - num_rows)
+            store_row(frames, t, stacks, num_frames=1 + len(frames) - self._num_rows)
 
         map_leaves2(write, self._slot["observation"], observation)
 
@@ -244,6 +257,10 @@ def _write(arrays: Any, index: Any, values: Any) -> None:
         array[index] = value
 
     map_leaves2(write, arrays, values)
+
+
+def _repeat(t: int, array: np.ndarray) -> None:
+    array[t + 1 :] = array[t]
 
 
 def _arrays(tensors: Nest[torch.Tensor]) -> Any:
