@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -40,22 +41,32 @@ def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
 
 
 def make_source(
-    scheme: Scheme, learner: Learner[Any], precision: Precision, ending: ExitStack
+    scheme: Scheme,
+    learner: Learner[Any],
+    precision: Precision,
+    ending: ExitStack,
+    stops_early: Callable[[float], bool] | None = None,
 ) -> Source:
     """Returns the source; `ending` closes its environments or ends its workers.
 
-    precision: of the features of actors.
+    precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
     """
     if scheme.col_backend == "ray":
         made: LocalSource | MonoSource | RaySource = _ray(scheme, learner, precision, ending)
+    elif scheme.col_remote_workers:
+        made = _processes(scheme, learner, precision)
     else:
-        make = _processes if scheme.col_remote_workers else _local
-        made = make(scheme, learner, precision)
+        made = _local(scheme, learner, precision, stops_early)
     ending.callback(made.end)
     return made
 
 
-def _local(scheme: Scheme, learner: Learner[PublishedWeights], precision: Precision) -> LocalSource:
+def _local(
+    scheme: Scheme,
+    learner: Learner[PublishedWeights],
+    precision: Precision,
+    stops_early: Callable[[float], bool] | None,
+) -> LocalSource:
     config = LocalSourceConfig(
         num_envs=scheme.num_envs,
         precision=precision,
@@ -65,6 +76,7 @@ def _local(scheme: Scheme, learner: Learner[PublishedWeights], precision: Precis
         num_batches=learner.batches_at_once,
         spare_columns=learner.spare_columns,
         seed=learner.seed,
+        stops_early=stops_early,
     )
     seen, make_env = learner.agent.observation_space, scheme.train_envs_factory.make
     device = learner.compute.device

@@ -49,7 +49,7 @@ class WorkerParts:
             batches_at_once=1,
         )
         return Made(
-            source=make_source(scheme, learner, self.precision, ending),
+            source=make_source(scheme, learner, self.precision, ending, place.stops_early),
             optimiser_step=made.optimiser_step,
             publish=made.weights.publish,
             end=ending.close,

@@ -54,11 +54,20 @@ def _collection(scheme: Scheme) -> Part:
     size, workers = scheme.train_envs_factory.vec_env_size, scheme.col_remote_workers
     envs = f"{size} environment{'s' * (size > 1)}"
     if not workers:
-        return Part("collection", [f"{_learners(scheme)}: {envs}", "synchronous"])
+        stops = _stragglers(scheme)
+        return Part("collection", [f"{_learners(scheme)}: {envs}", f"synchronous{stops}"])
     one, several = _WORKERS[scheme.col_backend]
     each = f"{workers} {several if workers > 1 else one} with {envs} each"
     whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
     return Part("collection", [each, *whose, scheme.col_communication])
+
+
+def _stragglers(scheme: Scheme) -> str:
+    """Says when the others of the gradient workers stop."""
+    gradients = scheme.gradients
+    if gradients is None or not gradients.has_stragglers:
+        return ""
+    return f", until {gradients.fraction_workers:.0%} are ready"
 
 
 def _learners(scheme: Scheme) -> str:

@@ -14,6 +14,7 @@ import itertools
 import os
 import pickle
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -59,7 +60,10 @@ class LocalWorker:
                 on_report=lambda report: None,
                 on_end=self._end,
                 pass_fds=(theirs.fileno(),),
-                environment=environment_of_share(cores),
+                environment={
+                    **environment_of_share(cores),
+                    "PYTHONPATH": os.pathsep.join(sys.path),  # for modules beside a script
+                },
             )
         self._reader = threading.Thread(target=self._read, name=f"{name}-answers", daemon=True)
         self._reader.start()

@@ -89,10 +89,16 @@ PRESETS = {
         {**_HERE, "grad_remote_workers": 2},
     ),
     "dd-ppo": Preset(
-        "PPO in several workers, which join their gradients and each apply them.",
+        "PPO in several workers, which join their gradients and each apply them, and do not wait "
+        "for the slowest.",
         _ppo,
         lambda: OnPolicyGAEBuffer.create_factory(size=128),
-        {**_HERE, "grad_remote_workers": 2, "update_execution": "decentralised"},
+        {
+            **_HERE,
+            "grad_remote_workers": 2,
+            "update_execution": "decentralised",
+            "sync_col_specs": {"fraction_workers": 0.6, "fraction_samples": 0.25},
+        },
     ),
     "rapid": Preset(
         "DD-PPO whose workers have collecting workers of their own, which never wait.",

@@ -54,6 +54,8 @@ _FACTORIES = {
     "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
 }
 
+_SYNC_COL_SPECS = ["fraction_workers", "fraction_samples"]
+
 
 @init_names_checked
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +64,8 @@ class Scheme:
 
     col_worker_resources: of each worker on Ray, such as {"num_cpus": 1}.
     col_backend: the workers are processes of this machine, or actors of Ray, which needs Ray.
+    sync_col_specs: once fraction_workers of the gradient workers have their batch, the others stop
+        where they are, but not before fraction_samples of theirs.
     local_device: "cpu" or "cuda"; None: a GPU if there is one.
     """
 
@@ -74,6 +78,7 @@ class Scheme:
     col_communication: Communication = "synchronous"
     col_worker_resources: Mapping[str, float] = field(default_factory=dict)
     col_backend: Backend = "processes"
+    sync_col_specs: Mapping[str, float] = field(default_factory=dict)
     grad_remote_workers: int = 0
     grad_communication: Communication = "synchronous"
     update_execution: UpdateExecution = "centralised"
@@ -161,6 +166,8 @@ class Scheme:
             num_workers=self.grad_remote_workers,
             communication=self.grad_communication,
             update_execution=self.update_execution,
+            fraction_workers=self.sync_col_specs.get("fraction_workers", 1.0),
+            fraction_samples=self.sync_col_specs.get("fraction_samples", 1.0),
         )
 
     @property
@@ -191,6 +198,7 @@ class Scheme:
         one_of(get_args(UpdateExecution), update_execution=self.update_execution)
         one_of(get_args(Backend), col_backend=self.col_backend)
         refuse_unknown("col_worker_resources", self.col_worker_resources, ["num_cpus"])
+        refuse_unknown("sync_col_specs", self.sync_col_specs, _SYNC_COL_SPECS)
 
     def _check_axes(self) -> None:
         """Raises NotImplementedError where the ways to spread the work do not go together."""
@@ -230,7 +238,21 @@ class Scheme:
                 f"{type(self.storage_factory).__name__} has a replay in the learner's process, but "
                 "with grad_remote_workers others learn: leave out one of them"
             )
+        self._check_stragglers()
         _ = self.gradients  # checks its values
+
+    def _check_stragglers(self) -> None:
+        if self.sync_col_specs and not self.grad_remote_workers:
+            raise NotImplementedError(
+                "sync_col_specs say when gradient workers stop collecting, but grad_remote_workers "
+                "is 0: leave them out, or give some"
+            )
+        if self.sync_col_specs and self.col_remote_workers:
+            raise NotImplementedError(
+                "sync_col_specs stop gradient workers that collect themselves, but "
+                f"col_remote_workers={self.col_remote_workers} others collect for each: leave out "
+                "one of them"
+            )
 
     def _check_components(self) -> None:
         """Raises NotImplementedError where the components do not go together."""
