@@ -8,8 +8,9 @@ batch comes from.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchbeast.core.algos.registry import replay_of
 from torchbeast.core.checks import above, at_least, between, require
@@ -30,24 +31,31 @@ class ReplayBuffer(Storage):
     """
 
     holds = Transitions
+    # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
+    usual: ClassVar[Mapping[str, Any]] = {
+        "n_step": 1,
+        "priority_exponent": 0.0,
+        "priority_beta": 0.4,
+        "checkpoint_replay": False,
+    }
 
-    size: int | None = None
+    size: int | None
     """Steps that it holds, the newest."""
-    batch_size: int | None = None
+    batch_size: int | None
     """Steps that an update learns from."""
-    replay_ratio: float | None = None
+    replay_ratio: float | None
     """Replayed steps for each new one. inf: learner and workers never wait for each other."""
-    learn_start: int | None = None
+    learn_start: int | None
     """Steps in it from which on it is learnt from."""
-    unroll_length: int | None = None
+    unroll_length: int | None
     """Steps of each environment that are collected at once."""
-    n_step: int = 1
+    n_step: int
     """Steps whose rewards are added up before a value is estimated, at most."""
-    priority_exponent: float = 0.0
+    priority_exponent: float
     """Power of the size of its error in proportion to which a step is sampled; 0: uniformly."""
-    priority_beta: float = 0.4
+    priority_beta: float
     """How far losses are weighted to make up for priorities at first; grows to 1 over the run."""
-    checkpoint_replay: bool = False
+    checkpoint_replay: bool
     """Save the contents with every checkpoint in log_dir; otherwise a restored run begins with an
     empty replay."""
 
@@ -61,12 +69,13 @@ class ReplayBuffer(Storage):
 
     @classmethod
     def create_factory(cls: type[Replay], **settings: Any) -> Replay:
-        """Returns the storage; settings: its fields. Raises TypeError for an unknown name, and
-        ValueError for a value out of range.
+        """Returns the storage; settings: its fields, by default as in `usual`, or None.
+
+        Raises TypeError for an unknown name, and ValueError for a value out of range.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         refuse_unknown(f"{cls.__name__}.create_factory", settings, known)
-        return cls(**settings)
+        return cls(**{**dict.fromkeys(known), **cls.usual, **settings})
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
@@ -80,7 +89,9 @@ class HindsightExperienceReplayBuffer(ReplayBuffer):
     been one that was reached later in their episode (Andrychowicz et al. 2017, arXiv 1707.01495).
     """
 
-    hindsight_share: float = 0.8
+    usual: ClassVar[Mapping[str, Any]] = {**ReplayBuffer.usual, "hindsight_share": 0.8}
+
+    hindsight_share: float
     """Share of the steps that get such a goal."""
 
     def __post_init__(self) -> None:
