@@ -1,13 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An LSTM run in segments, against a loop over steps."""
+"""An LSTM and a GRU run in segments, against a loop over steps."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
+from torchbeast.core.actors.recurrent import (
+    LSTMState,
+    initial_lstm_state,
+    make_core,
+    make_lstm,
+    run_core,
+    run_lstm,
+)
+from torchbeast.core.actors.registry import make_model
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.specs import ActorSpec, SpecError
 
 T, B, SIZE, HIDDEN, LAYERS = 9, 3, 4, 5, 2
 
@@ -84,3 +96,59 @@ def test_a_new_lstm_keeps_most_of_its_cell_over_a_step() -> None:
     _, (_, after) = lstm(torch.zeros(1, B, SIZE), (torch.zeros_like(cell), cell))
     kept = torch.sigmoid(torch.tensor(1.0))
     torch.testing.assert_close(after.mean((1, 2)), kept.expand(LAYERS), atol=0.05, rtol=0)
+
+
+def gru_by_hand(gru: nn.GRU, features: Tensor, done: Tensor, state: Tensor) -> Any:
+    """PyTorch's GRU, one column and one step at a time; a state that is done is made anew."""
+    columns = []
+    for b in range(B):
+        now: Tensor = state[:, b : b + 1]
+        outputs: list[Tensor] = []
+        for t in range(T):
+            now = torch.zeros(LAYERS, 1, HIDDEN) if done[t, b] else now
+            output, now = gru(features[t : t + 1, b : b + 1], now)
+            outputs.append(output)
+        columns.append((torch.cat(outputs), now))
+    return tuple(torch.cat(parts, 1) for parts in zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("places", PATTERNS.values(), ids=PATTERNS.keys())
+def test_a_gru_in_segments_equals_pytorchs_step_by_step(places: list[tuple[int, int]]) -> None:
+    """Also its gradient, and a whole unroll equals one step at a time."""
+    gru = make_core("gru", SIZE, HIDDEN, LAYERS)
+    assert isinstance(gru, nn.GRU)
+    features = torch.randn(T, B, SIZE, requires_grad=True)
+    done = torch.zeros(T, B, dtype=torch.bool)
+    for place in places:
+        done[place] = True
+    state = torch.randn(LAYERS, B, HIDDEN)
+    found, expected = run_core(gru, features, done, state), gru_by_hand(gru, features, done, state)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(run[0].square().sum(), features) for run in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    outputs: list[Tensor] = []
+    now: Any = state
+    for t in range(T):
+        output, now = run_core(gru, features[t : t + 1], done[t : t + 1], now)
+        outputs.append(output)
+    torch.testing.assert_close((torch.cat(outputs), now), found)
+
+
+@pytest.mark.parametrize("name", ["mlp", "shallow-norm", "shallow", "deep"])
+def test_a_network_with_a_gru_is_made_from_its_keyword_argument(name: str) -> None:
+    spec = ActorSpec(name, {"core": "gru", "hidden": 8}, use_lstm=True)
+    model: Any = make_model(spec, ArraySpec((1, 36, 36), "uint8"), Discrete(3))
+    assert isinstance(model.core, nn.GRU)
+    state = model.initial_state(B)
+    assert isinstance(state, Tensor) and not state.any()
+    assert state.shape == (model.core.num_layers, B, model.core.hidden_size)
+
+
+@pytest.mark.parametrize(
+    ("core", "use_lstm", "reason"),
+    [("rnn", True, 'core must be lstm or gru, got "rnn"'), ("gru", False, "add --use_lstm")],
+)
+def test_a_core_that_there_is_not_is_refused(core: str, use_lstm: bool, reason: str) -> None:
+    spec = ActorSpec("mlp", {"core": core}, use_lstm=use_lstm)
+    with pytest.raises(SpecError, match=reason):
+        make_model(spec, ArraySpec((3,), "float32"), Discrete(3))

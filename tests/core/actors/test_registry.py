@@ -127,8 +127,11 @@ def test_hidden_is_the_width_of_every_built_in_network(name: str, use_lstm: bool
 @pytest.mark.parametrize(
     ("kwargs", "sentence"),
     [
-        ({"size": 8}, "^model mlp takes the keyword argument hidden, got size=8$"),
-        ({"use_lstm": True}, "^model mlp takes the keyword argument hidden, got use_lstm=true$"),
+        ({"size": 8}, "^model mlp takes the keyword arguments hidden, core, got size=8$"),
+        (
+            {"use_lstm": True},
+            "^model mlp takes the keyword arguments hidden, core, got use_lstm=true$",
+        ),
     ],
 )
 def test_keyword_arguments_that_a_model_does_not_take_are_refused(

@@ -21,11 +21,13 @@ class ModelConfig:
     images, in MonoBeast shallow, as in the original programs; small for images below 36 pixels and
     maps of names, mlp for vectors. docs/observations.md defines images and maps."""
     use_lstm: bool = False
-    """Give the network a recurrent memory (LSTM). Costs speed; needed where a single observation
-    does not determine the state."""
+    """Give the network a recurrent memory: an LSTM, or a GRU with --model_kwargs
+    '{"core": "gru"}'. Costs speed; needed where a single observation does not determine the
+    state."""
     model_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the network's constructor as JSON. The built-in networks take their
-    width, '{"hidden": 128}'. Default: none; with --mode test those of the run."""
+    width and memory, '{"hidden": 128, "core": "gru"}'. Default: none; with --mode test those
+    of the run."""
 
     @property
     def spec(self) -> ActorSpec:

@@ -93,7 +93,7 @@ class OnPolicyActorCritic:
             (docs/observations.md), or your own subclass of ActorCritic, which is called with
             (obs_space, action_space, recurrent). Default: by the observations.
         feature_extractor_kwargs: further keyword arguments of it, such as {"hidden": 64}; JSON.
-        recurrent: whether it has an LSTM.
+        recurrent: whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a GRU.
         restart_model: file of weights to begin with: a checkpoint, or a state_dict.
         """
         network = feature_extractor_network

@@ -5,15 +5,15 @@
     leaf -> torso ┼-> fc, ReLU -> [features, reward, last action] -> (LSTM) -> policy
     ...           ┘                                                        └-> baseline
 
-With a single leaf the torso's layers belong to the network itself and are named as in the original
-programs, so that published checkpoints load.
+The core is an LSTM, or with core="gru" a GRU of as many units. With a single leaf the torso's
+layers belong to the network itself and are named as in the original programs, so that published
+checkpoints load.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
-from torchbeast.core.actors.recurrent import LSTMState, initial_lstm_state, make_lstm, run_lstm
+from torchbeast.core.actors.recurrent import Core, initial_core_state, make_core, no_core, run_core
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
     SMALL_MINIMUM,
@@ -49,7 +49,7 @@ class TorsoNetwork(Actor):
     sees_last_action: whether the last action is an input of the core.
     """
 
-    core: nn.LSTM | None
+    core: Core | None
     separable = True
 
     def __init__(
@@ -84,20 +84,20 @@ class TorsoNetwork(Actor):
     def _core_input_size(self) -> int:
         return self.fc.out_features + 1 + self.distribution.num_features * self._sees_last_action
 
-    def _add_core(self, core: nn.LSTM | None) -> int:
+    def _add_core(self, core: Core | None) -> int:
         """Adds the core, or none; returns how many features the heads see."""
         self.core = core
         return self._core_input_size if core is None else core.hidden_size
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
-        return () if self.core is None else initial_lstm_state(self.core, batch_size)
+        return () if self.core is None else initial_core_state(self.core, batch_size)
 
     def _run(self, inputs: ModelInputs, state: Nest[Tensor]) -> tuple[Tensor, Nest[Tensor]]:
         """Returns what the heads see, [T, B, num_features], and the state after the last row."""
         features = self._features(inputs)
         if self.core is None:
             return features, state
-        return run_lstm(self.core, features, inputs.done.bool(), cast(LSTMState, state))
+        return run_core(self.core, features, inputs.done.bool(), state)
 
     def observe(self, observation: Nest[Tensor]) -> None:
         for torso, leaf in zip(self._torsos, flatten(observation), strict=True):
@@ -122,7 +122,7 @@ class TorsoNetwork(Actor):
 class TorsoActorCritic(TorsoNetwork, ActorCritic):
     """Common base of the networks of this module: everything but the torsos."""
 
-    def _add_heads(self, core: nn.LSTM | None) -> None:
+    def _add_heads(self, core: Core | None) -> None:
         """Adds the last layers in the original's order, which saved optimiser states rely on."""
         size = self._add_core(core)
         self.policy = nn.Linear(size, self.distribution.num_params)
@@ -143,10 +143,13 @@ class DeepNet(TorsoActorCritic):
         action_space: ActionSpace,
         use_lstm: bool,
         hidden: int = 256,
+        core: str = "lstm",
     ) -> None:
         torsos = torsos_from(observation_space, DeepTorso)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
-        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
+        self._add_heads(
+            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
+        )
 
 
 class FixupNet(TorsoActorCritic):
@@ -158,10 +161,13 @@ class FixupNet(TorsoActorCritic):
         action_space: ActionSpace,
         use_lstm: bool,
         hidden: int = 256,
+        core: str = "lstm",
     ) -> None:
         torsos = torsos_from(observation_space, FixupTorso)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
-        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
+        self._add_heads(
+            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
+        )
 
 
 class AtariNet(TorsoActorCritic):
@@ -177,11 +183,14 @@ class AtariNet(TorsoActorCritic):
         action_space: ActionSpace,
         use_lstm: bool,
         hidden: int = 512,
+        core: str = "lstm",
     ) -> None:
         torsos = torsos_from(observation_space, ShallowTorso, SHALLOW_MINIMUM)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         size = self._core_input_size
-        self._add_heads(nn.LSTM(size, size, num_layers=2) if use_lstm else None)
+        self._add_heads(
+            make_core(core, size, size, num_layers=2, usual=True) if use_lstm else no_core(core)
+        )
 
 
 class NormedAtariNet(TorsoActorCritic):
@@ -193,11 +202,12 @@ class NormedAtariNet(TorsoActorCritic):
         action_space: ActionSpace,
         use_lstm: bool,
         hidden: int = 512,
+        core: str = "lstm",
     ) -> None:
         torsos = torsos_from(observation_space, NormedShallowTorso, SHALLOW_MINIMUM)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
         size = self._core_input_size
-        self._add_heads(make_lstm(size, size, num_layers=2) if use_lstm else None)
+        self._add_heads(make_core(core, size, size, num_layers=2) if use_lstm else no_core(core))
         orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
         orthogonal_([self.policy], POLICY_GAIN)
         orthogonal_([self.baseline], BASELINE_GAIN)
@@ -212,10 +222,13 @@ class SmallNet(TorsoActorCritic):
         action_space: ActionSpace,
         use_lstm: bool,
         hidden: int = VECTOR_SIZE,
+        core: str = "lstm",
     ) -> None:
         torsos = torsos_from(observation_space, SmallTorso, SMALL_MINIMUM)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
-        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
+        self._add_heads(
+            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
+        )
 
 
 class MLPNet(TorsoActorCritic):
@@ -227,10 +240,13 @@ class MLPNet(TorsoActorCritic):
         action_space: ActionSpace,
         use_lstm: bool,
         hidden: int = VECTOR_SIZE,
+        core: str = "lstm",
     ) -> None:
         torsos = torsos_from(observation_space, None)
         super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
-        self._add_heads(make_lstm(self._core_input_size, hidden) if use_lstm else None)
+        self._add_heads(
+            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
+        )
 
 
 def check_hidden(size: object) -> None:
