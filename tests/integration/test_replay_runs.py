@@ -13,8 +13,6 @@ from programs import Workshop, each_program, later
 
 from torchbeast.reporting.log_files import read_logs
 
-both_programs = pytest.mark.parametrize("program", ["monobeast", "polybeast"])
-
 T, B = 10, 4
 SMALL = [
     *("--env", "Catch", "--num_actors", "4", "--batch_size", str(B), "--unroll_length", str(T)),
@@ -35,8 +33,15 @@ def rows(workshop: Workshop, xpid: str = "a") -> list[dict[str, float]]:
     return list(read_logs(workshop.run_folder(xpid)))
 
 
-@both_programs
-@pytest.mark.parametrize("memory", [[], ["--use_lstm"]])
+@pytest.mark.parametrize(
+    ("program", "memory"),
+    [
+        ("polybeast", []),
+        ("monobeast", ["--use_lstm"]),
+        later("polybeast", ["--use_lstm"]),
+        later("monobeast", []),
+    ],
+)
 def test_a_run_learns_from_new_and_replayed_rollouts(
     workshop: Workshop, program: str, memory: list[str]
 ) -> None:

@@ -141,7 +141,13 @@ def test_the_picture_is_an_image_with_the_same_lines() -> None:
 # --- named architectures
 
 
-@pytest.mark.parametrize("name", PRESETS)
+QUICK = ("ppo", "impala", "dppo", "dqn")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in QUICK else pytest.mark.long) for name in PRESETS],
+)
 def test_a_named_architecture_learns(name: str, tmp_path: Path) -> None:
     scheme = Scheme.preset(name, ENVS)
     with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
