@@ -8,6 +8,8 @@ from programs import Workshop, each_program
 
 from torchbeast.learning import checkpoint as checkpoints
 
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
+
 pytest.importorskip("ale_py")
 
 PROGRAMS = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}

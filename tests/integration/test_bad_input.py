@@ -77,6 +77,7 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("env", ["Truncated", *map(later, ["Legacy", "NeverWithTorch"])])
 def test_a_users_own_environment_is_trained_on(workshop: Workshop, env: str) -> None:
     code, said = workshop.run("polybeast", "--env", f"environments:{env}", *SMALL)
@@ -85,6 +86,7 @@ def test_a_users_own_environment_is_trained_on(workshop: Workshop, env: str) -> 
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
     workshop: Workshop,
 ) -> None:

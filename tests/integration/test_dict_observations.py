@@ -6,6 +6,8 @@ from __future__ import annotations
 import pytest
 from programs import Workshop, each_program
 
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
+
 PROGRAMS = {"monobeast": ["--num_processes", "1"], "polybeast": ["--num_servers", "1"]}
 SMALL = [
     "--num_actors",

@@ -52,6 +52,7 @@ def test_compiled_modules_cannot_be_imported_in_these_tests(workshop: Workshop) 
     assert "libtorchbeast is not installed in this test" in run.said
 
 
+@pytest.mark.long
 def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
     assert "mean return 10.00" in learnt(workshop, 2000, env="environments:Legacy")
     workshop.assert_nothing_is_left()
@@ -102,6 +103,7 @@ def test_a_killed_actor_is_replaced_and_the_run_continues(workshop: Workshop) ->
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_each_program_resumes_and_evaluates_a_run_of_the_other(workshop: Workshop) -> None:
     args = ["--env", "Catch", *SMALL, "--use_lstm"]
     code, said = workshop.run("polybeast", *args, "--num_servers", "1", "--total_steps", "400")

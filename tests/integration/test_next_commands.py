@@ -10,6 +10,8 @@ import signal
 import pytest
 from programs import Workshop, each_program
 
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
+
 SMALL = ["--num_actors", "2", "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
 OWN = ["--env", "environments:Sized", "--env_kwargs", '{"size": 6}']
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from programs import Workshop, later
 
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
+
 LONG = 300.0
 SMALL = ["--num_actors", "2", "--learn_start", "100", "--batch_size", "16", "--replay_size", "2000"]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from programs import Workshop, each_program
 
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
+
 RANDOM_RETURN = 22  # mean of a policy that draws its actions evenly
 LONG = 300.0
 PROGRAMS = {"monobeast": ["--fixed_lag", "0"], "polybeast": [], "raybeast": []}

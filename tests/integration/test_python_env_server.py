@@ -99,6 +99,7 @@ def test_the_example_server_describes_itself(example: Example) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_pool_plays_the_best_policy_on_the_example_server(example: Example) -> None:
     with playing([example.address] * 2, follow_the_ball, unroll_length=4 * STEPS) as game:
         rollouts = game.rollouts(4)
@@ -152,6 +153,7 @@ def test_the_example_server_refuses_invalid_actions(nest: bytes, example: Exampl
     assert code is grpc.StatusCode.INVALID_ARGUMENT and "expected" in details
 
 
+@pytest.mark.long
 def test_a_learner_trains_from_the_example_server(example: Example, workshop: Workshop) -> None:
     basename = example.address.removesuffix(".0")
     code, said = workshop.run(

@@ -62,6 +62,7 @@ def test_a_run_learns_from_new_and_replayed_rollouts(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("memory", [later([]), ["--use_lstm"]])
 def test_a_fixed_lag_makes_runs_with_a_replay_reproducible(
     workshop: Workshop, memory: list[str]
@@ -77,6 +78,7 @@ def test_a_fixed_lag_makes_runs_with_a_replay_reproducible(
         assert torch.equal(first, weights[1][name]), name
 
 
+@pytest.mark.long
 @each_program("monobeast", "polybeast")
 def test_a_resumed_run_says_what_is_in_its_replay(workshop: Workshop, program: str) -> None:
     run(workshop, program, *REPLAY, "--total_steps", "800")
@@ -101,6 +103,7 @@ def test_a_saved_replay_of_other_rollouts_is_a_sentence(workshop: Workshop) -> N
     )
 
 
+@pytest.mark.long
 @each_program("polybeast", "monobeast")
 def test_ctrl_c_ends_a_run_with_a_replay(workshop: Workshop, program: str) -> None:
     started = workshop.start(

@@ -16,6 +16,8 @@ from programs import Workshop
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.sources.shared_replay import Served, serving
 
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
+
 SMALL = [
     *("--env", "Catch", "--num_actors", "4", "--num_processes", "1", "--batch_size", "4"),
     *("--unroll_length", "10", "--torch_threads", "1"),

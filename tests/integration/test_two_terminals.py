@@ -67,6 +67,7 @@ def test_more_environments_than_num_actors_are_refused_with_a_message(workshop: 
     assert "serve 6 environments, but --num_actors is 4: give --num_actors 6, or" in said, said
 
 
+@pytest.mark.long
 def test_fewer_environments_than_num_actors_are_refused_with_a_message(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving 2 environments")
@@ -105,6 +106,7 @@ def test_absent_servers_are_reported_with_a_message(workshop: Workshop) -> None:
     assert "no environment server answers at unix:" in said and "Traceback" not in said, said
 
 
+@pytest.mark.long
 def test_an_address_in_use_is_refused_and_its_server_continues(workshop: Workshop) -> None:
     first = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "1")
     first.wait_for("Serving")

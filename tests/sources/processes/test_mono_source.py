@@ -280,6 +280,7 @@ def digest(rollout: Rollout) -> str:
     return found.hexdigest()
 
 
+@pytest.mark.long
 def test_one_synchronous_actor_gives_the_same_50_updates_bit_for_bit() -> None:
     first, again = (learn(50, fixed_lag=0, num_processes=1, num_buffers=4) for _ in range(2))
     assert len(first.losses) == 50 and len(set(first.losses)) > 40
@@ -344,6 +345,7 @@ def test_an_actor_reads_observations_as_the_learners_network_does() -> None:
         torch.testing.assert_close(output.policy_logits[:-1], rollout.extras["policy_logits"][1:])
 
 
+@pytest.mark.long
 def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
     """A batch holds one process's rollout, so learning starts before the other has begun."""
     few, many = (learn(25, 2, num_processes=2, num_buffers=n, batch_size=2) for n in (4, 18))

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from compliance.source import Running, Setup, SourceCompliance
 from mono_running import running_mono
 from transitions_running import counting
+
+pytestmark = pytest.mark.long  # beside shorter tests of the same parts
 
 
 class TestTransitionsOfMonoSource(SourceCompliance):
