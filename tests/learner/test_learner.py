@@ -282,10 +282,12 @@ def test_no_signal_is_taken_over_and_nothing_stays_behind(tmp_path: Path) -> Non
 def test_a_learner_that_is_forgotten_ends_its_processes(tmp_path: Path) -> None:
     learner = Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run")
     learner.step()
-    assert len(psutil.Process().children()) == 2
+    processes = psutil.Process().children()
+    assert len(processes) == 2
     del learner
     gc.collect()
-    assert psutil.Process().children() == []
+    _, alive = psutil.wait_procs(processes, timeout=60)
+    assert alive == []
 
 
 def test_one_process_needs_no_ray_no_flags_and_nothing_that_is_compiled(tmp_path: Path) -> None:

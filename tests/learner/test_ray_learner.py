@@ -16,6 +16,12 @@ from torchbeast import Learner, UsageError
 ray = pytest.importorskip("ray")
 
 
+@pytest.fixture(autouse=True)
+def without_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets later tests of this process start a Ray without a token: it is asked for or not once."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+
+
 def local_function() -> Any:
     """Returns a function that makes an environment and cannot be imported, as in a notebook."""
     return lambda: gymnasium.make("CartPole-v1")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -117,6 +118,7 @@ def test_a_learner_outside_the_cluster_shares_nothing() -> None:
 
 
 def test_a_reader_that_is_dropped_keeps_no_file_open() -> None:
+    gc.collect()  # files of other tests
     ring, before = made(), open_files()
     reader = opened(address(ring), nn.Linear(2, 2))
     assert reader is not None and open_files() > before

@@ -60,8 +60,10 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
 def arguments(flags: PolyBeastFlags) -> list[str]:
     """Returns a command line that parses to these flags."""
     known = {field.name: getattr(flags, field.name) for field in dataclasses.fields(PolyBeastFlags)}
-    words = flatten(PolyBeastFlags(**known)).items()
-    return [word for name, value in words for word in _words(name, value)]
+    words = flatten(PolyBeastFlags(**known))
+    if not flags.replay.replay_size:
+        del words["replay_ratio"]  # which is refused where it is typed without a size
+    return [word for name, value in words.items() for word in _words(name, value)]
 
 
 def _words(name: str, value: Any) -> list[str]:
