@@ -279,7 +279,6 @@ def test_no_signal_is_taken_over_and_nothing_stays_behind(tmp_path: Path) -> Non
     assert psutil.Process().children() == [] and threading.active_count() <= threads
 
 
-@pytest.mark.xfail(strict=True, reason="something refers to it since callbacks came: to be mended")
 def test_a_learner_that_is_forgotten_ends_its_processes(tmp_path: Path) -> None:
     learner = Learner(scheme_of(**TWO_PROCESSES), 10**6, tmp_path / "run")
     learner.step()

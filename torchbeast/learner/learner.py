@@ -308,16 +308,15 @@ class Learner:
             self._source, step = ending.enter_context(workers)
             as_step: Any = step  # it has the methods of an OptimiserStep
             self._made = dataclasses.replace(self._made, optimiser_step=as_step)
+        # Whatever `ending` refers to outlives a Learner that is forgotten: no method of its own.
+        also_saved = functools.partial(_callbacks_saved, self._callbacks)
         self._training, self._saving = ending.enter_context(
-            self._run.training(self._made, self._source, self._progress, saved, self._also_saved)
+            self._run.training(self._made, self._source, self._progress, saved, also_saved)
         )
         ending.callback(supervisor.stop, "the learner was closed")
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         load_states(self._callbacks, self._run.recorded_callbacks)
-
-    def _also_saved(self) -> dict[str, Any]:
-        return {"callbacks": states_of(self._callbacks)}
 
     def _learn_from(self, batch: Batch) -> None:
         try:
@@ -401,6 +400,10 @@ def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:
         return RunConfig(seed=seed)
     path = Path(log_dir).expanduser().absolute()
     return RunConfig(xpid=path.name, savedir=str(path.parent), seed=seed)
+
+
+def _callbacks_saved(callbacks: Sequence[Callback]) -> dict[str, Any]:
+    return {"callbacks": states_of(callbacks)}
 
 
 def _finish(folder: RunFolder, supervisor: Supervisor) -> None:
