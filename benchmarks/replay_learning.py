@@ -6,24 +6,24 @@ usage: PYTHONPATH=.:benchmarks python benchmarks/replay_learning.py train RUNS_F
 
 `train` trains every variant of `VARIANTS` with MonoBeast, one run after the other, and skips runs
 that are complete, so that the same command continues after an interruption. `keep` writes a CSV for
-each run that exists and a curve per game to docs/results/replay, and prints their tables. Use seeds
-that the settings were not tuned on.
+each run that exists to docs/results/replay, then a curve and a table per game of all runs kept
+there. Use seeds that the settings were not tuned on.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from keep_results import RESULTS, write_thinned
+from keep_results import RESULTS, Row, write_thinned
 
 from torchbeast import plot
-from torchbeast.reporting.log_files import read_logs
 
 GAMES = ("Breakout", "SpaceInvaders")
 STEPS = 1_000_000
@@ -87,7 +87,7 @@ def main() -> None:
             train(run, runs)
         return
     for game in GAMES:
-        keep([run for run in planned if run.game == game and (runs / run.name).exists()], runs)
+        keep([run for run in planned if run.game == game], runs)
 
 
 def _arguments() -> argparse.Namespace:
@@ -110,43 +110,57 @@ def train(run: Run, runs: Path) -> None:
 
 
 def keep(planned: list[Run], runs: Path) -> None:
-    """Keeps the runs of one game and prints its table."""
+    """Keeps the runs of one game that are here, and prints its table of all that are kept."""
     target = RESULTS / "replay" / planned[0].game.lower()
     target.mkdir(parents=True, exist_ok=True)
     for run in planned:
-        write_thinned(runs / run.name, target / f"{run.variant}-{run.seed}.csv")
-    kept = [str(target / f"{run.variant}-{run.seed}.csv") for run in planned]
-    plot.main([*kept, "--output", str(target / "curve.png")])
-    print("\n".join(_table(planned, runs)))
+        if (runs / run.name).exists():
+            write_thinned(runs / run.name, _kept(run))
+    found = [run for run in planned if _kept(run).exists()]
+    plot.main([*(str(_kept(run)) for run in found), "--output", str(target / "curve.png")])
+    print("\n".join(_table(found)))
 
 
-def _table(planned: list[Run], runs: Path) -> Iterator[str]:
+def _kept(run: Run) -> Path:
+    return RESULTS / "replay" / run.game.lower() / f"{run.variant}-{run.seed}.csv"
+
+
+def _table(kept: list[Run]) -> Iterator[str]:
     """Yields the lines of a game's table."""
-    yield f"| {planned[0].game} | " + " | ".join(f"{steps:,}" for steps in MILESTONES) + " |"
+    yield f"| {kept[0].game} | " + " | ".join(f"{steps:,}" for steps in MILESTONES) + " |"
     yield "| --- |" + " --- |" * len(MILESTONES)
-    for variant in dict.fromkeys(run.variant for run in planned):
-        folders = [runs / run.name for run in planned if run.variant == variant]
-        yield f"| {variant} | " + " | ".join(_cell(folders, at) for at in MILESTONES) + " |"
+    for variant in dict.fromkeys(run.variant for run in kept):
+        of_seeds = [rows_of(_kept(run)) for run in kept if run.variant == variant]
+        yield f"| {variant} | " + " | ".join(_cell(of_seeds, at) for at in MILESTONES) + " |"
 
 
-def _cell(folders: list[Path], milestone: int) -> str:
+def _cell(of_seeds: list[list[Row]], milestone: int) -> str:
     """Returns the median over the runs, and each run's figure."""
-    found = [value for folder in folders if (value := return_at(folder, milestone)) is not None]
-    if len(found) < len(folders):
+    found = [value for rows in of_seeds if (value := return_at(rows, milestone)) is not None]
+    if len(found) < len(of_seeds):
         return ""
     return f"**{statistics.median(found):.1f}** ({', '.join(f'{value:.1f}' for value in found)})"
 
 
-def return_at(folder: Path, milestone: int) -> float | None:
+def rows_of(kept: Path) -> list[Row]:
+    """Returns the rows of a kept run, without empty cells."""
+    with open(kept, newline="", encoding="utf-8") as file:
+        rows = csv.DictReader(line for line in file if not line.startswith("#"))
+        return [{name: float(cell) for name, cell in row.items() if cell} for row in rows]
+
+
+def return_at(rows: Iterable[Row], milestone: int) -> float | None:
     """Returns the mean return of the episodes that ended in the tenth of the steps before a
-    milestone; None where the run did not reach it.
+    milestone; None where the run did not reach it. `episodes` are those that ended in a row.
     """
-    games, total, before, last = 0.0, 0.0, 0.0, 0.0
-    for row in read_logs(folder):
-        ended, before = row.get("episodes", before) - before, row.get("episodes", before)
+    games, total, last = 0.0, 0.0, 0.0
+    for row in rows:
         last = row["step"]
-        if 0.9 * milestone < last <= milestone and ended and "mean_episode_return" in row:
-            games, total = games + ended, total + ended * row["mean_episode_return"]
+        if 0.9 * milestone < last <= 1.01 * milestone and "mean_episode_return" in row:
+            games, total = (
+                games + row["episodes"],
+                total + row["episodes"] * row["mean_episode_return"],
+            )
     return total / games if games and last >= 0.99 * milestone else None
 
 

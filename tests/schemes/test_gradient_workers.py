@@ -291,7 +291,8 @@ def test_every_arrangement_changes_the_weights_with_little_lag_and_seeds_of_its_
     assert any((as_arrays(centre)[name] != array).any() for name, array in before.items())
     for number, (batch, figures) in enumerate(rounds):
         lags = batch.lags(number) if how is not FREE else figures
-        assert 0 <= lags["max_lag"] <= 2
+        # One free worker may have made all updates before this one.
+        assert 0 <= lags["max_lag"] <= (max(2, number) if how is FREE else 2)
     files = list(tmp_path.iterdir())
     seeds = [line for file in files for line in file.read_text().split()]
     assert len(set(seeds)) == len(seeds) == 2 and len(files) in (1, 2)
