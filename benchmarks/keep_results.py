@@ -78,18 +78,22 @@ def provenance(meta: dict[str, Any]) -> Iterator[str]:
     git = meta.get("git") or {"commit": "unknown", "is_dirty": False}
     yield f"commit {git['commit']}" + " with changes that were not committed" * git["is_dirty"]
     yield f"date {meta['date_start']} to {meta['date_end']}"
-    program, *words = meta["argv"]
-    yield f"command python -m torchbeast.{Path(program).stem} {shlex.join(_without_places(words))}"
+    program, words = Path(meta["argv"][0]), meta["argv"][1:]
+    is_module = program.parent.name == "torchbeast"
+    called = (
+        f"-m torchbeast.{program.stem}" if is_module else f"{program.parent.name}/{program.name}"
+    )
+    yield f"command python {called} {shlex.join(_without_places(words))}"
 
 
 def _without_places(words: list[str]) -> Iterator[str]:
-    """Yields the command line without flags that name folders."""
+    """Yields the command line without flags that name folders; other folders are called RUNS."""
     following = iter(words)
     for word in following:
         if word in ("--savedir", "--xpid"):
             next(following)
         elif not word.startswith(("--savedir=", "--xpid=")):
-            yield word
+            yield "RUNS" if word.startswith("/") else word
 
 
 def with_counts(rows: Iterator[Row]) -> Iterator[Row]:

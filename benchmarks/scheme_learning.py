@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Learns CartPole with the named architectures of docs/schemes.md, with several seeds each.
+
+usage: PYTHONPATH=.:benchmarks python benchmarks/scheme_learning.py RUNS_FOLDER [--seeds 11 12 13]
+
+Trains one run after the other, evaluates each with greedy actions, writes a CSV for each and a
+curve to docs/results/schemes, and prints the lines of their table. Runs that are there already are
+evaluated only. Use seeds that the settings were not tuned on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from keep_results import RESULTS, write_thinned
+
+from torchbeast import Learner, make_env, plot
+from torchbeast.core.algos import IMPALA, LASER, PPO
+from torchbeast.core.algos.factory import AlgoFactory
+from torchbeast.core.envs import VecEnv
+from torchbeast.schemes import Scheme
+
+TARGET = RESULTS / "schemes"
+
+
+def _ppo(**others: Any) -> AlgoFactory:
+    """Returns PPO with the settings of the preset cartpole-ppo."""
+    settings = {"lr": 1e-3, "max_grad_norm": 0.5, "reward_scale": 0.1}
+    return PPO.create_factory(**{**settings, **others})
+
+
+def _a3c() -> AlgoFactory:
+    return _ppo(
+        num_epochs=1, num_mini_batch=1, use_clipped_value_loss=False, normalise_advantages=False
+    )
+
+
+def _of_cartpole(algo: Callable[..., AlgoFactory]) -> Callable[[], AlgoFactory]:
+    """Returns IMPALA or LASER with the settings of the preset cartpole."""
+    return lambda: algo(lr=2e-3, entropy_coef=0.01, reward_scale=0.1)
+
+
+class Architecture(NamedTuple):
+    """A named architecture: its algorithm, environments of each worker, and how long it learns."""
+
+    algo: Callable[[], AlgoFactory]
+    num_envs: int
+    steps: int = 150_000
+
+
+ARCHITECTURES = {
+    "ppo": Architecture(_ppo, 8),
+    "dppo": Architecture(_ppo, 4),
+    "dd-ppo": Architecture(_ppo, 4),
+    "a3c": Architecture(_a3c, 8, 300_000),
+    "impala": Architecture(_of_cartpole(IMPALA.create_factory), 8, 250_000),
+    "laser": Architecture(_of_cartpole(LASER.create_factory), 8, 250_000),
+}
+
+
+def main() -> None:
+    """Trains, evaluates and keeps."""
+    arguments = _arguments()
+    TARGET.mkdir(parents=True, exist_ok=True)
+    for name in arguments.architectures:
+        folders = [arguments.runs.expanduser() / f"{name}-{seed}" for seed in arguments.seeds]
+        pairs = zip(folders, arguments.seeds, strict=True)
+        returns = [learnt(name, folder, seed) for folder, seed in pairs]
+        for folder in folders:
+            write_thinned(folder, TARGET / f"{folder.name}.csv")
+        found = ", ".join(f"{each:g}" for each in returns)
+        print(f"| {name} | {ARCHITECTURES[name].steps:,} | {found} |", flush=True)
+    kept = sorted(map(str, TARGET.glob("*.csv")))
+    plot.main([*kept, "--output", str(TARGET / "curve.png")])
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("runs", type=Path, help="the folder of the runs")
+    parser.add_argument("--architectures", nargs="+", default=list(ARCHITECTURES))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[11, 12, 13])
+    return parser.parse_args()
+
+
+def learnt(name: str, folder: Path, seed: int) -> float:
+    """Returns the mean return of a hundred episodes after training."""
+    architecture = ARCHITECTURES[name]
+    envs, _, _ = VecEnv.create_factory(
+        env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=architecture.num_envs
+    )
+    scheme = Scheme.preset(name, envs, algo_factory=architecture.algo())
+    with Learner(scheme, architecture.steps, log_dir=folder, seed=seed) as learner:
+        if (folder / "model.tar").exists():
+            learner.restore()
+        learner.train()
+        return statistics.fmean(learner.evaluate(100).returns)
+
+
+if __name__ == "__main__":
+    main()
