@@ -220,3 +220,27 @@ class CrashesLater(Crashes):
 
     env_id = "source_envs:CrashesLater"
     at_step = 20
+
+
+class Telling:
+    """Gymnasium's interface; episodes of 1 to 4 steps, whose last info tells of them."""
+
+    observation_space = gym_spaces.Box(0.0, 10.0, (1,))
+    action_space = gym_spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        self.length = (getattr(self, "length", 0) if seed is None else seed % 4) % 4 + 1
+        self.time = 0
+        return self.observation(), {}
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.time += 1
+        over = self.time == self.length
+        info: dict[str, Any] = {"steps": -1, "word": "three"}  # only those of last steps count
+        if over:
+            info |= {"steps": self.time, "squared": np.array([self.time**2])}
+            info |= {"sometimes": True} if self.length == 2 else {}
+        return self.observation(), float(self.time), over, False, info
+
+    def observation(self) -> Any:
+        return np.full(1, self.time, np.float32)

@@ -12,6 +12,7 @@ import torch
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
+from torchbeast.reporting.log_files import read_logs
 
 ray = pytest.importorskip("ray")
 
@@ -24,12 +25,18 @@ def without_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def local_function() -> Any:
     """Returns a function that makes an environment and cannot be imported, as in a notebook."""
-    return lambda: gymnasium.make("CartPole-v1")
+
+    class Telling(gymnasium.Wrapper):  # type: ignore[type-arg]
+        def step(self, action: Any) -> Any:
+            *others, info = self.env.step(action)
+            return *others, {**info, "seven": 7.0}
+
+    return lambda: Telling(gymnasium.make("CartPole-v1"))
 
 
 def ray_scheme(make: Any = impala_of) -> Any:
     return make(
-        envs={"env_fn": local_function(), "vec_env_size": 2},
+        envs={"env_fn": local_function(), "vec_env_size": 2, "info_keywords": ["seven"]},
         col_remote_workers=2,
         col_communication="asynchronous",
         col_backend="ray",
@@ -49,6 +56,9 @@ def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
         assert ray.available_resources()["CPU"] == has - 2 * 0.5
         after = learner.actor.state_dict()
     assert all(not torch.equal(before[key], after[key]) for key in before)
+    rows = list(read_logs(tmp_path / "run"))
+    ended = [row for row in rows if "mean_episode_return" in row]
+    assert all(row.get("info_seven") == (7.0 if row in ended else None) for row in rows)
     assert not ray.is_initialized()
 
 

@@ -204,6 +204,7 @@ def of_catch(place: Place, folder: str, algo: str = "ppo", num_envs: int = 4) ->
     step = learn(agent.model, learning_rate=0.001, total_steps=10**6, ranks=place.ranks)
     weights = PublishedWeights(agent.model, step.version)
     config = LocalSourceConfig(
+        info_keywords=(),
         num_envs=num_envs,
         precision="float32",
         rollouts=RolloutConfig(batch_size=num_envs, unroll_length=10),

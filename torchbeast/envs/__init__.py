@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchbeast.core.envs.selection import SelectedVecEnv
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, check_gives_info
 from torchbeast.core.lazy import importing
 from torchbeast.core.specs import SpecError, check_takes
 from torchbeast.envs.errors import EnvError
@@ -78,6 +78,10 @@ def make(
         made = _make(spec, num_envs, num_threads, render)
     except SpecError as error:
         raise EnvError(str(error)) from error.__cause__
+    try:
+        check_gives_info(made, spec.options.info_keywords)
+    except ValueError as error:
+        raise EnvError(str(error)) from None
     keys = spec.options.observation_keys
     kept_already = isinstance(made, SyncVecEnv) and made.observation_keys == keys
     return SelectedVecEnv(made, keys) if keys and not kept_already else made

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchbeast.core.checks import at_least, require
+from torchbeast.core.envs.info import check_keywords
 
-_OF_ANY = ("observation_keys", "mask_actions")  # the others are options of Atari games
+# The others are options of Atari games.
+_OF_ANY = ("observation_keys", "mask_actions", "info_keywords")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +37,15 @@ class EnvOptions:
     mask_actions: bool = False
     """Never take an action that the environment's info["action_mask"] rules out (Taxi gives
     one): the mask joins the observation. Masks that are in the observation are obeyed anyway."""
+    info_keywords: tuple[str, ...] = ()
+    """Numbers that the environment gives in the info of a game's last step, such as
+    --info_keywords is_success x_position. Their means over the games of an update are logged as
+    info_is_success, info_x_position."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
+        object.__setattr__(self, "info_keywords", tuple(self.info_keywords))
+        check_keywords(self.info_keywords)
         at_least(1, frame_skip=self.frame_skip)
         require(
             self.sticky_actions is None or 0 <= self.sticky_actions < 1,

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,7 +29,11 @@ from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ri
 def env_spec(scheme: Scheme) -> EnvSpec:
     """Returns the spec of the environments; raises SpecError where workers cannot be sent it."""
     envs = scheme.train_envs_factory
-    return spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
+    spec = spec_of(envs.env_fn, envs.env_kwargs, is_sent=scheme.col_remote_workers > 0)
+    if not envs.info_keywords:
+        return spec
+    options = dataclasses.replace(spec.options, info_keywords=envs.info_keywords)
+    return dataclasses.replace(spec, options=options)
 
 
 def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
@@ -75,6 +80,7 @@ def _local(
         mode=learner.mode,
         num_batches=learner.batches_at_once,
         spare_columns=learner.spare_columns,
+        info_keywords=env_spec(scheme).options.info_keywords,
         seed=learner.seed,
         stops_early=stops_early,
     )

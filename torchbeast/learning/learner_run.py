@@ -343,6 +343,7 @@ class LearnerRun:
             trace=folder.path / "trace.json" if trace else None,
             keep=saving.keep_last_good,
             after_first_update=folder.become_latest if is_latest else lambda: None,
+            info_keywords=self._played.env.options.info_keywords,
         )
 
     def _watch(self, training: Training, source: Source, saving: Saving, advise: Adviser) -> Watch:

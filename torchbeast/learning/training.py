@@ -14,7 +14,7 @@ import copy
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.info_means import InfoMeans
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
@@ -87,6 +88,7 @@ class Training:
         trace: Path | None = None,
         keep: Callable[[dict[str, Any]], Path | None] | None = None,
         after_first_update: Callable[[], None] = lambda: None,
+        info_keywords: Sequence[str] = (),
     ) -> None:
         """Prepares training.
 
@@ -94,12 +96,14 @@ class Training:
         keep: saves the state before an update that failed by a NaN, and returns its path, or None
             if it saves nothing; not called when that state is not finite either.
         after_first_update: called once, after the first update of this process.
+        info_keywords: numbers of games that are logged.
         """
         self._components = components
         self._total_steps = total_steps
         self._trace = trace
         self._keep = keep
         self._after_first_update = after_first_update
+        self._info_means = InfoMeans(info_keywords)
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
@@ -213,6 +217,7 @@ class Training:
             "mean_episode_return": mean(returns),
             "mean_episode_length": mean(lengths),
             "episodes": self.progress.episodes,
+            **self._info_means(batch.finished_info()),
             **figures,
             **self._components.source.status(),
             **self._times(),

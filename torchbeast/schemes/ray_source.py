@@ -175,9 +175,10 @@ class RaySource:
         self._batch_size = config.rollouts.batch_size
         shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
         num_batches = config.num_batches + config.fleet.batches_ahead(self._batch_size)
-        pin = device.type == "cuda"
+        pin, info_keywords = device.type == "cuda", config.env.options.info_keywords
         batches = (
-            Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
+            Batch(*shape, self._batch_size, pin, config.spare_columns, info_keywords)
+            for _ in range(num_batches)
         )
         self._collector = Collector(batches)
         self._rollout_bytes = rollout_bytes(agent, observation_space, config)

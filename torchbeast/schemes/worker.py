@@ -111,7 +111,9 @@ class RolloutWorker:
     def _prepare(self, arguments: Mapping[str, Any], made: Acting) -> None:
         self._arguments, self._loop = arguments, made.loop
         shape = arguments["extras"], arguments["unroll_length"], arguments["num_envs"]
-        specs = slot_specs(made.actor, made.observation_space, *shape, made.frame_stack)
+        specs = slot_specs(
+            made.actor, made.observation_space, *shape, made.frame_stack, made.info_keywords
+        )
         self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
         mode, weights = arguments["mode"], self._weights
         if ring := opened(arguments["ring"], made.actor):

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbeast.core.envs.info import joined_info
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
@@ -246,6 +247,7 @@ class _Collected:
 
     steps: int = 0
     episodes: list[tuple[float, int]] = field(default_factory=list)
+    info: dict[str, list[float]] = field(default_factory=dict)  # of the episodes, by keyword
     versions: int = 0  # the sum of those that acted
     oldest: int | None = None
 
@@ -255,6 +257,7 @@ class _Collected:
         oldest = int(versions.min())
         self.steps += rollout.env_steps
         self.episodes += zip(*rollout.finished_episodes(), strict=True)
+        self.info = joined_info([self.info, rollout.finished_info()])
         self.versions += int(versions.sum())
         self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
@@ -262,7 +265,11 @@ class _Collected:
         """Returns the batch, which alone counts what was collected until now."""
         by = None if self.oldest is None else (self.versions / self.steps, self.oldest)
         counted = dataclasses.replace(
-            batch, env_steps=self.steps, episodes=tuple(self.episodes), collected_by=by
+            batch,
+            env_steps=self.steps,
+            episodes=tuple(self.episodes),
+            info=self.info,
+            collected_by=by,
         )
         return counted
 

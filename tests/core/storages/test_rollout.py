@@ -257,15 +257,25 @@ def test_replayed_columns_finish_no_episode_and_have_ages_instead_of_lags(
     versions = torch.tensor([3, 6, 9]).expand(T + 1, B).clone()
     versions[0] = -100  # row 0's action was learnt from in the rollout before
     ends = [(2, 0), (3, 1), (4, 2)]
-    mixed = make_rollout(T, B, terminated=ends, policy_version=versions, replayed=columns(0, 1))
+    numbers = torch.arange((T + 1.0) * B).reshape(T + 1, B)
+    mixed = make_rollout(
+        T,
+        B,
+        terminated=ends,
+        policy_version=versions,
+        replayed=columns(0, 1),
+        info={"number": numbers},
+    )
     mixed.check()
     assert mixed.lags(10) == {"mean_lag": 1.0, "max_lag": 1.0, "replay_age": 5.5}
     assert mixed.finished_episodes()[0] == [mixed.episode_return[4, 2].item()]
+    assert mixed.finished_info() == {"number": [numbers[4, 2].item()]}
+    assert [part.finished_info()["number"] for part in mixed.split(1)] == [[], [], [14.0]]
     valid = torch.ones(T + 1, B, dtype=torch.bool)
     valid[:, 1] = valid[4, 2] = False
     partly = dataclasses.replace(mixed, valid=valid)
     assert partly.lags(10)["replay_age"] == 7.0
-    assert partly.finished_episodes() == ([], [])
+    assert partly.finished_episodes() == ([], []) and partly.finished_info() == {"number": []}
     fresh = dataclasses.replace(mixed, replayed=columns())
     assert fresh.lags(10) == dataclasses.replace(mixed, replayed=None).lags(10)
     assert set(fresh.lags(10)) == {"mean_lag", "max_lag"}
@@ -325,6 +335,7 @@ def test_map_reaches_every_leaf(make_rollout: Make) -> None:
         valid=valid,
         replayed=valid,
         final_agent_state=state,
+        info={"number": torch.zeros(T + 1, B)},
     )
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):

@@ -27,6 +27,7 @@ def running_local(setup: Setup, **options: Any) -> Iterator[Running]:
     torch.manual_seed(0)
     agent = make_agent(setup.actor(), observation, action, frame_stack)
     config = LocalSourceConfig(
+        info_keywords=(),
         num_envs=setup.num_envs,
         precision="float32",
         rollouts=RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),

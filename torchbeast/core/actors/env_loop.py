@@ -21,6 +21,7 @@ from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
 from torchbeast.core.envs.frame_stack import FrameStacker
+from torchbeast.core.envs.info import FinalInfo, final_info_of
 from torchbeast.core.envs.spaces import ArrayNest
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
 from torchbeast.core.nest_py import map_leaves
@@ -37,6 +38,7 @@ class EnvRow(NamedTuple):
     episode_step: np.ndarray  # int32 [E] includes the last step where a game ended
     episode_return: np.ndarray  # float32 [E] includes the last reward where a game ended
     final_observation: ArrayNest | None  # leaves [K, ...], stacks included, of the truncated
+    final_info: FinalInfo  # of the games that ended
 
 
 class EnvLoop:
@@ -83,6 +85,7 @@ class EnvLoop:
             self._episode_step.copy(),
             self._episode_return.copy(),
             final,
+            final_info_of(self._env),
         )
 
     def _first_row(self, observation: ArrayNest) -> EnvRow:
@@ -97,6 +100,7 @@ class EnvLoop:
             self._episode_step.copy(),
             self._episode_return.copy(),
             None,
+            {},
         )
 
     def _final(self, step: VecStep) -> ArrayNest | None:

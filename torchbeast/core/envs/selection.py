@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from torchbeast.core.envs.info import FinalInfo
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace, spec_of
 
 if TYPE_CHECKING:
@@ -90,6 +91,11 @@ class SelectedVecEnv:
         self.env_id: str = env.env_id
         self.action_space: ActionSpace = env.action_space
         self.frame_stack: int = env.frame_stack
+
+    @property
+    def final_info(self) -> FinalInfo:
+        given: FinalInfo = self._env.final_info  # type: ignore[attr-defined]  # or an error, as of it
+        return given
 
     def reset(self, seed: int) -> ArrayNest:
         selected: ArrayNest = select(self._env.reset(seed), self._keys)

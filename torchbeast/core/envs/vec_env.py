@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.info import FinalInfo, check_keywords, gives_info
 from torchbeast.core.envs.selection import check_keys, select, sendable_keys
 from torchbeast.core.envs.spaces import (
     ActionSpace,
@@ -74,6 +75,7 @@ class _WithFactory(_ProtocolType):
         env_kwargs: Mapping[str, Any] = MappingProxyType({}),
         vec_env_size: int = 1,
         log_dir: str | Path | None = None,
+        info_keywords: Sequence[str] = (),
     ) -> tuple[VecEnvFactory, ActionSpace, ObservationSpace]:
         """Returns what makes environments wherever they are stepped, and their two spaces, for
         which one environment is made here and closed again. Observations are as the policy sees
@@ -85,14 +87,19 @@ class _WithFactory(_ProtocolType):
         env_kwargs: its keyword arguments; JSON when other processes make environments.
         vec_env_size: number of environments that are stepped together.
         log_dir: folder of a Learner's logs that is given none itself.
+        info_keywords: names of numbers in the info of a game's last step; their means over games
+            are logged as info_NAME. Raises ValueError when the environment gives no info.
         """
+        check_keywords(info_keywords)
         with closing(vec_env_of(env_fn, env_kwargs, 1, _name_of(env_fn))) as env:
+            check_gives_info(env, info_keywords)
             spaces = env.action_space, env.observation_space, env.frame_stack
         factory = VecEnvFactory(
             env_fn=env_fn,
             env_kwargs=dict(env_kwargs),
             vec_env_size=vec_env_size,
             log_dir=None if log_dir is None else Path(log_dir),
+            info_keywords=tuple(info_keywords),
             action_space=spaces[0],
             sent_space=spaces[1],
             frame_stack=spaces[2],
@@ -104,6 +111,9 @@ class VecEnv(Protocol, metaclass=_WithFactory):
     """E environments stepped together.
 
     The caller owns every array that reset() and step() return: no later call writes to it.
+
+    Environments with an info have the attribute `final_info` too, see `info.FinalInfo`: that of the
+    games that ended in the last step().
     """
 
     @property
@@ -148,6 +158,7 @@ class VecEnvFactory:
     env_kwargs: Mapping[str, Any]
     vec_env_size: int
     log_dir: Path | None
+    info_keywords: tuple[str, ...]  # numbers to log, see VecEnv.create_factory
     action_space: ActionSpace  # of one environment
     sent_space: ObservationSpace  # of the observations of one environment, without stacks
     frame_stack: int
@@ -202,6 +213,16 @@ def vec_env_of(
     return env
 
 
+def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
+    """Raises ValueError when keywords are asked for and the environments have no info."""
+    if keywords and not gives_info(env):
+        raise ValueError(
+            f"info_keywords {' '.join(keywords)} are numbers in the info of a game's last step, "
+            f"but {env.env_id} gives no info: leave them out; a VecEnv of your own gives it with "
+            "an attribute final_info"
+        )
+
+
 def environment_seeds(seed: int, num_envs: int) -> list[int]:
     """Returns a seed in 0, ..., 2**31 - 1 for each environment, derived from (seed, index)."""
     sequences = (np.random.SeedSequence((seed, index)) for index in range(num_envs))
@@ -242,6 +263,7 @@ class SyncVecEnv:
     """
 
     frame_stack = 1
+    final_info: FinalInfo
 
     def __init__(
         self,
@@ -263,6 +285,7 @@ class SyncVecEnv:
         first = _reset_observation(_reset(self._envs[0], None))
         self.observation_space: ObservationSpace = self._space_of(first)
         self._specs: list[ArraySpec] = flatten(self.observation_space)
+        self.final_info = {}
 
     @property
     def task(self) -> Any:
@@ -271,6 +294,7 @@ class SyncVecEnv:
 
     def reset(self, seed: int) -> ArrayNest:
         rows = self._empty_rows(self.num_envs)
+        self.final_info = {}
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._write_first(rows, index, env_seed)
         return self._pack(rows)
@@ -280,6 +304,7 @@ class SyncVecEnv:
         reward = np.empty(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         finals: list[list[np.ndarray]] = []
+        infos: dict[int, Mapping[str, Any]] = {}
         for index, one_action in enumerate(self._split(action)):
             outcome = self._step_one(index, one_action)
             self._write(rows, index, outcome.observation)
@@ -288,7 +313,9 @@ class SyncVecEnv:
             if outcome.truncated:
                 finals.append([row[index].copy() for row in rows])
             if outcome.terminated or outcome.truncated:
+                infos[index] = outcome.info
                 self._write_first(rows, index, None)
+        self.final_info = infos
         ended = terminated | truncated
         final = self._stacked(finals) if finals else None
         return VecStep(self._pack(rows), reward, terminated, truncated, ended, final)
@@ -425,18 +452,20 @@ class _Outcome(NamedTuple):
     reward: Any
     terminated: bool
     truncated: bool
+    info: Mapping[str, Any]
 
 
 def _read_step(result: tuple[Any, ...]) -> _Outcome:
     """Reads Gymnasium's five-tuple or the legacy tuple; termination wins over truncation."""
     observation, reward, ended, *rest = result
+    info: Mapping[str, Any]
     if len(result) == 5 and isinstance(rest[1], dict):
-        terminated, truncated = bool(ended), bool(rest[0])
+        terminated, truncated, info = bool(ended), bool(rest[0]), rest[1]
     else:
         info = rest[0] if rest and isinstance(rest[0], dict) else {}
         truncated = bool(ended) and bool(info.get("TimeLimit.truncated", False))
         terminated = bool(ended) and not truncated
-    return _Outcome(observation, reward, terminated, truncated and not terminated)
+    return _Outcome(observation, reward, terminated, truncated and not terminated, info)
 
 
 def _reset_observation(result: Any) -> Any:

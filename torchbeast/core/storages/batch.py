@@ -44,6 +44,9 @@ class Batch(Protocol):
     def finished_episodes(self) -> tuple[list[float], list[int]]:
         """Returns returns and lengths of the finished games to report for this batch."""
 
+    def finished_info(self) -> dict[str, list[float]]:
+        """Returns numbers of the info of these games by keyword, NaN where one gave none."""
+
     def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
         """Returns a batch with function(tensor) in place of every tensor."""
 

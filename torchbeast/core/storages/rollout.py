@@ -21,7 +21,7 @@ running statistics.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
 
@@ -55,6 +55,9 @@ class Rollout:
     final_observation: Nest[Tensor]  # leaves [K, *shape], in the order of truncations()
     env_index: Tensor  # int64 [T+1, B] number of the environment, the same in all rows
     rollout_index: Tensor  # int64 [T+1, B] number of its rollout, the same in all rows
+    # float32 [T+1, B] by keyword: numbers in the info of a game's last step; NaN where no game
+    # ended, or gave none.
+    info: dict[str, Tensor] = field(default_factory=dict)
     valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
     replayed: Tensor | None = None  # bool [T+1, B] from replay, the same in all rows; None: no
     collected: int | None = None  # steps that no other batch counts; None: all that are online
@@ -239,10 +242,18 @@ class Rollout:
 
     def finished_episodes(self) -> tuple[list[float], list[int]]:
         """Returns the returns and lengths of games that ended in the valid online steps."""
-        ended = self.episode_end[1:].bool()
-        if (online := self.online_mask) is not None:
-            ended = ended & online
+        ended = self._ended
         return self.episode_return[1:][ended].tolist(), self.episode_step[1:][ended].tolist()
+
+    def finished_info(self) -> dict[str, list[float]]:
+        """Returns the numbers of these games by keyword, NaN where one gave none."""
+        return {name: rows[1:][self._ended].tolist() for name, rows in self.info.items()}
+
+    @property
+    def _ended(self) -> Tensor:
+        """[T, B] bool: where a game ended in a valid online step."""
+        ended = self.episode_end[1:].bool()
+        return ended if self.online_mask is None else ended & self.online_mask
 
     def check(self) -> None:
         """Raises ValueError, naming field and shapes, unless all shapes agree."""
@@ -251,6 +262,7 @@ class Rollout:
         optional = [name for name in _FLAT_OPTIONAL if getattr(self, name) is not None]
         for name in (*_FLAT, *_FLAT_BESIDE, *optional):
             self._check_leading(name, exact=True)
+        self._check_leading("info", exact=True)
         for name in ("observation", "action", "extras"):
             self._check_leading(name, exact=False)
         self._check_agent_states()

@@ -20,10 +20,12 @@ def rollout_specs(
     extras: Sequence[str],
     unroll_length: int,
     columns: int,
+    info_keywords: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns a nest of ArraySpec for every field of Rollout except final_observation.
 
     observation_space: that of one environment, as the policy sees it.
+    info_keywords: see VecEnv.create_factory.
     """
 
     def spec(shape: tuple[int, ...], dtype: str) -> ArraySpec:
@@ -44,6 +46,7 @@ def rollout_specs(
         "policy_version": spec((), "int64"),
         "env_index": spec((), "int64"),
         "rollout_index": spec((), "int64"),
+        "info": {name: spec((), "float32") for name in info_keywords},
         "initial_agent_state": map_leaves(
             lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
             actor.initial_state(columns),

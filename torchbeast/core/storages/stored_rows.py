@@ -14,7 +14,7 @@ from torchbeast.core.storages import episodes
 from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.core.storages.frame_stacks import frame_spec
 
-_NOT_STORED = ("initial_agent_state", "final_observation", "env_index", "rollout_index")
+_NOT_STORED = ("initial_agent_state", "final_observation", "env_index", "rollout_index", "info")
 
 
 def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:

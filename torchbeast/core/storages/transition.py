@@ -11,7 +11,7 @@ newer was known.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any
@@ -21,7 +21,7 @@ from torch import Tensor
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import even_bounds
 
-_OF_COLLECTING = ("env_steps", "episodes", "collected_by")
+_OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class Transitions:
     episodes: tuple[
         tuple[float, int], ...
     ] = ()  # returns and lengths of those that ended meanwhile
+    info: Mapping[str, Sequence[float]] = field(default_factory=dict)  # theirs, by keyword
     # Mean and oldest version of the weights that acted meanwhile; None: nothing was collected.
     collected_by: tuple[float, int] | None = None
 
@@ -86,6 +87,10 @@ class Transitions:
         """Returns the returns and lengths of games that ended in the collected steps."""
         return [value for value, _ in self.episodes], [length for _, length in self.episodes]
 
+    def finished_info(self) -> dict[str, list[float]]:
+        """Returns the numbers of these games by keyword, NaN where one gave none."""
+        return {name: list(numbers) for name, numbers in self.info.items()}
+
     def map(self, function: Callable[[Tensor], Tensor]) -> Transitions:
         """Returns transitions with function(tensor) in place of every tensor."""
         return replace(self, **self._mapped(function))
@@ -108,7 +113,9 @@ class Transitions:
 
     def _columns(self, start: int, end: int) -> Transitions:
         part = replace(self, **self._mapped(lambda leaf: leaf[start:end]))
-        return part if start == 0 else replace(part, env_steps=0, episodes=(), collected_by=None)
+        if start == 0:
+            return part
+        return replace(part, env_steps=0, episodes=(), info={}, collected_by=None)
 
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> dict[str, Any]:
         parts = {f.name: getattr(self, f.name) for f in fields(self)}

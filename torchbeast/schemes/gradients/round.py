@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchbeast.core.envs.info import joined_info
 from torchbeast.schemes.gradients.worker import Collected
 
 
@@ -61,6 +62,10 @@ class Round:
         """Returns the returns and lengths of all workers' finished games."""
         returns = [r for each in self.collected for r in each.episodes[0]]
         return returns, [n for each in self.collected for n in each.episodes[1]]
+
+    def finished_info(self) -> dict[str, list[float]]:
+        """Returns the numbers of the info of these games, by keyword."""
+        return joined_info([each.info for each in self.collected])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Round:
         """Returns the round: it has no tensors."""

@@ -56,6 +56,7 @@ class Collected(NamedTuple):
     lags: Mapping[str, float]  # behind the newest weights that the worker had
     version: int  # of these weights
     episodes: tuple[list[float], list[int]]  # returns and lengths
+    info: dict[str, list[float]]  # theirs, by keyword
     observed: list[list[np.ndarray]]  # what it adds to the running statistics
     status: Mapping[str, float]  # of its source
     seconds: Mapping[str, float]  # of its source, since the start
@@ -250,6 +251,7 @@ class GradientWorker:
             lags=taken.lags(self._version),
             version=self._version,
             episodes=taken.finished_episodes(),
+            info=taken.finished_info(),
             observed=[[part.cpu().numpy() for part in moments] for moments in observed],
             status=dict(self._parts.source.status()),
             seconds=self._parts.source.seconds(),

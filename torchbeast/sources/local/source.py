@@ -70,6 +70,7 @@ class LocalSourceConfig:
     mode: Mode  # in which actions are chosen
     num_batches: int = 1  # taken and not given back yet
     spare_columns: int = 0  # of a batch, after the rollouts: left to who takes it
+    info_keywords: tuple[str, ...]  # numbers in the info of a game's last step to keep
     stops_early: Callable[[float], bool] | None = None  # whether this share of a batch will do
     seed: int
 
@@ -108,9 +109,9 @@ class LocalSource:
         """
         self._config = config
         shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
-        pin = device.type == "cuda"
+        pin, info_keywords = device.type == "cuda", config.info_keywords
         batches = [
-            Batch(*shape, config.rollouts.batch_size, pin, config.spare_columns)
+            Batch(*shape, config.rollouts.batch_size, pin, config.spare_columns, info_keywords)
             for _ in range(config.num_batches)
         ]
         self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -120,7 +121,7 @@ class LocalSource:
         actor = copy.deepcopy(agent.model).to("cpu")
         actor.compute_dtype = dtype_for(config.precision, torch.device("cpu"))
         newest = _NewestWeights(weights, self._closed)
-        slot = slot_specs(*shape, config.num_envs, agent.frame_stack)
+        slot = slot_specs(*shape, config.num_envs, agent.frame_stack, info_keywords)
         self._player = _RolloutPlayer(actor, newest, make_env, slot, config)
         held = slot_bytes(*shape, config.num_envs, agent.frame_stack)
         self.num_bytes = sum(batch.num_bytes for batch in batches) + held

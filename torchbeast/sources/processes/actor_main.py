@@ -47,7 +47,8 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
-    with acting(arguments) as (actor, loop, observation_space, frame_stack):
+    with acting(arguments) as made:
+        actor, loop, observation_space, frame_stack, info_keywords = made
         weights = SharedWeights(actor, size=arguments["ring_size"], descriptor=arguments["weights"])
         rollouts = SharedRollouts(
             actor,
@@ -58,6 +59,7 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
             arguments["num_slots"],
             arguments["rollouts"],
             frame_stack,
+            info_keywords,
         )
         count, descriptor = arguments["num_activities"], arguments["activities"]
         activity = SharedActivities(count, descriptor).of(arguments["index"])

@@ -51,6 +51,7 @@ class Acting(NamedTuple):
     loop: EnvLoop
     observation_space: ObservationSpace  # of one environment, as the policy sees it
     frame_stack: int  # number of frames in an observation
+    info_keywords: tuple[str, ...]  # numbers in the info of a game's last step to keep
 
 
 @contextmanager
@@ -72,7 +73,8 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
         actor = make_agent(spec, space, env.action_space, env.frame_stack).model
         actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"))
         loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
-        yield Acting(actor, loop, stacked_space(space, env.frame_stack), env.frame_stack)
+        seen = stacked_space(space, env.frame_stack)
+        yield Acting(actor, loop, seen, env.frame_stack, env_spec.options.info_keywords)
 
 
 class Player:

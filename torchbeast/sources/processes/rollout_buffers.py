@@ -21,6 +21,7 @@ import torch
 
 from torchbeast.core.actors.contract import Acted, Actor
 from torchbeast.core.actors.env_loop import EnvRow
+from torchbeast.core.envs.info import write_numbers
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.chunk_ring import row_bytes
@@ -45,14 +46,16 @@ class SharedRollouts:
         num_slots: int,
         descriptor: int | None = None,
         num_frames: int = 1,
+        info_keywords: Sequence[str] = (),
     ) -> None:
         """Creates the file, or opens that of `descriptor`, made with the same arguments.
 
         extras: names of the outputs of acting to keep beside the actions. num_frames: number of
-            frames in an observation.
+            frames in an observation. info_keywords: see VecEnv.create_factory.
         """
         self.num_envs = num_envs
-        specs = slot_specs(actor, observation_space, extras, unroll_length, num_envs, num_frames)
+        shape = actor, observation_space, extras, unroll_length, num_envs, num_frames
+        specs = slot_specs(*shape, info_keywords)
         stride = slot_size(specs)
         self._file = SharedFile(num_slots * stride, descriptor)
         self.slots: list[RolloutArrays] = [
@@ -72,6 +75,7 @@ def slot_specs(
     unroll_length: int,
     num_envs: int,
     num_frames: int,
+    info_keywords: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Returns a nest of ArraySpec for every field of a slot."""
 
@@ -83,7 +87,8 @@ def slot_specs(
         lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
         observation_space,
     )
-    fields = rollout_specs(actor, observation_space, extras, unroll_length, num_envs)
+    shape = actor, observation_space, extras, unroll_length, num_envs
+    fields = rollout_specs(*shape, info_keywords)
     observation = map_leaves(frames, observation_space)
     return {**fields, "observation": observation, "final_observation": finals}
 
@@ -129,6 +134,8 @@ class SlotWriter:
         for name, array in slot["extras"].items():
             array[t] = acted.extras[name][0].numpy()
         slot["policy_version"][t] = version
+        for name, array in slot["info"].items():
+            write_numbers(array[t], row.final_info, name)
         is_new = t > 0  # the final observations of row 0 are in the previous rollout
         if is_new and row.final_observation is not None:
             self._write_finals(row.final_observation, int(row.truncated.sum()))
@@ -138,7 +145,7 @@ class SlotWriter:
         in them, and nobody learns from the steps to them.
         """
         slot = self._slot
-        for name in (*_ENV_FIELDS, "policy_version", "action", "extras"):
+        for name in (*_ENV_FIELDS, "policy_version", "action", "extras", "info"):
             map_leaves(functools.partial(_repeat, t), slot[name])
         for name in ("reward", "done", "truncated", "episode_end"):
             slot[name][t + 1 :] = 0
@@ -179,14 +186,16 @@ class Batch:
         batch_size: int,
         pin: bool,
         spare_columns: int = 0,
+        info_keywords: Sequence[str] = (),
     ) -> None:
         """Allocates the buffer.
 
         pin: use pinned memory, for asynchronous copies to a GPU. spare_columns: columns that are
-        left to others to fill.
+        left to others to fill. info_keywords: see VecEnv.create_factory.
         """
         columns = batch_size + spare_columns
-        specs = rollout_specs(actor, observation_space, extras, unroll_length, columns)
+        shape = actor, observation_space, extras, unroll_length, columns
+        specs = rollout_specs(*shape, info_keywords)
         self._tensors = map_leaves(lambda spec: _empty(spec, pin), specs)
         self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
         self._size = batch_size

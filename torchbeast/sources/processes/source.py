@@ -133,11 +133,12 @@ class MonoSource:
         self._closed = threading.Event()
         shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
         processes, num_processes = config.processes, config.processes.processes()
-        pin = device.type == "cuda"
+        pin, info_keywords = device.type == "cuda", config.env.options.info_keywords
         num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
         self._rollout_bytes = slot_bytes(*shape, processes.num_actors, agent.frame_stack)
         self._collector = Collector(
-            Batch(*shape, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
+            Batch(*shape, self._batch_size, pin, config.spare_columns, info_keywords)
+            for _ in range(num_batches)
         )
         counts = split_evenly(processes.num_actors, num_processes)
         self._activities = SharedActivities(num_processes)
@@ -147,7 +148,11 @@ class MonoSource:
                 index,
                 self,
                 SharedRollouts(
-                    *shape, count, processes.slots_per_process(), num_frames=agent.frame_stack
+                    *shape,
+                    count,
+                    processes.slots_per_process(),
+                    num_frames=agent.frame_stack,
+                    info_keywords=info_keywords,
                 ),
                 self._activities.of(index),
                 first_envs[index],

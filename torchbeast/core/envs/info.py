@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that an environment gives in the info of a game's last step, by keyword."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+FinalInfo = Mapping[int, Mapping[str, Any]]
+"""The info of the last step of each game that ended in one step, by the environment's index."""
+
+
+def check_keywords(keywords: Sequence[str]) -> None:
+    """Raises ValueError unless the keywords can be names of log columns."""
+    for name in keywords:
+        if name.strip() != name or not name or set(name) & set(",\r\n"):
+            raise ValueError(
+                "info_keywords become columns of the log, and need names without commas, line "
+                f"breaks, and spaces around them, got {name!r}"
+            )
+    if len(set(keywords)) < len(keywords):
+        raise ValueError(f"info_keywords must name each number once, got {' '.join(keywords)}")
+
+
+def final_info_of(env: Any) -> FinalInfo:
+    """Returns what the environments gave with the games that ended in the step before."""
+    given: FinalInfo = getattr(env, "final_info", {})
+    return given
+
+
+def gives_info(env: Any) -> bool:
+    """Returns whether a VecEnv has the attribute final_info, which it need not have."""
+    return hasattr(env, "final_info")
+
+
+def write_numbers(row: np.ndarray, info: FinalInfo, keyword: str) -> None:
+    """Writes a keyword's number for each environment to row, float32 [E]; NaN where no game ended,
+    or its info has no such number.
+    """
+    row[...] = math.nan
+    for index, of_game in info.items():
+        row[index] = _number(of_game.get(keyword))
+
+
+def _number(value: Any) -> float:
+    """Returns a number, or the only entry of an array of numbers; NaN for anything else."""
+    try:
+        array = np.asarray(value)
+    except Exception:  # an object with an interface of its own: a log is no reason to end a run
+        return math.nan
+    return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else math.nan
+
+
+def joined_info(parts: Iterable[Mapping[str, Sequence[float]]]) -> dict[str, list[float]]:
+    """Returns the numbers of all parts, by keyword."""
+    joined: dict[str, list[float]] = {}
+    for part in parts:
+        for name, numbers in part.items():
+            joined.setdefault(name, []).extend(numbers)
+    return joined
