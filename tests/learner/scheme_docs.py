@@ -24,6 +24,7 @@ AXES = {
     "col_communication": ("synchronous", "asynchronous"),
     "col_backend": ("processes", "ray"),
     "grad_remote_workers": (0, 2),
+    "grad_backend": ("processes", "ray"),
     "grad_communication": ("synchronous", "asynchronous"),
     "update_execution": ("centralised", "decentralised"),
 }

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
 import torch
+from background import wait_for
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
 from torchbeast.reporting.log_files import read_logs
 
 ray = pytest.importorskip("ray")
+
+CPUS = 8
+LONG = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -34,13 +39,19 @@ def local_function() -> Any:
     return lambda: Telling(gymnasium.make("CartPole-v1"))
 
 
-def ray_scheme(make: Any = impala_of) -> Any:
+def collecting_here(**axes: Any) -> Any:
+    """Returns a scheme that collects without Ray."""
+    return impala_of(envs={"env_fn": local_function(), "vec_env_size": 2}, **axes)
+
+
+def ray_scheme(make: Any = impala_of, **axes: Any) -> Any:
     return make(
         envs={"env_fn": local_function(), "vec_env_size": 2, "info_keywords": ["seven"]},
         col_remote_workers=2,
         col_communication="asynchronous",
         col_backend="ray",
         col_worker_resources={"num_cpus": 0.5},
+        **axes,
     )
 
 
@@ -62,9 +73,67 @@ def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
     assert not ray.is_initialized()
 
 
-def test_a_ray_that_the_caller_has_initialised_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.fixture(scope="module")
+def callers_ray() -> Iterator[None]:
+    """A Ray that the caller has initialised, with a GPU that there is not."""
+    ray.init(
+        address="local",
+        num_cpus=CPUS,
+        num_gpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=80 * 10**6,
+    )
+    yield
+    assert ray.is_initialized(), "it was left running"
+    ray.shutdown()
+
+
+def reserved() -> tuple[float, float]:
+    """Returns the CPUs and GPUs that are in use."""
+    free = ray.available_resources()
+    return CPUS - free.get("CPU", 0.0), 1 - free.get("GPU", 0.0)
+
+
+HALF_A_GPU = {"num_cpus": 2, "num_gpus": 0.5}
+
+
+@pytest.mark.usefixtures("callers_ray")
+@pytest.mark.parametrize(
+    ("make", "axes", "expected"),
+    [
+        pytest.param(collecting_here, {"grad_worker_resources": HALF_A_GPU}, (4, 1), id="central"),
+        pytest.param(
+            collecting_here,
+            {"update_execution": "decentralised"},
+            (2, 0),
+            id="decentral",
+            marks=LONG,
+        ),
+        pytest.param(
+            collecting_here, {"grad_communication": "asynchronous"}, (2, 0), id="free", marks=LONG
+        ),
+        pytest.param(ray_scheme, {}, (2 + 4 * 0.5, 0), id="collecting on Ray too", marks=LONG),
+    ],
+)
+def test_gradient_workers_on_the_callers_ray_learn_with_what_they_reserve_and_leave_nothing(
+    make: Any, axes: dict[str, Any], expected: tuple[float, float], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    with pytest.raises(UsageError, match=r"call ray\.shutdown\(\) before"):
-        Learner(ray_scheme(), 10**6, tmp_path / "run")
+    scheme = make(grad_backend="ray", grad_remote_workers=2, **axes)
+    with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
+        before = {key: value.clone() for key, value in learner.actor.state_dict().items()}
+        for _ in range(3):
+            learner.step()
+        assert reserved() == expected
+        after = learner.actor.state_dict()
+    assert all(not torch.equal(before[key], after[key]) for key in before)
+    wait_for(lambda: reserved() == (0, 0))
+
+
+@pytest.mark.usefixtures("callers_ray")
+def test_workers_without_room_are_told_at_once_what_there_is(tmp_path: Path) -> None:
+    scheme = collecting_here(
+        grad_backend="ray", grad_remote_workers=3, grad_worker_resources={"num_cpus": 4}
+    )
+    with pytest.raises(UsageError, match="3 gradient workers with 4 CPUs each have no room on 1 n"):
+        Learner(scheme, 10**6, tmp_path / "run")

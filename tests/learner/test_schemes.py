@@ -46,7 +46,12 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 col_communication="asynchronous",
                 col_backend="ray",
             ),
-            "grad_remote_workers .* processes .*ray",
+            'col_backend="ray" .*grad_backend="processes"',
+        ),
+        (lambda: scheme_of(grad_backend="ray"), "grad_backend.*ray.* grad_remote_workers is 0"),
+        (
+            lambda: scheme_of(grad_remote_workers=2, grad_worker_resources={"num_cpus": 2}),
+            "grad_worker_resources .* Ray .*processes",
         ),
         (
             lambda: scheme_of(
@@ -90,6 +95,22 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
 def test_a_misspelt_argument_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(TypeError, match="did you mean col_remote_workers.* grad_remote_workers"):
         scheme_of(col_remote_worker=2)
+
+
+def test_resources_that_ray_cannot_reserve_are_refused() -> None:
+    on_ray = {"grad_backend": "ray", "grad_remote_workers": 1}
+    with pytest.raises(TypeError, match="num_gpu.* did you mean num_gpus"):
+        scheme_of(**on_ray, grad_worker_resources={"num_gpu": 1})
+    with pytest.raises(ValueError, match="num_cpus must be greater than 0"):
+        scheme_of(**on_ray, grad_worker_resources={"num_cpus": 0})
+
+
+def test_a_gradient_worker_uses_the_cores_that_are_reserved_for_it() -> None:
+    on_ray = {"grad_backend": "ray", "grad_remote_workers": 1}
+    reserved = {"num_cpus": 2, "num_gpus": 0.5}
+    gradients = scheme_of(**on_ray, grad_worker_resources=reserved).gradients
+    assert gradients is not None and (gradients.cores, gradients.gpus) == (2, 0.5)
+    assert "1 Ray actor" in scheme_of(**on_ray).describe()
 
 
 def test_a_factory_of_another_kind_is_refused_with_what_to_give() -> None:

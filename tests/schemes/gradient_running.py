@@ -155,6 +155,14 @@ def of_given(place: Place, learning: Learning, batches: Sequence[Sequence[Rollou
     return Made(source=GivenSource(lambda: iter(batches[place.index])), optimiser_step=step)
 
 
+def of_given_that_ends(
+    place: Place, folder: str, learning: Learning, batches: Sequence[Sequence[Rollout]]
+) -> Made:
+    """A worker with given batches, which makes a file when it closes its environments."""
+    end = Path(folder, f"{place.index}").touch
+    return replace(of_given(place, learning, batches), end=end)
+
+
 def of_slow(place: Place, learning: Learning, batch: Rollout) -> Made:
     """Worker 0 has its batch at once; the others never, unless they are stopped."""
 
@@ -282,13 +290,19 @@ class ThreadFleet:
 
 @contextlib.contextmanager
 def running(
-    make_worker: Any, centre: OptimiserStep[Any], *, in_processes: bool = False, **config: Any
+    make_worker: Any,
+    centre: OptimiserStep[Any],
+    *,
+    in_processes: bool = False,
+    fleet: Any = None,
+    **config: Any,
 ) -> Iterator[tuple[GradientWorkers, GatheredStep, Any]]:
-    """Gradient workers: in threads, or in processes, which ranks need."""
+    """Gradient workers: of a fleet; without one in threads, or in processes, which ranks need."""
     settings = GradientConfig(**{"num_workers": 2} | config)
     in_processes = in_processes or settings.is_decentralised
+    own: Any = LocalFleet(WORKER) if in_processes else ThreadFleet()
     with (
-        LocalFleet(WORKER) if in_processes else ThreadFleet() as fleet,
+        fleet or own as fleet,
         gradient_workers(make_worker, settings, centre, fleet) as (workers, step),
     ):
         yield workers, step, fleet

@@ -26,7 +26,7 @@ LOST = (
     "resumes it once the cluster can be reached"
 )
 SAID = ENDED.format("raybeast", RESUME)
-MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.placement_group")
+MODULES = ("ray", "ray.exceptions", "ray.util", "ray.util.client", "ray.util.placement_group")
 
 
 @pytest.fixture
@@ -52,6 +52,7 @@ def ray(monkeypatch: pytest.MonkeyPatch) -> Any:
         setattr(imitation, name, type(name, (Exception,), {}))
     for name in MODULES:
         monkeypatch.setitem(sys.modules, name, imitation)
+    imitation.ray = MagicMock()  # ray.util.client's: the connection from outside a cluster
     imitation.placement_group = MagicMock()
     imitation.remove_placement_group = MagicMock()
     return imitation
@@ -71,12 +72,45 @@ def test_an_end_without_connection_goes_on_and_hides_no_failure(ray: Any, what: 
     ray.shutdown.assert_called_once()
 
 
-def test_a_connection_that_the_process_has_is_left_as_it_was(ray: Any) -> None:
+@pytest.mark.parametrize("is_client", [False, True])
+def test_a_connection_that_the_process_has_is_used_and_left_as_it_was(
+    ray: Any, is_client: bool
+) -> None:
     ray.is_initialized.return_value = True
-    with pytest.raises(UsageError, match=r"initialised .* already: call ray.shutdown\(\) before"):
-        RayFleet(RayConfig(), "run")
+    ray.ray.is_connected.return_value = is_client
+    ray.get_runtime_context().gcs_address = "10.0.0.1:6379"
+    with RayFleet(RayConfig(), "run") as fleet:
+        fleet.worker("one")
+        assert fleet._address == ("ray://" if is_client else "10.0.0.1:6379")
+        assert (fleet.own_node == "") == is_client
     ray.init.assert_not_called()
     ray.shutdown.assert_not_called()
+    ray.kill.assert_called_once()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"config": RayConfig(address="auto")},
+        {"config": RayConfig(), "user": User("sweep", "", {"A": "1"})},
+    ],
+)
+def test_a_connection_that_the_process_has_is_refused_where_another_is_asked_for(
+    ray: Any, asked: Any
+) -> None:
+    ray.is_initialized.return_value = True
+    with pytest.raises(UsageError, match=r"initialised .* already: call ray.shutdown\(\) before"):
+        RayFleet(**asked, run="run")
+    ray.init.assert_not_called()
+    ray.shutdown.assert_not_called()
+
+
+def test_actors_outside_a_cluster_cannot_reach_the_program(ray: Any) -> None:
+    ray.is_initialized.return_value = True
+    ray.ray.is_connected.return_value = True
+    with RayFleet(RayConfig(), "run") as fleet:
+        with pytest.raises(UsageError, match="actors cannot reach a program .* ray://"):
+            _ = fleet.host
 
 
 @pytest.mark.parametrize(

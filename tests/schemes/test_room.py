@@ -7,7 +7,7 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
-from torchbeast.schemes.room import Node, Room, check_object_store, num_workers
+from torchbeast.schemes.room import Group, Node, Room, check_object_store, check_room, num_workers
 
 MEGABYTE = 10**6
 
@@ -106,3 +106,24 @@ def test_rollouts_that_the_object_store_cannot_hold_are_refused_with_the_figures
 
 def test_a_learner_outside_the_cluster_has_no_store_to_fill() -> None:
     check_object_store(room(node(2.0, store=1)), MEGABYTE, rollouts=100, weights_bytes=1)
+
+
+LARGE, SMALL = Group("learners", 2, 2.0, 0.5), Group("players", 4, 0.5)
+WITH_GPU = room(node(3.0, gpus=1), node(3.0, host="10.0.0.2"))
+
+
+def test_workers_of_several_kinds_have_room_beside_each_other() -> None:
+    check_room(room(node(6.0, gpus=1)), [SMALL, LARGE])
+    check_room(room(node(4.0, gpus=1), node(2.0)), [SMALL, LARGE])
+    check_room(room(node(0.3)), [Group("players", 3, 0.1)])
+
+
+@pytest.mark.parametrize("where", [WITH_GPU, room(node(5.5, gpus=1)), room(node(6.0, gpus=0.5))])
+def test_workers_that_have_room_only_one_kind_at_a_time_are_refused(where: Room) -> None:
+    """A learner that waits for its players would hold the room that they wait for."""
+    sentence = (
+        r"^4 players with 0.5 CPUs each beside 2 learners with 2 CPUs and 0.5 GPUs each have no "
+        r"room on \d node.*: use fewer workers, reserve less for each, or add nodes$"
+    )
+    with pytest.raises(UsageError, match=sentence):
+        check_room(where, [SMALL, LARGE])

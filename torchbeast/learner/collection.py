@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -14,11 +13,10 @@ from torch import nn
 from torchbeast.core.choices import Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.learner.fleets import collecting_fleet
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights, Publisher
-from torchbeast.schemes.ray_fleet import RayFleet
 from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
-from torchbeast.schemes.room import num_workers
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.contract import Source
 from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
@@ -110,17 +108,15 @@ def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Preci
 def _ray(
     scheme: Scheme, learner: Learner[FleetWeights], precision: Precision, ending: ExitStack
 ) -> RaySource:
-    """Returns the source of actors of Ray, which is started for the run unless $RAY_ADDRESS names a
-    cluster.
-    """
+    """Returns the source of actors of Ray."""
     spec = env_spec(scheme)
-    fleet = ending.enter_context(RayFleet(scheme.ray, f"learner-{os.getpid()}", spec.is_factory))
+    fleet = ending.enter_context(collecting_fleet(scheme, spec))
     config = RaySourceConfig(
         env=spec,
         actor=learner.agent.spec,
         precision=precision,
         fleet=scheme.ray,
-        num_workers=num_workers(scheme.ray, fleet.room()),
+        num_workers=scheme.col_remote_workers,
         rollouts=learner.rollouts,
         extras=learner.extras,
         mode=learner.mode,

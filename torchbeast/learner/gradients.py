@@ -35,7 +35,7 @@ class WorkerParts:
         scheme, ending = self.scheme, ExitStack()
         torch.manual_seed(seed_of(seed, "actions"))
         weights = functools.partial(make_weights, scheme)
-        config = dataclasses.replace(self.config, hardware=_ON_ONE_CORE)
+        config = dataclasses.replace(self.config, hardware=self._hardware)
         made = assemble(config, making_agent(scheme), weights, ranks=place.ranks)
         learner = Learner(
             agent=made.agent,
@@ -53,7 +53,15 @@ class WorkerParts:
             optimiser_step=made.optimiser_step,
             publish=made.weights.publish,
             end=ending.close,
+            device=made.compute.device,
         )
 
-
-_ON_ONE_CORE = HardwareConfig(num_learner_threads=1, torch_threads=1, disable_cuda=True)
+    @property
+    def _hardware(self) -> HardwareConfig:
+        gradients = self.scheme.gradients
+        assert gradients is not None  # else there are no such workers
+        return HardwareConfig(
+            num_learner_threads=1,
+            torch_threads=gradients.cores,
+            disable_cuda=not gradients.gpus,
+        )

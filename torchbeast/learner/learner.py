@@ -40,6 +40,7 @@ from torchbeast.learner.agents import making_agent
 from torchbeast.learner.callback import Callback
 from torchbeast.learner.callbacks import RowInHand, check_names, load_states, states_of
 from torchbeast.learner.collection import env_spec, make_source, make_weights
+from torchbeast.learner.fleets import gradient_fleet
 from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learning import checkpoint as checkpoints
@@ -52,8 +53,6 @@ from torchbeast.reporting.config import FILES
 from torchbeast.reporting.logger import Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.schemes.gradients.updates import gradient_workers
-from torchbeast.schemes.gradients.workers import WORKER
-from torchbeast.schemes.local_fleet import LocalFleet
 from torchbeast.schemes.scheme import Scheme
 
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
@@ -303,7 +302,7 @@ class Learner:
                 precision=of_actors,
                 seed=self._run.environment_seed(self._progress),
             )
-            fleet = ending.enter_context(LocalFleet(WORKER, scheme.gradients.cores))
+            fleet = ending.enter_context(gradient_fleet(scheme, scheme.gradients, spec))
             workers = gradient_workers(parts, scheme.gradients, self._made.optimiser_step, fleet)
             self._source, step = ending.enter_context(workers)
             as_step: Any = step  # it has the methods of an OptimiserStep

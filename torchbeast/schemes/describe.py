@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 _WORKERS = {"processes": ("process", "processes"), "ray": ("Ray actor", "Ray actors")}
-"""One worker, and several, by col_backend."""
+"""One worker, and several, by col_backend or grad_backend."""
 
 
 class Part(NamedTuple):
@@ -108,7 +108,9 @@ def _gradients(scheme: Scheme) -> str:
     workers = scheme.grad_remote_workers
     if not workers:
         return "gradients in this process"
-    return f"gradients in {workers} processes, {scheme.grad_communication}"
+    one, several = _WORKERS[scheme.grad_backend]
+    where = f"{workers} {several if workers > 1 else one}"
+    return f"gradients in {where}, {scheme.grad_communication}"
 
 
 _WIDTH, _HEIGHT, _GAP, _LINE = 250, 110, 130, 18

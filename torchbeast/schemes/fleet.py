@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface between a source and the fleet of workers that it collects from.
+"""The interface between workers elsewhere and those who use them: a source that collects from them,
+or a learner whose gradients they compute.
 
-`ray_fleet.py` implements it with Ray actors.
+`ray_fleet.py` implements it with Ray actors, `local_fleet.py` with processes of this machine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Worker(Protocol):
-    """A handle of a RolloutWorker elsewhere. Beside its methods, `place` returns its Place."""
+    """A handle of a worker elsewhere. Beside its methods, `place` returns its Place."""
 
     def call(self, then: Callable[[Any], None], method: str, *arguments: Any) -> None:
         """Calls a method, without waiting for it; weights are given as [reference].
@@ -60,6 +61,10 @@ class Fleet(Protocol):
     @property
     def own_node(self) -> str:
         """The id of the node that this process runs on; "" outside the fleet's cluster."""
+
+    @property
+    def host(self) -> str:
+        """The address at which workers reach this process; UsageError where they cannot."""
 
     def worker(self, name: str) -> Worker:
         """Asks for a worker, which begins once there is room for it."""

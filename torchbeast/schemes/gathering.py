@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
 from torchbeast.errors import RunError, UsageError
+from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.worker import Failed
 
 Mode = Literal["synchronous", "asynchronous"]
@@ -25,10 +26,12 @@ class Workers(NamedTuple):
     """Workers by number.
 
     call: lets a worker execute a method with arguments, without waiting; the answer goes to `then`.
+    explain: returns the loss of a worker with everything that is known of it.
     """
 
     names: list[str]
     call: Callable[[int, Then, str, tuple[Any, ...]], None]
+    explain: Callable[[int, WorkerLost], WorkerLost] = lambda index, error: error
 
 
 class Task(NamedTuple):
@@ -90,13 +93,13 @@ def gather(
     everyone = range(len(workers.names))
     if mode == "synchronous":
         least = math.ceil(fraction * len(everyone))
-        while (answers := _all(workers.names, begin, inbox, least, hurry)) is not None:
+        while (answers := _all(workers, begin, inbox, least, hurry)) is not None:
             yield answers
         return
     for index in everyone:
         begin(index)
     while (answer := inbox.take()) is not None:
-        _raise_failure(workers.names, [answer])
+        _raise_failure(workers, [answer])
         yield [answer]
         begin(answer[0])
 
@@ -110,35 +113,38 @@ def _beginner(workers: Workers, task: Callable[[int], Task], inbox: Inbox) -> Ca
 
 
 def _all(
-    names: list[str],
+    workers: Workers,
     begin: Callable[[int], None],
     inbox: Inbox,
     least: int,
     hurry: Callable[[int], None],
 ) -> list[tuple[int, Any]] | None:
     """Returns the answers of all workers in their order; None when the inbox was closed."""
-    for index in range(len(names)):
+    everyone = range(len(workers.names))
+    for index in everyone:
         begin(index)
     found: dict[int, Any] = {}
-    while len(found) < len(names):
+    while len(found) < len(everyone):
         answer = inbox.take()
         if answer is None:
             return None
         found[answer[0]] = answer[1]
         if not _is_consequence(answer[1]):
-            _raise_failure(names, [answer])
+            _raise_failure(workers, [answer])
         if len(found) == least:
-            for index in set(range(len(names))) - set(found):
+            for index in set(everyone) - set(found):
                 hurry(index)
-    _raise_failure(names, found.items())
+    _raise_failure(workers, found.items())
     return sorted(found.items())
 
 
-def _raise_failure(names: list[str], answers: Iterable[tuple[int, Any]]) -> None:
+def _raise_failure(workers: Workers, answers: Iterable[tuple[int, Any]]) -> None:
     """Raises the first failure among the answers, if there is one."""
     for index, answer in answers:
+        if isinstance(answer, WorkerLost):
+            answer = workers.explain(index, answer)
         if isinstance(answer, (Failed, BaseException)):
-            raise _error(names[index], answer)
+            raise _error(workers.names[index], answer)
 
 
 def _is_consequence(answer: Any) -> bool:

@@ -141,6 +141,11 @@ class LocalFleet:
         """The id of this machine; "": there are no other nodes."""
         return ""
 
+    @property
+    def host(self) -> str:
+        """The address of this machine for itself."""
+        return "127.0.0.1"
+
     def worker(self, name: str) -> LocalWorker:
         """Starts a worker."""
         worker = LocalWorker(name, self._worker_class, self._cores)

@@ -12,6 +12,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -61,6 +62,19 @@ def import_ray() -> Any:
             "PolyBeast work without it"
         ) from error
     return ray
+
+
+def connected_ray() -> Any | None:
+    """Returns Ray's module if this process is connected to Ray already, else None."""
+    ray = sys.modules.get("ray")
+    return ray if ray is not None and ray.is_initialized() else None
+
+
+def address_in_use(ray: Any) -> str:
+    """Returns the address of the cluster that this process is connected to; CLIENT from outside."""
+    from ray.util.client import ray as client
+
+    return CLIENT if client.is_connected() else str(ray.get_runtime_context().gcs_address)
 
 
 def check_reachable(address: str, said_in: str, start: str) -> None:

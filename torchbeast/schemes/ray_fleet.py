@@ -3,6 +3,7 @@
 
     with nothing given       Ray is started on this machine, and ended with the run
     with an address          the cluster there is joined, and left as it was
+    after ray.init()         the caller's connection is used, and left as it was
 
 Rollouts are results of calls, so they are put into the object store of the worker's node, fetched
 into that of the learner's node as soon as they are there, and read there without another copy.
@@ -19,13 +20,15 @@ import concurrent.futures
 import contextlib
 import logging
 import os
+import queue
 import secrets
 import shutil
 import sys
 import tempfile
 import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -35,10 +38,13 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.schemes.config import CLIENT, RayConfig
 from torchbeast.schemes.fleet import LANES, Place, WorkerLost
+from torchbeast.schemes.gradients.worker import GradientWorker
 from torchbeast.schemes.ray_connection import (
     FULL,
     RESUME,
+    address_in_use,
     check_reachable,
+    connected_ray,
     end_with,
     first_sentence,
     import_ray,
@@ -49,7 +55,7 @@ from torchbeast.schemes.ray_connection import (
     signal_handlers_kept,
 )
 from torchbeast.schemes.room import Node, Room
-from torchbeast.schemes.worker import Failed, Packed, RolloutWorker, Started
+from torchbeast.schemes.worker import END_S, Failed, Packed, RolloutWorker, Started
 
 _log = logging.getLogger("torchbeast.ray")
 
@@ -72,15 +78,11 @@ class TorchBeastActor(RolloutWorker):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        # Weights are in the object store, which is read-only, and nobody writes to them.
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        _expect_read_only_weights()
 
     def place(self) -> Place:
         """Returns where the worker runs."""
-        import ray
-
-        host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
-        return Place(host, os.getpid(), node)
+        return _own_place()
 
     def start(self, arguments: Mapping[str, Any], version: int, weights: Any) -> Started | Failed:
         """Starts with the weights behind a reference."""
@@ -92,6 +94,30 @@ class TorchBeastActor(RolloutWorker):
     def load(self, version: int, weights: Any) -> None:
         """Hands over the weights behind a reference."""
         super().load(version, _fetched(weights))
+
+
+class TorchBeastLearner(GradientWorker):
+    """A gradient worker as a Ray actor; Ray fetches weights before it executes a call."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        _expect_read_only_weights()
+
+    def place(self) -> Place:
+        """Returns where the worker runs."""
+        return _own_place()
+
+
+def _expect_read_only_weights() -> None:
+    """Weights are in the object store, which is read-only, and nobody writes to them."""
+    warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+
+
+def _own_place() -> Place:
+    import ray
+
+    host, node = ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+    return Place(host, os.getpid(), node)
 
 
 def _fetched(references: list[Any]) -> Packed:
@@ -155,6 +181,25 @@ class User(NamedTuple):
 RAYBEAST = User("raybeast", RESUME)
 
 
+class Actors(NamedTuple):
+    """The actors of a fleet.
+
+    kind: their class. lanes: see `LANES`. resources: what Ray reserves for each, such as num_cpus.
+    last_calls: methods with which one ends in order, before it is ended by force.
+    """
+
+    kind: type
+    lanes: Mapping[str, str]
+    resources: Mapping[str, float]
+    last_calls: Sequence[str] = ()
+
+
+def gradient_actors(cpus: float, gpus: float) -> Actors:
+    """Returns the actors of gradient workers, for each of which Ray reserves so much."""
+    resources = {"num_cpus": cpus, "num_gpus": gpus}
+    return Actors(TorchBeastLearner, GradientWorker.LANES, resources, ("end", "close"))
+
+
 class RayFleet:
     """The connection of a program to Ray. One per process, used as a context manager.
 
@@ -167,11 +212,13 @@ class RayFleet:
         run: str,
         own_code: bool = False,
         user: User = RAYBEAST,
+        actors: Actors | None = None,
     ) -> None:
-        """Joins a cluster, or starts Ray here.
+        """Uses the caller's connection, joins a cluster, or starts Ray here.
 
         run: name of the run, which begins the names of its actors.
         own_code: whether environment or network are in a module of the user's.
+        actors: None: those that play rollouts, as the Config says.
 
         Raises RunError without Ray or cluster, and UsageError when what the learner needs is not
         there.
@@ -181,21 +228,14 @@ class RayFleet:
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
-        prepare_environment()
         with self._closing_on_error(), signal_handlers_kept():
-            self._closing.enter_context(last_words(user.name, user.how_to_go_on))
-            folder = self._closing.enter_context(_own_files()) if self._address is None else None
-            self._ray = import_ray()
-            if self._ray.is_initialized():
-                raise UsageError(
-                    "Ray is initialised in this process already: call ray.shutdown() before. A run "
-                    "starts Ray itself, or joins the cluster of $RAY_ADDRESS"
-                )
-            if folder is not None:
-                self._start(folder)
+            if (callers := connected_ray()) is not None:
+                self._use(callers)
             else:
-                self._join(own_code)
-        self._actor_class = _actor_class(self._ray)
+                self._connect(own_code)
+        resources = {"num_cpus": config.actor_cpus}
+        self._actors = actors or Actors(TorchBeastActor, LANES, resources)
+        self._actor_class = _actor_class(self._ray, self._actors)
 
     def __enter__(self) -> RayFleet:
         return self
@@ -241,8 +281,8 @@ class RayFleet:
         """Asks for an actor, which begins once there is room for it."""
         options = self._actor_class.options(
             name=f"{self._run}: {name}",
-            num_cpus=self._config.actor_cpus,
             scheduling_strategy="SPREAD",
+            **self._actors.resources,
         )
         worker = RayWorker(options.remote(name), self._forget)
         with self._lock:
@@ -278,9 +318,21 @@ class RayFleet:
         """Ends all actors, and Ray if it was started here. May be called again."""
         with self._lock:
             workers = list(self._workers)
+        self._let_end(workers)
         for worker in workers:
             worker.kill()
         self._closing.close()
+
+    def _let_end(self, workers: Sequence[RayWorker]) -> None:
+        """Lets actors end in order, for as long as a step may take."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        calls = [(worker, method) for worker in workers for method in self._actors.last_calls]
+        for worker, method in calls:
+            worker.call(answers.put, method)
+        deadline = time.monotonic() + END_S
+        with contextlib.suppress(queue.Empty):
+            for _ in calls:
+                answers.get(timeout=max(0.0, deadline - time.monotonic()))
 
     def _forget(self, worker: RayWorker) -> None:
         with self._lock:
@@ -296,6 +348,16 @@ class RayFleet:
         return str(self._ray.get_runtime_context().gcs_address)
 
     @property
+    def host(self) -> str:
+        """The address of this machine for the nodes of the cluster."""
+        if self._is_client:
+            raise UsageError(
+                f"actors cannot reach a program that uses the cluster from outside, by {CLIENT}: "
+                "run it on a node of the cluster"
+            )
+        return str(self._ray.util.get_node_ip_address())
+
+    @property
     def own_node(self) -> str:
         """The id of the node of this process; "" outside the cluster."""
         return "" if self._is_client else str(self._ray.get_runtime_context().get_node_id())
@@ -307,6 +369,26 @@ class RayFleet:
         except BaseException:
             self._closing.close()
             raise
+
+    def _use(self, ray: Any) -> None:
+        """Uses the connection that the caller has made, which stays when the fleet ends."""
+        if self._config.address is not None or self._user.environment:
+            raise UsageError(
+                "Ray is initialised in this process already: call ray.shutdown() before, or leave "
+                "out the address to use it as it is"
+            )
+        self._ray = ray
+        self._address = address_in_use(ray)
+
+    def _connect(self, own_code: bool) -> None:
+        prepare_environment()
+        self._closing.enter_context(last_words(self._user.name, self._user.how_to_go_on))
+        folder = self._closing.enter_context(_own_files()) if self._address is None else None
+        self._ray = import_ray()
+        if folder is not None:
+            self._start(folder)
+        else:
+            self._join(own_code)
 
     def _start(self, folder: Path) -> None:
         self._init(
@@ -379,12 +461,12 @@ def _result(done: concurrent.futures.Future[Any]) -> Any:
     return _failure(error)
 
 
-def _actor_class(ray: Any) -> Any:
-    """Returns the class of actors, with a thread for each lane beside the one that plays."""
-    for name, lane in LANES.items():
-        ray.method(concurrency_group=lane)(getattr(TorchBeastActor, name))
-    groups = {lane: 1 for lane in LANES.values()}
-    return ray.remote(concurrency_groups=groups, max_restarts=0)(TorchBeastActor)
+def _actor_class(ray: Any, actors: Actors) -> Any:
+    """Returns the class of actors, with a thread for each lane beside that of all other methods."""
+    for name, lane in actors.lanes.items():
+        ray.method(concurrency_group=lane)(getattr(actors.kind, name))
+    groups = {lane: 1 for lane in actors.lanes.values()}
+    return ray.remote(concurrency_groups=groups, max_restarts=0)(actors.kind)
 
 
 @contextmanager

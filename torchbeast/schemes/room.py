@@ -56,6 +56,47 @@ def num_workers(config: RayConfig, room: Room) -> int:
     return max(1, min(config.num_actors, fitting, math.floor(_free_cpus(config, room))))
 
 
+class Group(NamedTuple):
+    """Workers of one kind.
+
+    name: for the sentence. cpus, gpus: that Ray reserves for each.
+    """
+
+    name: str
+    number: int
+    cpus: float
+    gpus: float = 0.0
+
+    def __str__(self) -> str:
+        needs = _count(self.cpus, "CPU") + (f" and {_count(self.gpus, 'GPU')}" * bool(self.gpus))
+        return f"{self.number} {self.name} with {needs} each"
+
+
+def check_room(room: Room, groups: Sequence[Group]) -> None:
+    """Raises UsageError unless all these workers have room at once, if nobody else uses the nodes.
+
+    They are placed one after the other, those that need most first, where there is room.
+    """
+    left = [(node.cpus, node.gpus) for node in room.nodes]
+    for group in sorted(groups, key=lambda group: (group.gpus, group.cpus), reverse=True):
+        for _ in range(group.number):
+            if not _takes_place(group, left):
+                wanted = " beside ".join(map(str, groups))
+                raise UsageError(
+                    f"{wanted} have no room on {room}: use fewer workers, reserve less for each, "
+                    "or add nodes"
+                )
+
+
+def _takes_place(group: Group, left: list[tuple[float, float]]) -> bool:
+    """Takes the CPUs and GPUs of one worker from those that are left; False: no node has them."""
+    for index, (cpus, gpus) in enumerate(left):
+        if cpus + 1e-9 >= group.cpus and gpus + 1e-9 >= group.gpus:
+            left[index] = cpus - group.cpus, gpus - group.gpus
+            return True
+    return False
+
+
 def stored_bytes(rollout_bytes: int, rollouts: int, weights_bytes: int) -> int:
     """Returns the bytes that a run may have in the learner's object store.
 

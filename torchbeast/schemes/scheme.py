@@ -26,7 +26,7 @@ from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
 from torchbeast.core.actors.factory import ActorFactory
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.algos.factory import AlgoFactory
-from torchbeast.core.checks import at_least, one_of, require
+from torchbeast.core.checks import above, at_least, one_of, require
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.factories import init_names_checked, refuse_unknown
 from torchbeast.core.storages.storage import Storage
@@ -62,8 +62,10 @@ _SYNC_COL_SPECS = ["fraction_workers", "fraction_samples"]
 class Scheme:
     """Components, and how the work is spread.
 
-    col_worker_resources: of each worker on Ray, such as {"num_cpus": 1}.
-    col_backend: the workers are processes of this machine, or actors of Ray, which needs Ray.
+    col_backend, grad_backend: the workers are processes of this machine, or actors of Ray.
+    col_worker_resources: what Ray reserves for each worker, such as {"num_cpus": 1}.
+    grad_worker_resources: the same for a gradient worker, which uses so many cores, and a GPU if
+        there is one among them: {"num_cpus": 2, "num_gpus": 1}.
     sync_col_specs: once fraction_workers of the gradient workers have their batch, the others stop
         where they are, but not before fraction_samples of theirs.
     local_device: "cpu" or "cuda"; None: a GPU if there is one.
@@ -81,6 +83,8 @@ class Scheme:
     sync_col_specs: Mapping[str, float] = field(default_factory=dict)
     grad_remote_workers: int = 0
     grad_communication: Communication = "synchronous"
+    grad_worker_resources: Mapping[str, float] = field(default_factory=dict)
+    grad_backend: Backend = "processes"
     update_execution: UpdateExecution = "centralised"
     local_device: Literal["cpu", "cuda"] | None = None
 
@@ -168,7 +172,19 @@ class Scheme:
             update_execution=self.update_execution,
             fraction_workers=self.sync_col_specs.get("fraction_workers", 1.0),
             fraction_samples=self.sync_col_specs.get("fraction_samples", 1.0),
+            cores=max(1, int(self.grad_cpus)),
+            gpus=self.grad_worker_resources.get("num_gpus", 0.0),
         )
+
+    @property
+    def grad_cpus(self) -> float:
+        """CPUs that Ray reserves for a gradient worker."""
+        return self.grad_worker_resources.get("num_cpus", 1.0)
+
+    @property
+    def col_cpus(self) -> float:
+        """CPUs that Ray reserves for a worker that collects."""
+        return self.col_worker_resources.get("num_cpus", 1.0)
 
     @property
     def ray(self) -> RayConfig:
@@ -176,7 +192,7 @@ class Scheme:
         return RayConfig(
             num_actors=self.num_envs,
             num_workers=self.col_remote_workers,
-            actor_cpus=self.col_worker_resources.get("num_cpus", 1.0),
+            actor_cpus=self.col_cpus,
         )
 
     def describe(self, form: Literal["text", "svg"] = "text") -> str:
@@ -196,12 +212,22 @@ class Scheme:
         one_of(get_args(Communication), col_communication=self.col_communication)
         one_of(get_args(Communication), grad_communication=self.grad_communication)
         one_of(get_args(UpdateExecution), update_execution=self.update_execution)
-        one_of(get_args(Backend), col_backend=self.col_backend)
+        one_of(get_args(Backend), col_backend=self.col_backend, grad_backend=self.grad_backend)
         refuse_unknown("col_worker_resources", self.col_worker_resources, ["num_cpus"])
+        refuse_unknown(
+            "grad_worker_resources", self.grad_worker_resources, ["num_cpus", "num_gpus"]
+        )
+        above(0, **self.col_worker_resources)
+        above(0, **self.grad_worker_resources)
         refuse_unknown("sync_col_specs", self.sync_col_specs, _SYNC_COL_SPECS)
 
     def _check_axes(self) -> None:
         """Raises NotImplementedError where the ways to spread the work do not go together."""
+        self._check_collection()
+        self._check_gradients()
+        self._check_stragglers()
+
+    def _check_collection(self) -> None:
         if self.col_remote_workers == 0 and not self.is_synchronous:
             raise NotImplementedError(
                 'col_communication="asynchronous" needs workers that collect while the learner '
@@ -222,23 +248,33 @@ class Scheme:
                 "col_worker_resources are what Ray reserves for a worker, but "
                 f'col_backend="{self.col_backend}" reserves nothing: leave them out, or use Ray'
             )
+
+    def _check_gradients(self) -> None:
         asked = self.grad_communication == "asynchronous" or self.update_execution != "centralised"
         if asked and not self.grad_remote_workers:
             raise NotImplementedError(
                 'grad_communication="asynchronous" and update_execution="decentralised" need '
                 "several gradient workers, but grad_remote_workers is 0"
             )
-        if self.grad_remote_workers and self.col_backend == "ray":
+        if self.grad_backend == "ray" and not self.grad_remote_workers:
             raise NotImplementedError(
-                "grad_remote_workers are processes of this machine, but "
-                'col_backend="ray" collects elsewhere: collect with col_backend="processes"'
+                'grad_backend="ray" needs workers, but grad_remote_workers is 0: give some'
+            )
+        if self.grad_worker_resources and self.grad_backend != "ray":
+            raise NotImplementedError(
+                "grad_worker_resources are what Ray reserves for a gradient worker, but "
+                f'grad_backend="{self.grad_backend}" reserves nothing: leave them out, or use Ray'
+            )
+        if self.grad_remote_workers and self.col_backend == "ray" and self.grad_backend != "ray":
+            raise NotImplementedError(
+                'col_backend="ray" collects with actors of Ray, but grad_backend="processes" has '
+                "gradient workers that are none: use Ray for both, or processes to collect"
             )
         if self.grad_remote_workers and self.replay.is_used:
             raise NotImplementedError(
                 f"{type(self.storage_factory).__name__} has a replay in the learner's process, but "
                 "with grad_remote_workers others learn: leave out one of them"
             )
-        self._check_stragglers()
         _ = self.gradients  # checks its values
 
     def _check_stragglers(self) -> None:

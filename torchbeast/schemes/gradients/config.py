@@ -41,12 +41,14 @@ class GradientConfig:
     with and its own step. A gradient that is older is dropped, and counted as such."""
     cores: int = 1
     """Processor cores that a worker uses."""
+    gpus: float = 0.0
+    """GPUs of a worker, which learns on the one that it sees; with less than 1 others share it."""
 
     def __post_init__(self) -> None:
         one_of(get_args(Communication), communication=self.communication)
         one_of(get_args(UpdateExecution), update_execution=self.update_execution)
         at_least(1, num_workers=self.num_workers, cores=self.cores)
-        at_least(0, max_lag=self.max_lag)
+        at_least(0, max_lag=self.max_lag, gpus=self.gpus)
         above(0, fraction_workers=self.fraction_workers)
         between(0, 1, fraction_workers=self.fraction_workers)
         between(0, 1, fraction_samples=self.fraction_samples)

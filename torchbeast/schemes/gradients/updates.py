@@ -18,7 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 
 from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.algos.base import Algorithm
@@ -37,6 +36,7 @@ from torchbeast.schemes.gradients.worker import (
     Contributed,
     Finished,
     NotFinite,
+    as_tensor,
     load,
     saved,
 )
@@ -224,4 +224,4 @@ def _check_all_go_on(ended: Sequence[bool]) -> None:
 
 
 def _moments(observed: Sequence[Sequence[np.ndarray]]) -> list[Moments]:
-    return [Moments(*(torch.as_tensor(part) for part in parts)) for parts in observed]
+    return [Moments(*map(as_tensor, parts)) for parts in observed]

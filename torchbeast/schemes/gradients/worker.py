@@ -9,24 +9,27 @@
                                                                     asynchronous
     state()        everything that the next update depends on       decentralised
     stop_early()   cuts the batch that is being collected short     beside them
+    place()        where it runs                                    beside them
     end()          ends the source                                  beside them
     close()        ends what the source has started                 after all others
 
-Threads: `stop_early` and `end` may be called by others while one thread calls the rest. Nothing
-here knows of processes or Ray.
+Threads: `stop_early`, `place` and `end` may be called by others while one thread calls the rest.
+Nothing here knows of processes or Ray.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import os
 import pickle
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.algos.figures import divided
@@ -35,8 +38,20 @@ from torchbeast.core.algos.ranks import Contribution
 from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_at
 from torchbeast.processes.child_main import failure
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.schemes.fleet import Place as Where
 from torchbeast.schemes.gradients.contract import Made, Make, Place
 from torchbeast.schemes.worker import Failed, Packed, packed, unpacked
+
+
+class Meeting(NamedTuple):
+    """Where ranks meet: a store that another process serves.
+
+    device: of their gradients, "cpu" or "cuda".
+    """
+
+    host: str
+    port: int
+    device: str
 
 
 class Weights(NamedTuple):
@@ -76,7 +91,7 @@ class Contributed(NamedTuple):
 
     def contribution(self) -> Contribution:
         """Returns it as an OptimiserStep applies it."""
-        return Contribution(self.message, torch.from_numpy(self.gradients))
+        return Contribution(self.message, as_tensor(self.gradients))
 
 
 class Begun(NamedTuple):
@@ -109,7 +124,11 @@ class NotFinite(NamedTuple):
 class GradientWorker:
     """Computes gradients on request."""
 
-    LANES: ClassVar[Mapping[str, str]] = {"stop_early": "control", "end": "control"}
+    LANES: ClassVar[Mapping[str, str]] = {
+        "stop_early": "control",
+        "place": "control",
+        "end": "control",
+    }
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -124,18 +143,23 @@ class GradientWorker:
     def __repr__(self) -> str:
         return self._name
 
+    def place(self) -> Where:
+        """Returns where the worker runs; it does not know its node."""
+        return Where(socket.gethostname(), os.getpid(), "")
+
     def start(
-        self, make: bytes, index: int, count: int, store: tuple[str, int] | None, state: bytes
+        self, make: bytes, index: int, count: int, meeting: Meeting | None, state: bytes
     ) -> Failed | None:
         """Makes source and learner.
 
-        make: a pickled `Make`. store: where ranks meet; None: another process applies the
-        gradients. state: of the learner.
+        make: a pickled `Make`. meeting: None: another process applies the gradients. state: of the
+        learner.
         """
         with self._failing() as failed:
             make_parts: Make = pickle.loads(make)
-            if store is not None:
-                self._ranks = TorchRanks(store_at(*store), index, count)
+            if meeting is not None:
+                store, device = store_at(meeting.host, meeting.port), torch.device(meeting.device)
+                self._ranks = TorchRanks(store, index, count, device=device)
             place = Place(
                 index=index, count=count, ranks=self._ranks, stops_early=self._stops_early
             )
@@ -295,6 +319,11 @@ class GradientWorker:
 
 class _Outcome:
     result: Failed | None = None
+
+
+def as_tensor(array: np.ndarray) -> Tensor:
+    """Returns an array that was sent; a copy if it is read-only, as in the memory of Ray."""
+    return torch.from_numpy(np.require(array, requirements="W"))
 
 
 def weights_of(step: OptimiserStep[Any]) -> Weights:

@@ -10,6 +10,7 @@ update does with them.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import queue
 import threading
@@ -22,12 +23,12 @@ from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.schemes.fleet import Fleet, Worker
+from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Make
 from torchbeast.schemes.gradients.round import Round
-from torchbeast.schemes.gradients.worker import Collected, saved, weights_of
+from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, weights_of
 from torchbeast.sources.contract import STALL_S, Away
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
@@ -64,6 +65,7 @@ class GradientWorkers:
         self._names = [f"gradient worker {index}" for index in range(config.num_workers)]
         self._supervisor: Supervisor | None = None
         self._workers: list[Worker] = []
+        self._places: dict[int, Any] = {}  # of the workers that have said theirs
         self._store: Any = None  # where ranks meet
         self._inbox = Inbox()
         self._one_thread = threading.Lock()
@@ -126,13 +128,12 @@ class GradientWorkers:
         hurry: Callable[[int], None] = _ignore,
     ) -> Iterator[list[tuple[int, Any]]]:
         """Gathers answers of the workers in the configured mode; see `gathering.gather`."""
-        workers, mode = Workers(self._names, self._call), self.config.communication
-        return gather(workers, task, mode, fraction, inbox=self._inbox, hurry=hurry)
+        everyone, mode = self._everyone, self.config.communication
+        return gather(everyone, task, mode, fraction, inbox=self._inbox, hurry=hurry)
 
     def ask_all(self, task: Callable[[int], Task]) -> list[Any] | None:
         """Returns the answers of all workers to one task; None once closed."""
-        workers = Workers(self._names, self._call)
-        found = next(gather(workers, task, "synchronous", inbox=self._inbox), None)
+        found = next(gather(self._everyone, task, "synchronous", inbox=self._inbox), None)
         return None if found is None else [answer for _, answer in found]
 
     def ask_first(self, method: str) -> Any:
@@ -196,16 +197,22 @@ class GradientWorkers:
 
     def _start_workers(self) -> list[Any] | None:
         """Starts the workers with the centre's state; returns None if the run ended before."""
-        config, address = self.config, None
-        if config.is_decentralised:
-            self._store = served_store()
-            address = ("127.0.0.1", self._store.port)
+        count, meeting = self.config.num_workers, self._meeting()
         self._workers = [self._fleet.worker(name) for name in self._names]
-        self._held = [self._revision] * config.num_workers
+        for index, worker in enumerate(self._workers):
+            worker.call(functools.partial(self._places.__setitem__, index), "place")
+        self._held = [self._revision] * count
         make, state = self._fleet.put(self._make), self._fleet.put(saved(self.centre))
-        return self.ask_all(
-            lambda index: Task("start", (make, index, config.num_workers, address, state))
-        )
+        return self.ask_all(lambda index: Task("start", (make, index, count, meeting, state)))
+
+    def _meeting(self) -> Meeting | None:
+        """Serves the store of ranks, if there are any."""
+        if not self.config.is_decentralised:
+            return None
+        self._store = served_store()
+        # Workers that share a GPU add on the CPU: nccl refuses two ranks of one GPU.
+        device = "cuda" if self.config.gpus >= 1 else "cpu"
+        return Meeting(self._fleet.host, self._store.port, device)
 
     def _collected(self) -> list[Collected] | None:
         """Lets all workers collect a batch; None: the run has ended."""
@@ -221,6 +228,14 @@ class GradientWorkers:
         for index, collected in answers:
             self.took(index, collected)
         return [collected for _, collected in answers]
+
+    @property
+    def _everyone(self) -> Workers:
+        return Workers(self._names, self._call, self._explain)
+
+    def _explain(self, index: int, error: WorkerLost) -> WorkerLost:
+        place = self._places.get(index)
+        return self._fleet.explain(error, place if isinstance(place, Place) else None)
 
     def _stop_early(self, index: int) -> None:
         least = self.config.fraction_samples
