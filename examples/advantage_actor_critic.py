@@ -9,25 +9,17 @@ add.
 from __future__ import annotations
 
 from torchbeast.core import losses, returns
-from torchbeast.core.actors.contract import Actor, ActorCritic
-from torchbeast.core.algos.base import Algorithm, Losses
-from torchbeast.core.algos.config import ImpalaConfig
-from torchbeast.core.algos.unroll import rewards_and_discounts, unroll
+from torchbeast.core.algos.base import Losses
+from torchbeast.core.algos.on_policy import OnPolicy
+from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 
-class AdvantageActorCritic(Algorithm[Rollout]):
+class AdvantageActorCritic(OnPolicy):
     """Learns from rollouts of the newest policy, with IMPALA's settings."""
 
-    Config = ImpalaConfig
     separable = True
-    actor: ActorCritic
-    config: ImpalaConfig
-
-    def __init__(self, actor: Actor, config: ImpalaConfig) -> None:
-        super().__init__(actor, config)
-        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
@@ -36,9 +28,7 @@ class AdvantageActorCritic(Algorithm[Rollout]):
         logits, values = policy_logits[:-1].float(), values.float()
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         log_probs = distribution.log_prob(logits, actions)
-        rewards, discounts = rewards_and_discounts(
-            minibatch, final_values, config.discounting, config.reward_scale, config.reward_clipping
-        )
+        rewards, discounts = self.rewards_and_discounts(minibatch, final_values)
         vs = returns.value_targets(
             discounts=discounts,
             rewards=rewards,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 LIMIT = 10.0  # largest magnitude of a normalised number
-_SMALLEST_VARIANCE = 1e-8  # keeps a constant input at 0
+SMALLEST_VARIANCE = 1e-8  # keeps a constant input at 0
 
 
 class Moments(NamedTuple):
@@ -66,7 +66,7 @@ class RunningNorm(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Returns values [N, *shape] of any dtype normalised, as float32 [N, *shape]."""
-        deviation = self.variance.clamp(min=_SMALLEST_VARIANCE).sqrt()
+        deviation = self.variance.clamp(min=SMALLEST_VARIANCE).sqrt()
         return ((values - self.mean) / deviation).clamp(-LIMIT, LIMIT).float()
 
     @torch.no_grad()

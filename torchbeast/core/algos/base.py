@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.algos.factory import AlgoFactory, algo_factory
 from torchbeast.core.losses import Mean, Reduction
+from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.storages.rollout import Rollout
 
@@ -140,6 +141,16 @@ class Algorithm(ABC, Generic[BatchT]):
                 f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "
                 f"{type(actor).__name__}: use another --model"
             )
+
+    def observe(self, batch: BatchT) -> None:
+        """Counts the batch in running statistics, here in those of the actor.
+
+        Called once per batch, before `prepare`, without a gradient graph. Several learners join the
+        statistics of every RunningNorm of their models.
+        """
+        new = batch.new_observations()
+        if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
+            self.actor.observe(new)
 
     def prepare(self, batch: BatchT) -> BatchT:
         """Returns the batch to learn from, for example with advantages.

@@ -115,11 +115,19 @@ class ImpalaConfig(RewardConfig):
     """Weight of the entropy bonus: more keeps exploring longer."""
     baseline_cost: float = 0.5
     """Weight of the value loss."""
+    normalise_returns: bool = False
+    """Divide rewards in the loss (never in the logs) by the running deviation of their discounted
+    sums, and clip them to 10; for rewards of unknown scale."""
     optimiser: OptimiserConfig = field(default_factory=OptimiserConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(0, entropy_cost=self.entropy_cost, baseline_cost=self.baseline_cost)
+        require(
+            not (self.normalise_returns and self.reward_clipping == "abs_one"),
+            "normalise_returns scales rewards by their returns, and reward_clipping abs_one clamps "
+            "them to [-1, 1]: leave out the first, or give reward_clipping none",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

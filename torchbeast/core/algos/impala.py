@@ -15,28 +15,22 @@ from __future__ import annotations
 from torch import Tensor
 
 from torchbeast.core import losses, vtrace
-from torchbeast.core.actors.contract import Actor, ActorCritic
-from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import ImpalaConfig
-from torchbeast.core.algos.unroll import rewards_and_discounts, unroll
+from torchbeast.core.algos.on_policy import OnPolicy
+from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.losses import Mean
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 
-class Impala(Algorithm[Rollout]):
+class Impala(OnPolicy):
     """Learns from rollouts of any recent policy."""
 
     Config = ImpalaConfig
     needs = ("policy_logits",)
     corrects_lag = True
     separable = True
-    actor: ActorCritic
-    config: ImpalaConfig
-
-    def __init__(self, actor: Actor, config: ImpalaConfig) -> None:
-        super().__init__(actor, config)
-        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
@@ -48,9 +42,7 @@ class Impala(Algorithm[Rollout]):
         behavior_logits = minibatch.extras["policy_logits"][1:].float()
         mask, metrics = self.learnt_from(minibatch, logits.detach(), behavior_logits)
         behavior_log_probs = distribution.log_prob(behavior_logits, actions)
-        rewards, discounts = rewards_and_discounts(
-            minibatch, final_values, config.discounting, config.reward_scale, config.reward_clipping
-        )
+        rewards, discounts = self.rewards_and_discounts(minibatch, final_values)
         vs, advantages = vtrace.from_importance_weights(
             log_rhos=log_probs - behavior_log_probs,
             discounts=discounts,

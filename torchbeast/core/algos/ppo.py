@@ -20,29 +20,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchbeast.core import losses, returns
-from torchbeast.core.actors.contract import Actor, ActorCritic
-from torchbeast.core.algos.base import Algorithm, Losses
+from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import PPOConfig
-from torchbeast.core.algos.unroll import policies_and_values, rewards_and_discounts, unroll
+from torchbeast.core.algos.on_policy import OnPolicy
+from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.losses import Mean
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
 
-class PPO(Algorithm[Rollout]):
+class PPO(OnPolicy):
     """Learns from rollouts of the newest policy, several times."""
 
     Config = PPOConfig
     needs = ("policy_logits",)
     separable = True
     reduction = "mean"
-    actor: ActorCritic
     config: PPOConfig
-
-    def __init__(self, actor: Actor, config: PPOConfig) -> None:
-        super().__init__(actor, config)
-        self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Adds advantages, old_values and value_targets to the extras, [T+1, B] like the actions
@@ -51,9 +46,7 @@ class PPO(Algorithm[Rollout]):
         config = self.config
         _, values, final_values = unroll(self.actor, batch)
         values, bootstrap_value = values[:-1].float(), values[-1].float()
-        rewards, discounts = rewards_and_discounts(
-            batch, final_values, config.discounting, config.reward_scale, config.reward_clipping
-        )
+        rewards, discounts = self.rewards_and_discounts(batch, final_values)
         advantages = returns.gae(
             rewards=rewards,
             values=values,

@@ -94,7 +94,7 @@ def _check_names(algo: Algorithm[Any], kind: str, own: set[str], saved: set[str]
         raise ValueError(
             f"the checkpoint is another algorithm's: beside the actor it has the {kind} "
             f"{_listed(saved)}, and {type(algo).__name__} has {_listed(own)}; "
-            "use the algorithm it was trained with"
+            "use the algorithm and settings it was trained with"
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The running statistics of observations that the models of an algorithm keep in buffers."""
+"""The running statistics that the models of an algorithm keep in buffers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from torchbeast.core.actors.running_norm import Moments, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.ranks import check_same_place
-from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import Batch
 
 
@@ -29,9 +28,7 @@ class Statistics:
 
     def observe(self, batch: Batch) -> None:
         """Adds a batch."""
-        new = batch.new_observations()
-        if all(leaf.shape[1] for leaf in flatten(new)):  # a mask may leave none
-            self._algo.actor.observe(new)
+        self._algo.observe(batch)
 
     def observed(self, batch: Batch) -> list[Moments]:
         """Adds a batch, and returns what it adds to each RunningNorm.

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
-from torchbeast.core.losses import clip_rewards
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 
@@ -44,26 +43,6 @@ def policies_and_values(model: ActorCritic, rollout: Rollout) -> tuple[Tensor, T
     rows = _inputs(rollout, 0, rollout.unroll_length)
     output = model(rows, rollout.initial_agent_state)
     return output.policy_logits, output.baseline
-
-
-def rewards_and_discounts(
-    rollout: Rollout,
-    final_values: Tensor,
-    discounting: float,
-    reward_scale: float,
-    reward_clipping: str,
-) -> tuple[Tensor, Tensor]:
-    """Returns rewards and discounts [T, B] as `returns` and `vtrace` expect them.
-
-    final_values: [T, B] values of final observations where truncated, else 0.
-
-    The discount is 0 where an episode ended, and the reward of a truncated one includes the
-    discounted value of its final observation. This is exact: the recursion only ever sees
-    r + gamma * V, and stops where the discount is 0.
-    """
-    rewards = clip_rewards(reward_scale * rollout.reward[1:], reward_clipping)
-    discounts = discounting * (1.0 - rollout.done[1:].float())
-    return rewards + discounting * final_values, discounts
 
 
 def _unroll_at_once(model: ActorCritic, rollout: Rollout) -> Unrolled:
