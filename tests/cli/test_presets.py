@@ -44,6 +44,7 @@ REQUIRED = [
     "halfcheetah-sac",
     "minatar-breakout",
     "minatar-breakout-dqn",
+    "minatar-breakout-ppo",
     "pong",
     "atari-paper",
 ]

@@ -199,6 +199,20 @@ PRESETS: dict[str, Preset] = {
             "total_steps": 1_000_000,
         },
     ),
+    "minatar-breakout-ppo": Preset(
+        "MinAtar's Breakout with PPO.",
+        {
+            "algo": "ppo",
+            "env": "MinAtar/Breakout-v1",
+            "num_actors": 32,
+            "unroll_length": 64,
+            "batch_size": 32,
+            "learning_rate": 0.001,
+            "entropy_cost": 0.01,
+            "grad_norm_clipping": 0.5,
+            "total_steps": 1_000_000,
+        },
+    ),
     "pong": Preset(
         "Pong with the shallow-norm network: an hour on two cores, most games won after half.",
         {
