@@ -23,6 +23,7 @@ AXES = {
     "col_remote_workers": (0, 2),
     "col_communication": ("synchronous", "asynchronous"),
     "col_backend": ("processes", "ray"),
+    "inference": ("worker", "central"),
     "grad_remote_workers": (0, 2),
     "grad_backend": ("processes", "ray"),
     "grad_communication": ("synchronous", "asynchronous"),
@@ -39,20 +40,27 @@ def table() -> str:
     """
     lines = ["| " + " | ".join([*AXES, ""]) + " |", "|" + " --- |" * (len(AXES) + 1)]
     refused: dict[str, list[tuple[object, ...]]] = {}
-    for values in itertools.product(*AXES.values()):
-        axes = dict(zip(AXES, values, strict=True))
-        make = STORAGES[str(axes.pop("storage_factory"))]
-        try:
-            make(**axes)
-        except NotImplementedError as error:
-            refused.setdefault(str(error), []).append(values)
-            continue
-        lines.append(_row(values, "runs"))
+    for values, made in combinations():
+        if isinstance(made, Scheme):
+            lines.append(_row(values, "runs"))
+        else:
+            refused.setdefault(str(made), []).append(values)
     for sentence, rows in refused.items():
         columns = [set(column) for column in zip(*rows, strict=True)]
         shared = [column.pop() if len(column) == 1 else "" for column in columns]
         lines.append(_row(tuple(shared), sentence))
     return "\n".join(lines) + "\n"
+
+
+def combinations() -> Iterator[tuple[tuple[object, ...], Scheme | NotImplementedError]]:
+    """Yields all combinations of the axes, each with its scheme or the error that refuses it."""
+    for values in itertools.product(*AXES.values()):
+        axes = dict(zip(AXES, values, strict=True))
+        make = STORAGES[str(axes.pop("storage_factory"))]
+        try:
+            yield values, make(**axes)
+        except NotImplementedError as error:
+            yield values, error
 
 
 def _row(values: tuple[object, ...], what: str) -> str:

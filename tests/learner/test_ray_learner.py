@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 import torch
 from background import wait_for
+from callers_ray import callers_ray
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
@@ -74,19 +75,10 @@ def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
 
 
 @pytest.fixture(scope="module")
-def callers_ray() -> Iterator[None]:
-    """A Ray that the caller has initialised, with a GPU that there is not."""
-    ray.init(
-        address="local",
-        num_cpus=CPUS,
-        num_gpus=1,
-        include_dashboard=False,
-        log_to_driver=False,
-        object_store_memory=80 * 10**6,
-    )
-    yield
-    assert ray.is_initialized(), "it was left running"
-    ray.shutdown()
+def initialised() -> Iterator[None]:
+    """A Ray of the caller, with a GPU that there is not."""
+    with callers_ray(num_cpus=CPUS, num_gpus=1):
+        yield
 
 
 def reserved() -> tuple[float, float]:
@@ -98,7 +90,7 @@ def reserved() -> tuple[float, float]:
 HALF_A_GPU = {"num_cpus": 2, "num_gpus": 0.5}
 
 
-@pytest.mark.usefixtures("callers_ray")
+@pytest.mark.usefixtures("initialised")
 @pytest.mark.parametrize(
     ("make", "axes", "expected"),
     [
@@ -130,7 +122,7 @@ def test_gradient_workers_on_the_callers_ray_learn_with_what_they_reserve_and_le
     wait_for(lambda: reserved() == (0, 0))
 
 
-@pytest.mark.usefixtures("callers_ray")
+@pytest.mark.usefixtures("initialised")
 def test_workers_without_room_are_told_at_once_what_there_is(tmp_path: Path) -> None:
     scheme = collecting_here(
         grad_backend="ray", grad_remote_workers=3, grad_worker_resources={"num_cpus": 4}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from small_schemes import CATCH, impala_of, scheme_of
+from source_envs import Telling
 
 from torchbeast import Learner, make_env
 from torchbeast.core.actors import OnPolicyActorCritic
@@ -17,9 +18,10 @@ from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.storages import OnPolicyGAEBuffer, OnPolicyVTraceBuffer
 from torchbeast.schemes import Scheme
-from torchbeast.schemes.presets import NOT_YET, PRESETS
+from torchbeast.schemes.presets import PRESETS
 
 ENVS, ACTION_SPACE, OBS_SPACE = VecEnv.create_factory(**CATCH)
+FREE_WORKERS = {"col_remote_workers": 2, "col_communication": "asynchronous"}
 PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
 
 
@@ -47,6 +49,26 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
                 col_backend="ray",
             ),
             'col_backend="ray" .*grad_backend="processes"',
+        ),
+        (
+            lambda: impala_of(inference="central"),
+            "inference=.central.* workers, but col_remote_workers is 0",
+        ),
+        (
+            lambda: impala_of(inference="central", col_remote_workers=2),
+            'inference=.central.* never wait .*"synchronous" needs ones that do',
+        ),
+        (
+            lambda: impala_of(inference="central", col_backend="ray", **FREE_WORKERS),
+            "inference=.central.* this machine.* col_backend=.ray. has them anywhere",
+        ),
+        (
+            lambda: impala_of(
+                envs={"env_fn": Telling, "info_keywords": ["steps"]},
+                inference="central",
+                **FREE_WORKERS,
+            ),
+            "info_keywords steps need .*inference=.central",
         ),
         (lambda: scheme_of(grad_backend="ray"), "grad_backend.*ray.* grad_remote_workers is 0"),
         (
@@ -145,6 +167,8 @@ def test_a_description_names_every_part() -> None:
     for part in ("3 processes with 2 environments each", "asynchronous", "Impala", "mlp"):
         assert part in said
     assert "nobody waits" in said and "OnPolicyVTraceBuffer" in said
+    central = impala_of(inference="central", **FREE_WORKERS).describe()
+    assert "actions in the learner's process" in central and "actions, of the newest" in central
     assert "1 process with 2" in scheme_of(col_remote_workers=1).describe()
     assert "in the learner's process" in scheme_of().describe()
 
@@ -184,11 +208,7 @@ def test_parts_of_a_named_architecture_can_be_replaced() -> None:
     assert scheme.algo.config.optimiser.learning_rate == 1
 
 
-def test_an_architecture_that_cannot_be_built_says_what_it_needs() -> None:
-    assert NOT_YET
-    for name in NOT_YET:
-        with pytest.raises(NotImplementedError, match=f"the architecture {name} needs "):
-            Scheme.preset(name, ENVS)
+def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ValueError, match="no architecture 'pop': use a2c, ppo, "):
         Scheme.preset("pop", ENVS)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -24,6 +24,13 @@ from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 
 
+class EndingSource(Source, Protocol):
+    """A source that ends what it has started."""
+
+    def end(self) -> None:
+        """Closes environments, or ends workers."""
+
+
 def env_spec(scheme: Scheme) -> EnvSpec:
     """Returns the spec of the environments; raises SpecError where workers cannot be sent it."""
     envs = scheme.train_envs_factory
@@ -38,7 +45,7 @@ def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
     """Returns the published weights."""
     if scheme.col_backend == "ray":
         return FleetWeights(model, version)
-    if scheme.col_remote_workers:
+    if scheme.col_remote_workers and scheme.inference == "worker":
         return SharedWeights(model, version, ring_size(scheme.processes.fixed_lag))
     return PublishedWeights(model, version)
 
@@ -55,13 +62,21 @@ def make_source(
     precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
     """
     if scheme.col_backend == "ray":
-        made: LocalSource | MonoSource | RaySource = _ray(scheme, learner, precision, ending)
+        made: EndingSource = _ray(scheme, learner, precision, ending)
+    elif scheme.inference == "central":
+        made = _servers(scheme, learner, ending)
     elif scheme.col_remote_workers:
         made = _processes(scheme, learner, precision)
     else:
         made = _local(scheme, learner, precision, stops_early)
     ending.callback(made.end)
     return made
+
+
+def _servers(scheme: Scheme, learner: Learner[PublishedWeights], ending: ExitStack) -> EndingSource:
+    from torchbeast.learner.served import served_source  # compiled
+
+    return served_source(scheme, env_spec(scheme), learner, ending)
 
 
 def _local(

@@ -28,9 +28,6 @@ from torchbeast.reporting.logger import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.scheme import Scheme
 
-PROGRAM = "monobeast"
-"""The program that can evaluate and resume the run."""
-
 
 def hardware_of(scheme: Scheme) -> HardwareConfig:
     """Returns the use of this machine. The thread that calls `step` is the only one that learns;
@@ -68,18 +65,27 @@ def run_settings(
         display=DisplayConfig(),
         learner=learner,
         collection=Collection(
-            program=PROGRAM,
+            program="polybeast" if scheme.inference == "central" else "monobeast",
             num_actors=scheme.num_envs,
             processes=max(1, workers),
             fixed_lag=0 if scheme.is_synchronous else None,
         ),
         recorded={
             **_flags(run, learner, total_steps),
-            **(recorded(scheme.processes) if workers else {"num_actors": scheme.num_envs}),
+            **_collection_flags(scheme),
         },
         loggers=loggers,
         becomes_latest=False,  # its folder is the user's, who may keep other things beside it
     )
+
+
+def _collection_flags(scheme: Scheme) -> dict[str, Any]:
+    """Returns how a program collects so, by the names of its flags."""
+    if scheme.inference == "central":
+        return recorded(scheme.fleet)
+    if scheme.col_remote_workers:
+        return recorded(scheme.processes)
+    return {"num_actors": scheme.num_envs}
 
 
 def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerConfig:

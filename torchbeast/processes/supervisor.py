@@ -100,7 +100,7 @@ class Supervisor:
     def wait(self, timeout: float) -> bool:
         """Waits up to `timeout` seconds for the end of the run; returns whether it has ended.
 
-        Main thread only.
+        Where signals are handled, for the main thread only.
         """
         deadline = time.monotonic() + timeout
         while not self.ended:

@@ -38,6 +38,8 @@ def ways(scheme: Scheme) -> tuple[str, str]:
         return forward, "the newest weights, at every batch"
     if scheme.is_synchronous:
         return forward, "the newest weights, at every batch: all workers wait for them"
+    if scheme.inference == "central":
+        return forward, "actions, of the newest weights: nobody waits for an update"
     return forward, "the newest weights, at every step: nobody waits"
 
 
@@ -59,7 +61,8 @@ def _collection(scheme: Scheme) -> Part:
     one, several = _WORKERS[scheme.col_backend]
     each = f"{workers} {several if workers > 1 else one} with {envs} each"
     whose = ["for every gradient worker"] if scheme.grad_remote_workers else []
-    return Part("collection", [each, *whose, scheme.col_communication])
+    central = [f"actions {_learners(scheme)}"] if scheme.inference == "central" else []
+    return Part("collection", [each, *whose, *central, scheme.col_communication])
 
 
 def _stragglers(scheme: Scheme) -> str:

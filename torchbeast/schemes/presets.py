@@ -113,6 +113,13 @@ PRESETS = {
         lambda: OnPolicyVTraceBuffer.create_factory(size=20),
         _WORKERS,
     ),
+    "seed": Preset(
+        "IMPALA whose workers only step environments: actions are chosen in one place, for many of "
+        "them at once. PolyBeast's.",
+        Impala.create_factory,
+        lambda: OnPolicyVTraceBuffer.create_factory(size=20),
+        {**_WORKERS, "inference": "central"},
+    ),
     "laser": Preset(
         "IMPALA that learns from a replay too.",
         Laser.create_factory,
@@ -141,19 +148,10 @@ PRESETS = {
         OffPolicyActorCritic.create_factory,
     ),
 }
-NOT_YET = {
-    "seed": "inference in one place for all workers, which PolyBeast has: "
-    "python -m torchbeast.polybeast",
-}
-"""What the other named architectures need."""
 
 
 def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
-    """Returns the settings of a Scheme. Raises ValueError for an unknown name, and
-    NotImplementedError for an architecture that cannot be built.
-    """
-    if name in NOT_YET:
-        raise NotImplementedError(f"the architecture {name} needs {NOT_YET[name]}")
+    """Returns the settings of a Scheme. Raises ValueError for an unknown name."""
     if name not in PRESETS:
         raise ValueError(f"no architecture {name!r}: use {', '.join(PRESETS)}")
     preset, envs = PRESETS[name], train_envs_factory

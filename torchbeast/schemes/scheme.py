@@ -4,6 +4,7 @@
     collection   0 = in the learner's process, or M workers, each with vec_env_size environments;
                  synchronous: every batch is collected with the newest weights, from all workers
                  asynchronous: workers never wait, and a batch is whatever is ready first
+    inference    worker: where the environments are; central: in the learner's process, for all
     gradients    0 = in the learner's process, or N workers, each of which collects as above
                  synchronous: all contribute to every step; asynchronous: a step for each
     update       centralised: the learner's process applies the gradients and sends the weights
@@ -38,9 +39,11 @@ from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.presets import settings
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
+from torchbeast.sources.servers.config import FleetConfig
 
 Communication = Literal["synchronous", "asynchronous"]
 UpdateExecution = Literal["centralised", "decentralised"]
+Inference = Literal["worker", "central"]
 Backend = Literal["processes", "ray"]
 
 Config = TypeVar("Config")
@@ -66,6 +69,8 @@ class Scheme:
     col_worker_resources: what Ray reserves for each worker, such as {"num_cpus": 1}.
     grad_worker_resources: the same for a gradient worker, which uses so many cores, and a GPU if
         there is one among them: {"num_cpus": 2, "num_gpus": 1}.
+    inference: where actions are chosen: by each worker, or in the learner's process in batches of
+        many environments, which workers then only step.
     sync_col_specs: once fraction_workers of the gradient workers have their batch, the others stop
         where they are, but not before fraction_samples of theirs.
     local_device: "cpu" or "cuda"; None: a GPU if there is one.
@@ -80,6 +85,7 @@ class Scheme:
     col_communication: Communication = "synchronous"
     col_worker_resources: Mapping[str, float] = field(default_factory=dict)
     col_backend: Backend = "processes"
+    inference: Inference = "worker"
     sync_col_specs: Mapping[str, float] = field(default_factory=dict)
     grad_remote_workers: int = 0
     grad_communication: Communication = "synchronous"
@@ -162,6 +168,11 @@ class Scheme:
         )
 
     @property
+    def fleet(self) -> FleetConfig:
+        """The environment servers, where inference is central."""
+        return FleetConfig(num_actors=self.num_envs, num_servers=self.col_remote_workers)
+
+    @property
     def gradients(self) -> GradientConfig | None:
         """The workers that compute gradients; None: the learner's process does."""
         if not self.grad_remote_workers:
@@ -212,6 +223,7 @@ class Scheme:
         one_of(get_args(Communication), col_communication=self.col_communication)
         one_of(get_args(Communication), grad_communication=self.grad_communication)
         one_of(get_args(UpdateExecution), update_execution=self.update_execution)
+        one_of(get_args(Inference), inference=self.inference)
         one_of(get_args(Backend), col_backend=self.col_backend, grad_backend=self.grad_backend)
         refuse_unknown("col_worker_resources", self.col_worker_resources, ["num_cpus"])
         refuse_unknown(
@@ -224,6 +236,7 @@ class Scheme:
     def _check_axes(self) -> None:
         """Raises NotImplementedError where the ways to spread the work do not go together."""
         self._check_collection()
+        self._check_inference()
         self._check_gradients()
         self._check_stragglers()
 
@@ -247,6 +260,32 @@ class Scheme:
             raise NotImplementedError(
                 "col_worker_resources are what Ray reserves for a worker, but "
                 f'col_backend="{self.col_backend}" reserves nothing: leave them out, or use Ray'
+            )
+
+    def _check_inference(self) -> None:
+        if self.inference == "worker":
+            return
+        if not self.col_remote_workers:
+            raise NotImplementedError(
+                'inference="central" chooses the actions of workers, but col_remote_workers is 0: '
+                "give some"
+            )
+        if self.is_synchronous:
+            raise NotImplementedError(
+                'inference="central" has workers that never wait for newer weights, but '
+                'col_communication="synchronous" needs ones that do: collect asynchronously, or '
+                'with inference="worker"'
+            )
+        if self.col_backend == "ray":
+            raise NotImplementedError(
+                'inference="central" has environments on this machine, a message away at every '
+                'step, but col_backend="ray" has them anywhere: use col_backend="processes", or '
+                'inference="worker"'
+            )
+        if keywords := self.train_envs_factory.info_keywords:
+            raise NotImplementedError(
+                f"info_keywords {' '.join(keywords)} need workers that send info, and with "
+                'inference="central" they send none: leave them out, or use inference="worker"'
             )
 
     def _check_gradients(self) -> None:

@@ -25,7 +25,15 @@ class Process:
 
     started: list[Process]
 
-    def __init__(self, name: str, module: str, arguments: Any, on_report: Any, on_end: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Any,
+        on_report: Any,
+        on_end: Any,
+        environment: Any,
+    ) -> None:
         self.pid = len(self.started)
         self.address, self._on_report, self.dies = arguments["address"], on_report, on_end
         self.ended = False

@@ -26,6 +26,7 @@ from torchbeast.core.envs.spaces import action_space_to_json
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import RunError
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
@@ -204,6 +205,19 @@ def test_a_batch_that_is_not_whole_at_the_close_is_not_yielded(spare_columns: in
         assert waiting.result() == []
         StopsAfterOneRollout.goes_on.set()
     assert running.supervisor.failure is None
+
+
+def test_batches_end_only_once_the_run_has_the_failure_that_ends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pool that fails closes the queue before it raises; who waits for a batch asks then why."""
+    monkeypatch.setattr(PolySource, "_play", lambda self: None)
+    with playing_locally(Setup(env_id="Catch"), 0) as running:
+        running.source._queue.close()
+        batch = Background(next, running.source.batches(), None)
+        batch.wait_until_blocked()
+        running.supervisor.fail("environments", RunError("a stream failed"))
+        assert batch.result() is None
 
 
 @contextmanager

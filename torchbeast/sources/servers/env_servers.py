@@ -8,7 +8,9 @@ address, where the learner's streams find the new one. Every other end before `c
 from __future__ import annotations
 
 import logging
+import os
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -184,6 +186,7 @@ class _Server:
             self._arguments,
             on_report=self._report,
             on_end=self._ended,
+            environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules beside a script
         )
 
     def _report(self, report: Report) -> None:

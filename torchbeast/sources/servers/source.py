@@ -16,7 +16,8 @@ is passed along with the agent state: `agent_state = (state, last_action)`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
+from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.plan import rollout_columns
 
@@ -64,6 +66,7 @@ class PolySource:
         seed: int,
         spare_columns: int = 0,
         num_batches: int = 2,
+        start_servers: Callable[[Supervisor], EnvServers] | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
@@ -71,12 +74,16 @@ class PolySource:
         extras: names of the outputs of acting to put into rollouts.
         spare_columns: number of columns for other data after the first batch_size of every batch.
         num_batches: that are in memory at once, one of them in preparation; for num_bytes.
+        start_servers: called by `start`; `end` then ends them. None: they run already.
         """
         specs_of_extras(actor, extras)
         self._actor = actor
         self._extras, self._mode = extras, mode
         self._weights = weights
         self._device = device
+        self._start_servers = start_servers
+        self._servers: EnvServers | None = None
+        self._closed = threading.Event()
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
         columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         self._columns = columns
@@ -104,11 +111,13 @@ class PolySource:
         return self._num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
-        """Starts inference and the pool."""
+        """Starts inference and the pool, and the servers that belong to the source."""
         supervisor.on_close(self.close)
+        if self._start_servers is not None:
+            self._servers = self._start_servers(supervisor)
         for i in range(self._num_inference_threads):
             supervisor.start_thread(f"inference-{i}", self._infer)
-        supervisor.start_thread("environments", self._pool.run)
+        supervisor.start_thread("environments", self._play)
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
@@ -122,14 +131,22 @@ class PolySource:
         for nest, info in self._queue.with_info():
             rollout = _to_rollout(nest, info, self._spare_columns)
             if rollout.batch_size < columns:
-                return  # closed while a batch was being collected
+                break  # closed while a batch was being collected
             yield rollout
+        # A pool that fails closes the queue itself, before it raises the run's failure.
+        self._closed.wait()
 
     def close(self) -> None:
         """Closes queue and batcher, which wakes every waiting thread. May be called again."""
+        self._closed.set()
         for queue in (self._batcher, self._queue):
             if not queue.is_closed():
                 queue.close()
+
+    def end(self) -> None:
+        """Ends the servers that belong to the source. May be called again."""
+        if self._servers is not None:
+            self._servers.close()
 
     def status(self) -> dict[str, int]:
         """Returns queue lengths and counts, by the names of log columns.
@@ -165,6 +182,10 @@ class PolySource:
     def _initial_agent_state(self) -> Any:
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
         return map_leaves(lambda leaf: leaf.cpu(), state)
+
+    def _play(self) -> None:
+        if self._servers is None or self._servers.wait_ready():
+            self._pool.run()
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the source of a scheme whose workers only step environments: PolyBeast's, with environment
+servers that start and end with it. It needs the compiled libtorchbeast.
+"""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning.learner_run import Learner
+from torchbeast.learning.weights import PublishedWeights
+from torchbeast.schemes.scheme import Scheme
+from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.config import PipelineConfig
+from torchbeast.sources.servers.discovery import Fleet
+from torchbeast.sources.servers.env_servers import EnvServers
+from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
+from torchbeast.sources.servers.source import PolySource
+
+
+def served_source(
+    scheme: Scheme, env: EnvSpec, learner: Learner[PublishedWeights], ending: ExitStack
+) -> PolySource:
+    """Returns the source; `ending` removes its sockets."""
+    device = learner.compute.device
+    plans = plans_for_local_servers(scheme.fleet, disable_cuda=device.type == "cpu")
+    folder = new_run_folder()
+    addresses = server_addresses(folder_basename(folder), len(plans))
+    ending.callback(shutil.rmtree, folder, ignore_errors=True)
+    servers = functools.partial(
+        EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
+    )
+    return PolySource(
+        _fleet(scheme.train_envs_factory, env, plans, addresses),
+        learner.agent.model,
+        learner.weights,
+        device,
+        learner.rollouts,
+        PipelineConfig(),
+        extras=learner.extras,
+        mode=learner.mode,
+        seed=learner.seed,
+        spare_columns=learner.spare_columns,
+        num_batches=1 + learner.batches_at_once,
+        start_servers=servers,
+    )
+
+
+def _fleet(
+    envs: VecEnvFactory, env: EnvSpec, plans: Sequence[ServerPlan], addresses: Sequence[str]
+) -> Fleet:
+    """Returns the streams of servers that nobody needs to ask: they make what the scheme made."""
+    streams = [
+        (address, plan.envs_per_stream)
+        for address, plan in zip(addresses, plans, strict=True)
+        for _ in range(plan.num_streams)
+    ]
+    return Fleet(
+        env=env,
+        observation_space=envs.sent_space,
+        action_space=envs.action_space,
+        frame_stack=envs.frame_stack,
+        stream_addresses=[address for address, _ in streams],
+        envs_per_stream=[size for _, size in streams],
+    )
