@@ -3,12 +3,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
+from torchbeast.core.actors.contract import Acted, Actor
+
 KEY = "action_mask"
+
+
+class Blind(Actor):
+    """Always takes action 0."""
+
+    extra_specs: ClassVar[Any] = {}
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    def choose(self, inputs: Any, state: Any, mode: Any) -> Acted:
+        return Acted(self.distribution.zero_action(inputs.reward.shape), {}, state)
 
 
 class Masked:

@@ -34,8 +34,15 @@ class ActionMask:
     counts: tuple[int, ...]
 
     def masked(self, logits: Tensor, observation: Nest[Tensor]) -> Tensor:
-        """Returns logits [..., n] with -inf where the observation's mask [..., n] is 0."""
-        return logits.masked_fill(~_allowed(observation), -torch.inf)
+        """Returns logits [..., n] with -inf where the observation's mask [..., n] is 0.
+
+        A mask of zeros alone, as of an episode's last observation, rules out nothing here.
+        """
+        return logits.masked_fill(~_effective(observation), -torch.inf)
+
+    def num_allowed(self, observation: Nest[Tensor]) -> Tensor:
+        """Returns the number [...] of actions that are not ruled out, of a Discrete space."""
+        return _effective(observation).sum(-1)
 
     def check(self, observation: Nest[Tensor]) -> None:
         """Raises RunError where a mask leaves no choice; waits for the device."""
@@ -80,6 +87,12 @@ def _counts(actions: ActionDistribution) -> Sequence[int]:
         f"{type(actions).__name__} distribution: rename the entry, or drop it with "
         "--observation_keys"
     )
+
+
+def _effective(observation: Nest[Tensor]) -> Tensor:
+    """Returns which actions are allowed, bool [..., n]: all where the mask allows none."""
+    allowed = _allowed(observation)
+    return allowed | ~allowed.any(-1, keepdim=True)
 
 
 def _allowed(observation: Nest[Tensor]) -> Tensor:

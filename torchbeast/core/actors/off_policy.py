@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
+from torchbeast.core.actors.masks import ActionMask
 from torchbeast.core.distributions import Categorical, SquashedGaussian
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import Nest, map_leaves
@@ -38,13 +39,23 @@ class OffPolicyActor(Actor):
 
     epsilon: float32 [], the probability of a random action in mode explore, at first 1. As a buffer
         it is published and saved with the weights; the algorithm changes it in place.
+    action_mask: how observations mask the actions of a Discrete space, None where they do not; set
+        by make_model. Calling the actor, as acting and learning do, rules out masked actions:
+        forward need not know of masks.
     """
 
     epsilon: Tensor
+    action_mask: ActionMask | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("epsilon", torch.ones(()))
+
+    def __call__(self, observation: Nest[Tensor]) -> Tensor:
+        """Returns the outputs of forward, with -inf for masked actions."""
+        outputs: Tensor = super().__call__(observation)
+        mask = self.action_mask
+        return outputs if mask is None else mask.masked(outputs, observation)
 
     def forward(self, observation: Nest[Tensor]) -> Tensor:
         """Returns what the action is chosen by, [N, ...], of observations [N, *shape]."""
@@ -55,7 +66,12 @@ class OffPolicyActor(Actor):
         """Chooses actions by outputs of forward."""
 
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:
-        """Chooses an action for each environment of a row [1, B, ...]."""
+        """Chooses an action for each environment of a row [1, B, ...].
+
+        Raises RunError where a mask rules out all actions.
+        """
+        if self.action_mask is not None:
+            self.action_mask.check(inputs.observation)
         observation: Nest[Tensor] = map_leaves(lambda leaf: leaf.squeeze(0), inputs.observation)
         action, extras = self.choose_each(self(observation), mode)
         rows = {name: extra.unsqueeze(0) for name, extra in extras.items()}
@@ -87,7 +103,7 @@ class ActorWithCritics(OffPolicyActor):
 
 class StochasticActorCritic(ActorWithCritics):
     """A policy for SAC: forward gives the params [N, num_params] of a squashed Gaussian over a Box
-    or of a categorical over a Discrete.
+    or of a categorical over a Discrete, -inf for illegal actions.
     """
 
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
@@ -103,7 +119,7 @@ class StochasticActorCritic(ActorWithCritics):
         if isinstance(self.distribution, SquashedGaussian):
             return uniform_in(self.distribution, outputs[..., : self.distribution.num_features])
         assert isinstance(self.distribution, Categorical)
-        return self.distribution.sample(torch.zeros_like(outputs))
+        return uniform_among(self.distribution, outputs)
 
 
 class DeterministicActorCritic(ActorWithCritics):
@@ -146,3 +162,9 @@ class Critics(nn.Module):
 def uniform_in(distribution: SquashedGaussian, units: Tensor) -> Tensor:
     """Returns uniformly random actions of a Box, as many as there are rows of units [N, n]."""
     return distribution.in_box(2.0 * torch.rand_like(units) - 1.0)
+
+
+def uniform_among(distribution: Categorical, outputs: Tensor) -> Tensor:
+    """Returns uniformly random actions [N] of those whose outputs [N, n] are not -inf."""
+    legal = torch.zeros_like(outputs).masked_fill(outputs.isneginf(), -torch.inf)
+    return distribution.sample(legal)

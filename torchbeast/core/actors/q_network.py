@@ -10,13 +10,10 @@ An action whose value is -inf is illegal and is never taken.
 
 from __future__ import annotations
 
-import math
-
-import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Mode
-from torchbeast.core.actors.off_policy import Chosen, OffPolicyActor
+from torchbeast.core.actors.off_policy import Chosen, OffPolicyActor, uniform_among
 from torchbeast.core.distributions import Categorical
 from torchbeast.core.envs.spaces import ArraySpec
 
@@ -30,8 +27,7 @@ class QNetwork(OffPolicyActor):
         """Chooses the best action; in mode explore, with probability epsilon a random legal one."""
         action = self._actions.mode(outputs)
         if mode == "explore":
-            legal = torch.zeros_like(outputs).masked_fill(outputs.isneginf(), -math.inf)
-            action = self.randomly(action, self._actions.sample(legal))
+            action = self.randomly(action, uniform_among(self._actions, outputs))
         return Chosen(action, {"q_values": outputs})
 
     @property

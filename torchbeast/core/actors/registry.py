@@ -20,6 +20,7 @@ from torchbeast.core.actors.networks import (
     NormedAtariNet,
     SmallNet,
 )
+from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.off_policy_networks import NETWORKS
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
@@ -81,12 +82,13 @@ def make_model(
 
 def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> None:
     """Lets the model rule out actions that observations mask; ValueError where it cannot."""
-    if isinstance(model, ActorCritic):
+    if isinstance(model, ActorCritic | OffPolicyActor):
         model.action_mask = mask_for(observation_space, model.distribution)
     elif has_mask(observation_space):
         raise ValueError(
-            f"observations have an {KEY}, which {name} would not obey, because only actor-critics "
-            "do: use impala, laser or ppo, or drop the mask with --observation_keys"
+            f"observations have an {KEY}, which {name} would not obey: make it a subclass of "
+            f"{ActorCritic.__name__} or {OffPolicyActor.__name__}, or drop the mask with "
+            "--observation_keys"
         )
 
 

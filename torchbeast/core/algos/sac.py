@@ -67,8 +67,6 @@ class SAC(OffPolicy):
             for name in ("actor", "critics", "temperature")
         }
         self._policies = _policies_over(self.actor)
-        usual, given = self._policies.usual_entropy, config.target_entropy
-        self.target_entropy = usual if given is None else given
 
     @classmethod
     def check_actor(cls, actor: Actor, config: SACConfig) -> None:
@@ -98,7 +96,7 @@ class SAC(OffPolicy):
             "actor_loss": (alpha * now.log_probs - now.values).mean(),
         }
         if self.config.learn_temperature:
-            surplus = -now.log_probs.detach().mean() - self.target_entropy
+            surplus = -now.log_probs.detach().mean() - self._target_entropy(seen)
             terms["temperature_loss"] = self.temperature.log_alpha * surplus
         metrics = {
             "mean_value": values.detach().mean(),
@@ -106,6 +104,10 @@ class SAC(OffPolicy):
             "temperature": alpha,
         }
         return Losses(terms, metrics)
+
+    def _target_entropy(self, observation: Nest[Tensor]) -> float | Tensor:
+        given = self.config.target_entropy
+        return self._policies.usual_entropy(observation) if given is None else given
 
     def after_step(self) -> None:
         """Lets the target critics follow the critics."""
@@ -132,7 +134,9 @@ class _OverBox:
 
     def __init__(self, actor: StochasticActorCritic, distribution: SquashedGaussian) -> None:
         self._actor, self._distribution = actor, distribution
-        self.usual_entropy = -float(distribution.num_features)
+
+    def usual_entropy(self, observation: Nest[Tensor]) -> float:
+        return -float(self._distribution.num_features)
 
     def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
         action, log_probs = self._distribution.rsample(self._actor(observation).float())
@@ -151,11 +155,17 @@ class _OverChoices:
 
     def __init__(self, actor: StochasticActorCritic, distribution: Categorical) -> None:
         self._actor, self._distribution = actor, distribution
-        self.usual_entropy = 0.98 * math.log(distribution.num_params)
+
+    def usual_entropy(self, observation: Nest[Tensor]) -> float | Tensor:
+        """Returns 0.98 log n, the mean over the states where masks leave different numbers n."""
+        if self._actor.action_mask is None:
+            return 0.98 * math.log(self._distribution.num_params)
+        return 0.98 * self._actor.action_mask.num_allowed(observation).log().mean()
 
     def evaluate(self, critics: nn.Module, observation: Nest[Tensor]) -> Evaluated:
         log_probs = self._actor(observation).float().log_softmax(-1)
         probs = log_probs.exp()
+        log_probs = log_probs.masked_fill(log_probs.isneginf(), 0.0)  # 0 log 0 = 0
         with torch.no_grad():
             values = critics(observation).min(0).values
         return Evaluated((probs * values).sum(-1), (probs * log_probs).sum(-1))
