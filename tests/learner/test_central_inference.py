@@ -23,8 +23,6 @@ from torchbeast.envs import make
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 
-pytest.importorskip("libtorchbeast")
-
 CENTRAL = {
     "col_remote_workers": 2,
     "col_communication": "asynchronous",

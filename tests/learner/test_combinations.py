@@ -48,6 +48,8 @@ def test_there_are_combinations_along_every_axis() -> None:
 def test_a_combination_changes_the_weights_with_a_bounded_lag(
     scheme: Scheme, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if scheme.inference == "central":
+        pytest.importorskip("libtorchbeast", exc_type=ImportError)
     if "ray" in (scheme.col_backend, scheme.grad_backend):
         request.getfixturevalue("on_ray")
     with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:

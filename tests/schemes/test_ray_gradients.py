@@ -21,11 +21,13 @@ from gradient_running import (
     B,
     BadLoss,
     Learning,
+    MeanImpala,
     T,
     as_arrays,
     learnt,
     of_given,
     of_given_that_ends,
+    of_slow,
     rollout,
     running,
 )
@@ -82,6 +84,16 @@ def test_decentralised_updates_on_ray_are_bit_equal_to_centralised_ones_here_and
         assert other_counters == counters
         for name, array in here.items():
             np.testing.assert_array_equal(arrays[name], array, err_msg=name)
+
+
+def test_a_straggler_on_ray_stops_while_it_collects() -> None:
+    learning = Learning(kind=MeanImpala)
+    make = partial(of_slow, learning=learning, batch=rollout(1))
+    share = {"fraction_workers": 0.5, "fraction_samples": 0.4}
+    with running(make, learning.step(), fleet=on_ray(), **share) as (workers, step, _):
+        ((batch, _),) = learnt(workers, step, 1)
+    of_each = [each.env_steps for each in batch.collected]
+    assert of_each[0] == T * B and 2 * B <= of_each[1] < T * B
 
 
 @pytest.mark.parametrize("how", [DECENTRAL, pytest.param(FREE, marks=pytest.mark.long)])
