@@ -18,13 +18,14 @@ from torchbeast.core.actors import (
 )
 from torchbeast.core.actors.networks import AtariNet, DeepNet, FixupNet, MLPNet
 from torchbeast.core.actors.off_policy_networks import QNet, SACNet
+from torchbeast.core.actors.torsos import FixupTorso
 from torchbeast.core.algos import DDQN, DQN, IMPALA, LASER, PPO, SAC, TD3
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import PPOConfig
 from torchbeast.core.algos.factory import OTHER_NAMES, recorded
 from torchbeast.core.algos.registry import defaults_of
 from torchbeast.core.envs import VecEnv
-from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.core.storages import (
     HindsightExperienceReplayBuffer,
@@ -162,8 +163,17 @@ def test_an_off_policy_actor_is_the_network_that_the_algorithm_trains() -> None:
     assert isinstance(made("cpu"), SACNet), "a policy, until the algorithm is known"
     net = made.trained_by(DQN.family)("cpu")
     assert isinstance(net, QNet) and net.features.num_features == 7
-    with pytest.raises(ValueError, match="has no network fixup: use mlp, "):
-        OffPolicyActorCritic.create_factory(VECTOR, Discrete(2), get_feature_extractor("Fixup"))
+
+
+@pytest.mark.parametrize("name", ["MLP", "CNN", "Fixup", "ResNet"])
+@pytest.mark.parametrize("algo", [DQN, SAC, TD3])
+def test_every_feature_extractor_has_off_policy_networks(algo: Any, name: str) -> None:
+    space = Box(-1.0, 1.0, (2,)) if algo is TD3 else Discrete(3)
+    made = OffPolicyActorCritic.create_factory(FRAMES, space, get_feature_extractor(name))
+    actor = made.trained_by(algo.family)("cpu")
+    assert isinstance(actor, algo.actor_type)
+    has_fixup = any(isinstance(module, FixupTorso) for module in actor.modules())
+    assert has_fixup == (name == "Fixup")
 
 
 def test_an_actor_begins_with_the_weights_of_a_file(tmp_path: Any) -> None:

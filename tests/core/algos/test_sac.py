@@ -229,7 +229,7 @@ def test_the_losses_of_discrete_actions_are_exact_expectations() -> None:
 
 
 @pytest.mark.parametrize("space", [Box((-1.0, 0.0), (1.0, 6.0), (2,)), Discrete(3, 5)])
-@pytest.mark.parametrize("body", ["mlp", "shallow"])
+@pytest.mark.parametrize("body", ["mlp", "shallow", "fixup"])
 def test_the_built_in_networks_learn(space: Any, body: str) -> None:
     seen = ArraySpec((5,), "float32") if body == "mlp" else ArraySpec((4, 40, 40), "uint8")
     actor = make_model(ActorSpec(f"sac-{body}"), seen, space)

@@ -15,15 +15,12 @@ import torch
 from torchbeast.core.actors.agent import default_model
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.actors.off_policy import OffPolicyActor
-from torchbeast.core.actors.off_policy_networks import BODIES
 from torchbeast.core.actors.registry import (
-    ACTOR_CRITICS,
     MODELS,
     ModelFactory,
     in_family,
     make_model,
 )
-from torchbeast.core.checks import require
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.factories import names_checked
 from torchbeast.core.specs import ActorSpec
@@ -128,22 +125,17 @@ class OffPolicyActorCritic:
     ) -> ActorFactory:
         """Returns what makes the network wherever it acts or learns.
 
-        feature_extractor_network: what get_feature_extractor returns, but Fixup; the name of a
-            network; or your own subclass of OffPolicyActor, which is called with
+        feature_extractor_network: what get_feature_extractor returns, the name of a network, or
+            your own subclass of OffPolicyActor, which is called with
             (obs_space, action_space, False). Default: by the observations.
-        Others: see OnPolicyActorCritic. Raises ValueError for a network that there is not.
+        Others: see OnPolicyActorCritic.
         """
         network = feature_extractor_network
         if network == "auto":
             network = default_model(obs_space, for_images="shallow")
-        spec = _spec(network, feature_extractor_kwargs, recurrent=False)
-        require(
-            spec.name in BODIES or spec.name not in ACTOR_CRITICS,
-            f"{cls.__name__} has no network {spec.name}: use {', '.join(BODIES)}",
-        )
         return ActorFactory(
             owner=cls.__name__,
-            spec=spec,
+            spec=_spec(network, feature_extractor_kwargs, recurrent=False),
             observation_space=obs_space,
             action_space=action_space,
             kind=OffPolicyActor,  # type: ignore[type-abstract]

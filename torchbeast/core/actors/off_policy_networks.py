@@ -34,6 +34,7 @@ from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
     SMALL_MINIMUM,
     DeepTorso,
+    FixupTorso,
     FlatTorso,
     NormedShallowTorso,
     ShallowTorso,
@@ -60,6 +61,7 @@ BODIES = {
     "shallow": Body(ShallowTorso, SHALLOW_MINIMUM, hidden=512, layers=1),
     "shallow-norm": Body(NormedShallowTorso, SHALLOW_MINIMUM, hidden=512, layers=1),
     "deep": Body(DeepTorso, 1, hidden=256, layers=1),
+    "fixup": Body(FixupTorso, 1, hidden=256, layers=1),
 }
 
 
