@@ -54,6 +54,14 @@ class TestCartPole(VecEnvCompliance):
         return envs.make("CartPole-v1", num_envs)
 
 
+class TestMakeVec(VecEnvCompliance):
+    num_steps = 60
+
+    def make(self, num_envs: int) -> VecEnv:
+        kwargs = {"id": "CartPole-v1", "vectorization_mode": "sync"}
+        return envs.make(envs.EnvSpec("gymnasium:make_vec", kwargs), num_envs)
+
+
 class TestMinAtarBreakout(VecEnvCompliance):
     num_steps = 60
 

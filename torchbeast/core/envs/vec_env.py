@@ -197,10 +197,13 @@ def vec_env_of(
     observation_keys: Sequence[str] = (),
 ) -> VecEnv:
     """Makes environments by a function that returns one of them, or, when it has a parameter
-    num_envs, a VecEnv. Raises WrongNumber when that has another number of environments.
+    num_envs, a VecEnv, or a vector environment of Gymnasium, as gymnasium.make_vec does.
 
-    env_id: names them, unless they come as a VecEnv. observation_keys: see SyncVecEnv.
+    env_id: names them, unless they come as a VecEnv. observation_keys: see SyncVecEnv. Raises
+    WrongNumber when the function returns another number of environments.
     """
+    from torchbeast.core.envs.gym_vector import adopted, is_gym_vector  # which needs VecStep
+
     if not accepts(env_fn, "num_envs"):
         make_one = functools.partial(env_fn, **env_kwargs)
         return SyncVecEnv([make_one] * num_envs, env_id, observation_keys)
@@ -210,7 +213,7 @@ def vec_env_of(
             f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv with "
             f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
         )
-    return env
+    return adopted(env, env_id) if is_gym_vector(env) else env
 
 
 def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
@@ -348,6 +351,11 @@ class SyncVecEnv:
 
     def _action_space(self, index: int) -> ActionSpace:
         space = getattr(self._envs[index], "action_space", None)
+        if hasattr(self._envs[index], "single_action_space"):
+            raise ValueError(
+                f"{self._name(index)} is a vector environment itself: let the function that makes "
+                "it have a parameter num_envs, as gymnasium.make_vec does"
+            )
         if space is None:
             raise ValueError(
                 f"{self._name(index)} has no action_space; give it one, "
@@ -400,21 +408,11 @@ class SyncVecEnv:
         space.
         """
         pairs = zip(self._action_leaves, flatten(action), strict=True)
-        leaves = [self._action_rows(*pair) for pair in pairs]
+        leaves = [action_rows(*pair, self.num_envs) for pair in pairs]
         return [
             pack_as(self.action_space, [leaf[index] for leaf in leaves])
             for index in range(self.num_envs)
         ]
-
-    def _action_rows(self, space: Any, leaf: Any) -> np.ndarray:
-        rows = np.asarray(leaf)
-        if rows.shape[:1] != (self.num_envs,):
-            raise ValueError(f"expected actions for {self.num_envs} environments, got {rows.shape}")
-        if not isinstance(space, Box):
-            return rows
-        low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
-        clipped: np.ndarray = np.clip(rows, low, high).astype(space.dtype)
-        return clipped
 
     def _step_one(self, index: int, action: Any) -> _Outcome:
         result = self._envs[index].step(action)
@@ -435,6 +433,26 @@ class SyncVecEnv:
         if not abs(value) <= _LARGEST_REWARD:
             raise ValueError(f"{self._name(index)}: expected a finite reward, got {reward!r}")
         return value
+
+
+def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
+    """Returns a leaf of actions [E, ...], those of a Box clipped to its bounds."""
+    rows = np.asarray(leaf)
+    if rows.shape[:1] != (num_envs,):
+        raise ValueError(f"expected actions for {num_envs} environments, got {rows.shape}")
+    if not isinstance(space, Box):
+        return rows
+    low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
+    clipped: np.ndarray = np.clip(rows, low, high).astype(space.dtype)
+    return clipped
+
+
+def check_rewards(reward: np.ndarray, env_id: str) -> None:
+    """Raises ValueError unless the rewards [E] are finite."""
+    for index in np.flatnonzero(~np.isfinite(reward)):
+        raise ValueError(
+            f"environment {index} of {env_id}: expected a finite reward, got {reward[index]}"
+        )
 
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gymnasium's own vector environments, such as those of gymnasium.make_vec, as a VecEnv.
+
+A VecEnv begins the next episode in the step that ends one. Their autoreset mode decides how:
+
+    SAME_STEP             they do so too, and give the last observations in their infos
+    NEXT_STEP, DISABLED   those that ended are reset at once, by Gymnasium's reset_mask; with
+                          NEXT_STEP only SyncVectorEnv and AsyncVectorEnv allow that
+
+Gymnasium is not imported: what counts are the names of its classes and attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from torchbeast.core.envs.info import FinalInfo
+from torchbeast.core.envs.spaces import (
+    ArrayNest,
+    ArraySpec,
+    from_gymnasium,
+    matching_leaves,
+    observation_spec,
+)
+from torchbeast.core.envs.vec_env import (
+    VecStep,
+    action_rows,
+    check_rewards,
+    environment_seeds,
+)
+from torchbeast.core.nest_py import flatten, map_leaves, pack_as
+
+_SAME_STEP = "SameStep"
+_MODES = (_SAME_STEP, "NextStep", "Disabled")
+
+
+def is_gym_vector(env: Any) -> bool:
+    """Returns whether this is a vector environment of Gymnasium's interface."""
+    return hasattr(env, "single_action_space") and hasattr(env, "single_observation_space")
+
+
+def adopted(env: Any, env_id: str) -> GymVectorEnv:
+    """Returns the VecEnv of a vector environment of Gymnasium, which is closed where that fails."""
+    try:
+        return GymVectorEnv(env, env_id)
+    except ValueError:
+        env.close()
+        raise
+
+
+class GymVectorEnv:
+    """The environments of a vector environment of Gymnasium."""
+
+    frame_stack = 1
+    final_info: FinalInfo
+
+    def __init__(self, env: Any, env_id: str) -> None:
+        """Raises ValueError where spaces or the autoreset mode cannot be used."""
+        self._env = env
+        self.env_id = env_id
+        self.num_envs = int(env.num_envs)
+        self._is_own = _is_own(env)
+        self._mode = _mode(env, env_id, self._is_own)
+        try:
+            self.observation_space = observation_spec(env.single_observation_space)
+            self.action_space = from_gymnasium(env.single_action_space)
+        except ValueError as error:
+            raise ValueError(f"{env_id}: {error}") from error
+        self._batch = map_leaves(
+            lambda spec: ArraySpec((self.num_envs, *spec.shape), spec.dtype), self.observation_space
+        )
+        self.final_info = {}
+
+    def reset(self, seed: int) -> ArrayNest:
+        seeds = environment_seeds(seed, self.num_envs)
+        observation, _ = self._env.reset(seed=seeds if self._is_own else seeds[0])
+        self.final_info = {}
+        return self._copied(observation)
+
+    def step(self, action: ArrayNest) -> VecStep:
+        observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
+        reward = np.array(reward, np.float32)
+        check_rewards(reward, self.env_id)
+        terminated = np.array(terminated, bool)
+        truncated = np.asarray(truncated, bool) & ~terminated
+        ended = terminated | truncated
+        seen, self.final_info = self._copied(observation), {}
+        final: ArrayNest | None = None
+        if ended.any():
+            is_same = self._mode == _SAME_STEP
+            self.final_info = _each_info(infos["final_info"] if is_same else infos, ended)
+            if truncated.any():
+                final = self._final(infos, truncated) if is_same else _rows(seen, truncated)
+            if not is_same:
+                observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
+                seen = self._copied(observation)
+        return VecStep(seen, reward, terminated, truncated, ended, final)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _copied(self, observation: Any) -> ArrayNest:
+        """Returns the observations in arrays of their own: the environment may use its again."""
+        path = f"{self.env_id}: observation"
+        leaves = [np.array(leaf) for leaf in matching_leaves(self._batch, observation, path)]
+        packed: ArrayNest = pack_as(self.observation_space, leaves)
+        return packed
+
+    def _final(self, infos: Mapping[str, Any], truncated: np.ndarray) -> ArrayNest:
+        """Returns the last observations [K, ...] of the truncated episodes, from the infos."""
+        path = f"{self.env_id}: last observation"
+        finals = [
+            list(matching_leaves(self.observation_space, infos["final_obs"][index], path))
+            for index in np.flatnonzero(truncated)
+        ]
+        packed: ArrayNest = pack_as(
+            self.observation_space, [np.stack(leaf) for leaf in zip(*finals, strict=True)]
+        )
+        return packed
+
+    def _actions(self, action: ArrayNest) -> Any:
+        spaces = flatten(self.action_space)
+        pairs = zip(spaces, flatten(action), strict=True)
+        return pack_as(self.action_space, [action_rows(*pair, self.num_envs) for pair in pairs])
+
+
+def _mode(env: Any, env_id: str, is_own: bool) -> str:
+    """Returns the value of the autoreset mode; raises ValueError for one that cannot be used."""
+    found = getattr(env, "metadata", {}).get("autoreset_mode")
+    mode = str(getattr(found, "value", found))
+    if mode not in _MODES:
+        raise ValueError(
+            f"{env_id} is a vector environment whose metadata have no autoreset_mode of Gymnasium "
+            f"1.1 or newer, got {found!r}: make it with such a Gymnasium"
+        )
+    if mode == "NextStep" and not (is_own and getattr(env.unwrapped, "shared_memory", True)):
+        raise ValueError(
+            f"{env_id} begins episodes a step late (autoreset_mode NEXT_STEP), and cannot be reset "
+            'before: give gymnasium.make_vec vectorization_mode="sync" or "async", or an '
+            "autoreset_mode SAME_STEP; AsyncVectorEnv needs shared_memory as well"
+        )
+    return mode
+
+
+def _is_own(env: Any) -> bool:
+    """Returns whether it is one of Gymnasium's two vector environments of single ones."""
+    names = {cls.__name__ for cls in type(env.unwrapped).__mro__}
+    return bool(names & {"SyncVectorEnv", "AsyncVectorEnv"})
+
+
+def _each_info(infos: Mapping[str, Any], ended: np.ndarray) -> FinalInfo:
+    """Returns the entries of each environment that ended; the mask of an entry `x` is `_x`."""
+    return {
+        int(index): {
+            key: values[index]
+            for key, values in infos.items()
+            if isinstance(values, np.ndarray) and f"_{key}" in infos and infos[f"_{key}"][index]
+        }
+        for index in np.flatnonzero(ended)
+    }
+
+
+def _rows(observation: ArrayNest, which: np.ndarray) -> ArrayNest:
+    rows: ArrayNest = map_leaves(lambda leaf: leaf[which], observation)
+    return rows
