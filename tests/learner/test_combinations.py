@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from callers_ray import callers_ray
-from scheme_docs import AXES, combinations
+from scheme_docs import AXES, STORAGES, combinations
 
 from torchbeast import Learner
 from torchbeast.schemes import Scheme
@@ -42,6 +42,13 @@ def test_there_are_combinations_along_every_axis() -> None:
     for index, values in enumerate(AXES.values()):
         assert {found[index] for found, _ in ACCEPTED} == set(values)
     assert len(ACCEPTED) > 20
+
+
+def test_a_combination_that_is_refused_names_both_parts() -> None:
+    sentences = {str(made) for _, made in combinations() if not isinstance(made, Scheme)}
+    assert len(sentences) > 8
+    for sentence in sentences:
+        assert sum(name in sentence for name in [*AXES, *STORAGES]) >= 2, sentence
 
 
 @pytest.mark.parametrize("scheme", cases())

@@ -267,6 +267,8 @@ class ThreadWorker:
 class ThreadFleet:
     """Workers in this process, for all that needs no process."""
 
+    own_node, host = "", "127.0.0.1"
+
     def __init__(self) -> None:
         self.workers: list[ThreadWorker] = []
 

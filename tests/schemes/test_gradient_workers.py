@@ -23,6 +23,7 @@ from gradient_running import (
     Learning,
     MeanImpala,
     T,
+    ThreadFleet,
     TwoSteps,
     as_arrays,
     learnt,
@@ -39,6 +40,8 @@ from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Place
+from torchbeast.schemes.gradients.worker import Meeting
+from torchbeast.schemes.gradients.workers import GradientWorkers
 
 NOTICED_S = 10.0  # for the others to notice that one has ended
 CENTRAL = {"update_execution": "centralised"}
@@ -300,6 +303,18 @@ def test_every_arrangement_changes_the_weights_with_little_lag_and_seeds_of_its_
 
 def place_of_centre() -> Place:
     return Place(index=99, count=2, ranks=None, stops_early=lambda share: False)
+
+
+@pytest.mark.parametrize(("gpus", "device"), [(0, "cpu"), (0.5, "cpu"), (1, "cuda")])
+def test_ranks_meet_where_the_fleet_is_reached_by_nccl_if_each_has_a_gpu(
+    gpus: float, device: str
+) -> None:
+    """nccl refuses ranks that share a GPU."""
+    fleet = ThreadFleet()
+    fleet.host = "10.0.0.7"
+    config = GradientConfig(num_workers=2, gpus=gpus, **DECENTRAL)
+    workers = GradientWorkers(of_catch, config, Learning().step(), fleet)
+    assert workers._meeting() == Meeting("10.0.0.7", workers._store.port, device)
 
 
 def test_what_does_not_go_together_is_refused_with_both_parts() -> None:
