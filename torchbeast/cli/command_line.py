@@ -31,7 +31,7 @@ Flags = TypeVar("Flags")
 _BOX = "╭╮╰╯│─ "
 # The prefix of tyro to the message of a check; if a flag cannot be parsed, it names that flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
-_OF_REPLAY = ("replay_size", "replay_ratio")
+_OF_REPLAY = ("replay_size", "replay_ratio", "replay_kl_threshold")
 _ALIASES = {  # names in earlier programs
     "--num_threads": "--num_learner_threads",
     "--use_resnet": "--model=deep",
@@ -52,7 +52,7 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
             default=tyro.MISSING_NONPROP if default is None else default,
             **_options(program),
         )
-    _check_ratio(parsed, words)
+    _check_replay(parsed, words)
     return parsed
 
 
@@ -137,17 +137,18 @@ def _has_replay(words: Sequence[str], decided: Mapping[str, Any]) -> bool:
     return bool(size) or any(text is not None and not _is_zero(text) for text in typed)
 
 
-def _check_ratio(flags: Any, words: Sequence[str]) -> None:
-    """Raises UsageError where a ratio is typed, but no size is decided: the usual ratio too, which
-    no Config can tell from one that nobody typed.
+def _check_replay(flags: Any, words: Sequence[str]) -> None:
+    """Raises UsageError where a ratio or a threshold is typed, but no size is decided: the usual
+    ratio too, which no Config can tell from one that nobody typed.
     """
-    typed = resuming.given(words, "--replay_ratio")
-    if typed is None or not isinstance(flags, LearnerFlags) or flags.replay.replay_size:
+    if not isinstance(flags, LearnerFlags) or flags.replay.replay_size:
         return
-    if flags.replay.replay_ratio:
-        raise UsageError(
-            f"--replay_ratio {typed} needs a replay: give its --replay_size too. See --help."
-        )
+    for name in _OF_REPLAY[1:]:
+        typed = resuming.given(words, f"--{name}")
+        if typed is not None and not (name == "replay_ratio" and flags.replay.replay_ratio == 0):
+            raise UsageError(
+                f"--{name} {typed} needs a replay: give its --replay_size too. See --help."
+            )
 
 
 def _is_zero(text: str) -> bool:

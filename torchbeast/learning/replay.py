@@ -34,6 +34,7 @@ from torchbeast.sources.synchronous_transitions import SynchronousTransitions
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
 FILE = "replay.bin"
+CHECKPOINT = "model.tar"
 
 
 def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
@@ -234,11 +235,21 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
             replay.load(file)
     except (ValueError, OSError) as error:
         raise UsageError(
-            f"{path} cannot be used: {error}; move it away to begin with an empty replay"
+            f"{path}: {error}; move it away to begin with an empty replay, or give the flags that "
+            "it was saved with"
         ) from error
     replay.new_source(AGENT)
-    print(f"The replay goes on with the {replay.size:,} steps in {path}.", flush=True)
+    age = _age(path, folder / CHECKPOINT)
+    print(f"The replay goes on with the {replay.size:,} steps in {path}{age}.", flush=True)
     return True
+
+
+def _age(path: Path, checkpoint: Path) -> str:
+    """Says how much older a saved replay is than the checkpoint that it should have followed."""
+    if not checkpoint.exists():
+        return ""
+    seconds = checkpoint.stat().st_mtime - path.stat().st_mtime
+    return f", saved {seconds:,.0f} s before the checkpoint" if seconds >= 1 else ""
 
 
 def mixed_source(

@@ -48,7 +48,8 @@ def num_workers(config: RayConfig, room: Room) -> int:
     least = config.min_workers or wanted
     if fitting < least:
         raise UsageError(
-            f"{_count(least, 'Ray actor')} with --actor_cpus {config.actor_cpus:g} have no room "
+            f"{_count(least, 'Ray actor')} with --actor_cpus {config.actor_cpus:g} "
+            f"{'has' if least == 1 else 'have'} no room "
             f"{_beside_learner(config)}on {room}: {_remedy(config, fitting)}"
         )
     if config.num_workers is not None:
@@ -136,7 +137,8 @@ def _check_learner(config: RayConfig, room: Room) -> None:
             raise UsageError(
                 f"--learner_cpus {config.learner_cpus:g} and --learner_gpus "
                 f"{config.learner_gpus:g} are more than Ray has on this machine: "
-                f"{_count(node.cpus, 'CPU')}, {_count(node.gpus, 'GPU')}"
+                f"{_count(node.cpus, 'CPU')}, {_count(node.gpus, 'GPU')}; give fewer, or leave "
+                "them out"
             )
     raise UsageError(
         "--learner_cpus and --learner_gpus are kept free on the machine of the learner, but this "
@@ -160,7 +162,8 @@ def _beside_learner(config: RayConfig) -> str:
 
 def _remedy(config: RayConfig, fitting: int) -> str:
     if not fitting:
-        return "give fewer --actor_cpus, or add nodes"
+        which = "--learner_cpus or --actor_cpus" if config.learner_cpus else "--actor_cpus"
+        return f"give fewer {which}, or add nodes"
     if config.address is None:
         return f"give --num_workers {fitting}, or fewer --actor_cpus"
     return (

@@ -69,6 +69,10 @@ class ReplayConfig:
             f"replay_ratio {self.replay_ratio:g} needs a replay: give its replay_size too",
         )
         require(
+            self.replay_size < 2**31,
+            f"replay_size must be below {2**31}, got {self.replay_size}",
+        )
+        require(
             self.replay_size > 0 or not self.checkpoint_replay,
             "checkpoint_replay saves a replay: give its replay_size too",
         )
