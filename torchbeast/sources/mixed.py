@@ -40,8 +40,9 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.contract import Source
 from torchbeast.sources.replay import Filled, Replay, ReplayClosed
+from torchbeast.sources.with_replay import WithReplay
 
 _log = logging.getLogger("torchbeast.replay")
 
@@ -53,7 +54,7 @@ _NOT_WRITTEN = (
 _EMPTY = Facts(fill=0.0, samples_per_insert=0.0)
 
 
-class MixedSource:
+class MixedSource(WithReplay):
     """Yields batches of online and replayed columns.
 
     Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
@@ -82,7 +83,7 @@ class MixedSource:
         in_flight: number of batches in flight, one more than there are learner threads.
         initial_state: of the actor, for one column; () without memory.
         """
-        self._online = online
+        super().__init__(online, _EMPTY)
         self._replay = replay
         self._batch_size = batch_size
         self._spare_columns = spare_columns
@@ -92,14 +93,8 @@ class MixedSource:
         self._ready: queue.SimpleQueue[_Mixed | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._closed = False
-        self._facts = _EMPTY
         self._is_too_small = False
         self._is_reached = False  # learn_start, once; tracks that begin later take room
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the online source; those of the replay are its own."""
-        return self._online.num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting."""
@@ -133,26 +128,9 @@ class MixedSource:
         """Returns the figures of the online source, with the batches that are ready in
         learner_queue_size, and those of the replay.
         """
-        online, facts = self._online.status(), self._facts
+        status = super().status()
         ready = self._ready.qsize() * self._batch_size
-        return {
-            **online,
-            "learner_queue_size": online["learner_queue_size"] + ready,
-            "replay_fill": round(facts.fill, 4),
-            "samples_per_insert": round(facts.samples_per_insert, 4),
-        }
-
-    def seconds(self) -> dict[str, float]:
-        """Returns the seconds of the online source's workers, by stage."""
-        return self._online.seconds()
-
-    def hanging(self) -> str:
-        """Describes workers of the online source that hang; "" if there are none."""
-        return self._online.hanging()
-
-    def away(self) -> list[Away]:
-        """Returns the lost streams of the online source."""
-        return self._online.away()
+        return {**status, "learner_queue_size": status["learner_queue_size"] + ready}
 
     # --- the learner threads
 

@@ -25,7 +25,7 @@ import dataclasses
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NamedTuple
 
@@ -44,9 +44,10 @@ from torchbeast.core.storages.transition_replay import (
 )
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.contract import Source
 from torchbeast.sources.mixed import arrays_of
 from torchbeast.sources.replay import AGENT
+from torchbeast.sources.with_replay import WithReplay
 
 _AHEAD = 2  # batches that are prepared
 _NOT_WRITTEN = (
@@ -79,7 +80,7 @@ class Schedule:
         return self.beta + (1.0 - self.beta) * share
 
 
-class TransitionSource:
+class TransitionSource(WithReplay):
     """Yields samples of a replay that it fills with the rollouts of another source.
 
     Threads: `start` adds those of the online source and the replay thread to the supervisor, whose
@@ -91,7 +92,7 @@ class TransitionSource:
 
     def __init__(self, online: Source, replay: TransitionReplay, schedule: Schedule) -> None:
         """Makes a source; nothing is collected before `start`."""
-        self._online = online
+        super().__init__(online, replay.facts())
         self._replay = replay
         self._schedule = schedule
         self._lock = threading.Lock()  # held by whoever uses the replay
@@ -99,17 +100,11 @@ class TransitionSource:
         self._ready: deque[_Prepared] = deque()
         self._ended = False  # nothing more is prepared
         self._closed = False
-        self._facts = replay.facts()
         # Of the thread that takes rollouts:
         self._waits = max(0, schedule.learn_start - replay.size)  # steps
         self._total = 0  # steps collected
         self._prepared = 0  # batches
         self._collected = _Collected()
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the online source; those of the replay are its own."""
-        return self._online.num_bytes
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting."""
@@ -129,27 +124,6 @@ class TransitionSource:
         with self._changed:
             self._closed = self._ended = True
             self._changed.notify_all()
-
-    def status(self) -> Mapping[str, float]:
-        """Returns the figures of the online source and of the replay."""
-        facts = self._facts
-        return {
-            **self._online.status(),
-            "replay_fill": round(facts.fill, 4),
-            "samples_per_insert": round(facts.samples_per_insert, 4),
-        }
-
-    def seconds(self) -> dict[str, float]:
-        """Returns the seconds of the online source's workers, by stage."""
-        return self._online.seconds()
-
-    def hanging(self) -> str:
-        """Describes workers of the online source that hang; "" if there are none."""
-        return self._online.hanging()
-
-    def away(self) -> list[Away]:
-        """Returns the lost streams of the online source."""
-        return self._online.away()
 
     @property
     def inserted(self) -> int:
