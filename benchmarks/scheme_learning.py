@@ -22,6 +22,7 @@ from torchbeast import Learner, make_env, plot
 from torchbeast.core.algos import IMPALA, LASER, PPO
 from torchbeast.core.algos.factory import AlgoFactory
 from torchbeast.core.envs import VecEnv
+from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.schemes import Scheme
 
 TARGET = RESULTS / "schemes"
@@ -34,9 +35,7 @@ def _ppo(**others: Any) -> AlgoFactory:
 
 
 def _a3c() -> AlgoFactory:
-    return _ppo(
-        num_epochs=1, num_mini_batch=1, use_clipped_value_loss=False, normalise_advantages=False
-    )
+    return _ppo(lr=7e-4, num_epochs=1, num_mini_batch=1, use_clipped_value_loss=False)
 
 
 def _of_cartpole(algo: Callable[..., AlgoFactory]) -> Callable[[], AlgoFactory]:
@@ -50,13 +49,14 @@ class Architecture(NamedTuple):
     algo: Callable[[], AlgoFactory]
     num_envs: int
     steps: int = 150_000
+    unroll_length: int | None = None  # of the architecture
 
 
 ARCHITECTURES = {
     "ppo": Architecture(_ppo, 8),
     "dppo": Architecture(_ppo, 4),
     "dd-ppo": Architecture(_ppo, 4),
-    "a3c": Architecture(_a3c, 8, 300_000),
+    "a3c": Architecture(_a3c, 8, 300_000, 16),
     "impala": Architecture(_of_cartpole(IMPALA.create_factory), 8, 250_000),
     "laser": Architecture(_of_cartpole(LASER.create_factory), 8, 250_000),
 }
@@ -92,7 +92,11 @@ def learnt(name: str, folder: Path, seed: int) -> float:
     envs, _, _ = VecEnv.create_factory(
         env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=architecture.num_envs
     )
-    scheme = Scheme.preset(name, envs, algo_factory=architecture.algo())
+    others: dict[str, Any] = {"algo_factory": architecture.algo()}
+    if architecture.unroll_length is not None:
+        size = architecture.unroll_length
+        others["storage_factory"] = OnPolicyGAEBuffer.create_factory(size=size, gae_lambda=0.95)
+    scheme = Scheme.preset(name, envs, **others)
     with Learner(scheme, architecture.steps, log_dir=folder, seed=seed) as learner:
         if (folder / "model.tar").exists():
             learner.restore()
