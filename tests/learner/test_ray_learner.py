@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import psutil
 import pytest
 import torch
 from background import wait_for
@@ -20,6 +21,7 @@ from torchbeast.reporting.log_files import read_logs
 ray = pytest.importorskip("ray")
 
 CPUS = 8
+REPLACED_S = 120.0  # another process has to start and to import torch
 LONG = pytest.mark.long
 
 
@@ -120,6 +122,18 @@ def test_gradient_workers_on_the_callers_ray_learn_with_what_they_reserve_and_le
         after = learner.actor.state_dict()
     assert all(not torch.equal(before[key], after[key]) for key in before)
     wait_for(lambda: reserved() == (0, 0))
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("initialised")
+def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path) -> None:
+    scheme = ray_scheme(grad_backend="ray", grad_remote_workers=1)
+    with Learner(scheme, 10**6, tmp_path / "run") as learner:
+        learner.step()
+        below = psutil.Process().children(recursive=True)
+        next(each for each in below if "TorchBeastActor" in each.name()).kill()
+        wait_for(lambda: learner.step()["replaced_actors"] == 1, REPLACED_S)
+        wait_for(lambda: learner.step()["live_actors"] == 2, REPLACED_S)
 
 
 @pytest.mark.usefixtures("initialised")

@@ -96,7 +96,7 @@ class TorchBeastActor(RolloutWorker):
         super().load(version, _fetched(weights))
 
 
-class TorchBeastLearner(GradientWorker):
+class TorchBeastGradientWorker(GradientWorker):
     """A gradient worker as a Ray actor; Ray fetches weights before it executes a call."""
 
     def __init__(self, name: str) -> None:
@@ -197,7 +197,7 @@ class Actors(NamedTuple):
 def gradient_actors(cpus: float, gpus: float) -> Actors:
     """Returns the actors of gradient workers, for each of which Ray reserves so much."""
     resources = {"num_cpus": cpus, "num_gpus": gpus}
-    return Actors(TorchBeastLearner, GradientWorker.LANES, resources, ("end", "close"))
+    return Actors(TorchBeastGradientWorker, GradientWorker.LANES, resources, ("end", "close"))
 
 
 class RayFleet:
