@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from torchbeast.core import precision
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
+LARGE = nn.Linear(256, 256)
 
 
 def cpu_info(flags: str) -> str:
@@ -34,14 +36,14 @@ def test_a_cpu_computes_in_bfloat16_where_it_multiplies_it(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpu_info(flags))
     monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert precision.dtype_for("auto", CPU) == expected
+    assert precision.dtype_for("auto", CPU, LARGE) == expected
 
 
 def test_a_system_that_does_not_tell_its_cpu_computes_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "missing")
-    assert precision.dtype_for("auto", CPU) == torch.float32
+    assert precision.dtype_for("auto", CPU, LARGE) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -52,9 +54,26 @@ def test_a_gpu_computes_in_bfloat16_where_it_has_tensor_cores_for_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert precision.dtype_for("auto", GPU) == expected
+    assert precision.dtype_for("auto", GPU, LARGE) == expected
 
 
 def test_what_is_asked_for_is_used_whatever_the_hardware() -> None:
-    assert precision.dtype_for("float32", GPU) == torch.float32
-    assert precision.dtype_for("bfloat16", CPU) == torch.bfloat16
+    assert precision.dtype_for("float32", GPU, LARGE) == torch.float32
+    assert precision.dtype_for("bfloat16", CPU, nn.Linear(4, 64)) == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (nn.Sequential(nn.Linear(4, 64), nn.Linear(64, 64)), torch.float32),
+        (nn.Conv2d(4, 16, 3), torch.bfloat16),
+        (LARGE, torch.bfloat16),
+    ],
+)
+def test_small_networks_without_convolutions_are_computed_in_float32_on_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, model: nn.Module, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(precision, "_cpu_flags", lambda: {"avx512_bf16"})
+    assert precision.dtype_for("auto", CPU, model) == expected
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert precision.dtype_for("auto", GPU, model) == torch.bfloat16

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,11 +30,15 @@ def chosen(reproducible: bool = False, **settings: Any) -> Compute:
     return choose(HardwareConfig(**settings), reproducible)
 
 
+def computing_in(dtype: torch.dtype) -> Any:
+    return Mock(compute_dtype=dtype)
+
+
 @pytest.mark.usefixtures("a_gpu")
 def test_one_gpu_suffices_and_learns_whole_batches_in_bfloat16() -> None:
     found = chosen(torch_threads=2)
-    assert (found.device, found.dtype, found.bytes_at_once) == (GPU, torch.bfloat16, None)
-    assert str(found) == (
+    assert (found.device, found.bytes_at_once) == (GPU, None)
+    assert found.summary(computing_in(torch.bfloat16)) == (
         "Computing on cuda:0 in bfloat16 (this hardware has bfloat16), whole batches at once, "
         "with 2 threads."
     )
@@ -48,11 +53,21 @@ def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"avx512f"})
     found = chosen(torch_threads=1)
-    assert (found.device, found.dtype) == (CPU, torch.float32)
-    assert str(found) == (
+    assert found.device == CPU
+    assert found.summary(computing_in(torch.float32)) == (
         "Computing on the CPU in float32 (this hardware does not have bfloat16), 2.7 MB of "
         "observations at once, with 1 thread."
     )
+
+
+def test_a_small_network_is_said_to_be_why_bfloat16_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"amx_bf16"})
+    said = chosen(disable_cuda=True).summary(computing_in(torch.float32))
+    assert "in float32 (this hardware has bfloat16, which small networks do not gain from)" in said
+    asked = chosen(disable_cuda=True, precision="float32").summary(computing_in(torch.float32))
+    assert "in float32 (this hardware has bfloat16)," in asked
 
 
 @pytest.mark.parametrize(("megabytes", "expected"), [(0, None), (0.5, 500_000)])
@@ -66,10 +81,10 @@ def test_a_reproducible_run_has_the_same_threads_and_precision_on_every_machine(
     monkeypatch.setattr("torchbeast.learning.hardware.available_cores", lambda: 7)
     monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"amx_bf16"})
     free, fixed = chosen(), chosen(reproducible=True)
-    assert (free.threads, free.dtype) == (7, torch.bfloat16)
-    assert (fixed.threads, fixed.dtype) == (1, torch.float32)
+    assert (free.threads, free.precision) == (7, "auto")
+    assert (fixed.threads, fixed.precision) == (1, "float32")
     given = chosen(reproducible=True, torch_threads=3, precision="bfloat16")
-    assert (given.threads, given.dtype) == (3, torch.bfloat16)
+    assert (given.threads, given.precision) == (3, "bfloat16")
 
 
 @pytest.fixture

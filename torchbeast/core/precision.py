@@ -3,8 +3,8 @@
 
 Features, the expensive part, may be computed in bfloat16 where the hardware supports it: Intel's
 AMX and AVX512-BF16, ARM's BF16, a GPU's tensor cores. Elsewhere bfloat16 is emulated and slower
-than float32. Weights, recurrent cores, policies, values, V-trace, losses and the optimiser are
-always float32.
+than float32, and in a small network everywhere: converting costs more than it saves. Weights,
+recurrent cores, policies, values, V-trace, losses and the optimiser are always float32.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from torchbeast.core.choices import Precision
 
@@ -22,11 +23,27 @@ _TENSOR_CORES_WITH_BFLOAT16 = (8, 0)  # compute capability: Ampere
 _CPU_INFO = Path("/proc/cpuinfo")
 
 
-def dtype_for(precision: Precision, device: torch.device) -> torch.dtype:
-    """Returns the dtype of features; "auto" is bfloat16 where the hardware supports it."""
+# On an Intel Xeon with AVX512-BF16 two layers of 64 act for 8 environments 3.5 times as fast in
+# float32 and learn from 256 rows twice as fast; two of 256 (70,000 weights) learn from those 1.4
+# times as fast in bfloat16.
+_SMALL = 50_000  # weights
+
+
+def dtype_for(precision: Precision, device: torch.device, model: nn.Module) -> torch.dtype:
+    """Returns the dtype of a network's features; "auto" is bfloat16 where the hardware supports it,
+    but not for a small network on the CPU.
+    """
     if precision == "auto":
-        return torch.bfloat16 if has_bfloat16(device) else torch.float32
+        gains = has_bfloat16(device) and not (device.type == "cpu" and _is_small(model))
+        return torch.bfloat16 if gains else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def _is_small(model: nn.Module) -> bool:
+    """Returns whether a network has few weights and no convolution, which uses each many times."""
+    parameters = list(model.parameters())
+    has_convolutions = any(parameter.dim() > 2 for parameter in parameters)
+    return not has_convolutions and sum(map(torch.numel, parameters)) < _SMALL
 
 
 def has_bfloat16(device: torch.device) -> bool:

@@ -22,6 +22,7 @@ from torchbeast.core.algos.checks import checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.algos.ranks import Ranks
+from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError, as_usage_error
@@ -115,7 +116,7 @@ def assemble(
         agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
-    agent.model.compute_dtype = compute.dtype
+    agent.model.compute_dtype = dtype_for(compute.precision, compute.device, agent.model)
     algo = _algorithm(config, agent)
     if not is_separable(algo):
         compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)

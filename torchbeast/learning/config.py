@@ -22,8 +22,8 @@ class HardwareConfig:
     more threads run inside operations, and their number changes the order of sums."""
     precision: Precision = "auto"
     """Floating-point type of features; everything else is float32. auto: bfloat16 where the
-    hardware supports it (AMX, AVX512-BF16, tensor cores), else float32; with --fixed_lag float32.
-    """
+    hardware supports it (AMX, AVX512-BF16, tensor cores), except for small networks on the CPU;
+    otherwise float32, and with --fixed_lag too."""
     megabytes_at_once: float | None = None
     """Size of a slice of the batch, in MB of observations; 0: the whole batch. Small slices fit the
     cache, large ones have less overhead; the gradients are the same. Default: 2.7 on the CPU, the

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import torch
 
 from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Actor
 from torchbeast.core.algos.slices import columns_of_a_slice
 from torchbeast.core.choices import Precision
-from torchbeast.core.precision import dtype_for, has_bfloat16
+from torchbeast.core.precision import has_bfloat16
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
 
@@ -24,22 +25,27 @@ class Compute:
     """The chosen device, precision and threads."""
 
     device: torch.device
-    dtype: torch.dtype  # of features
+    precision: Precision  # of features
     threads: int  # number of CPU cores that the learner may use
     bytes_at_once: int | None  # bytes of observations in a slice; None: the whole batch
     is_whole: bool  # only one thread at a time may use the network to learn
     learner_threads: int  # threads that prepare batches and learn from them
 
-    def __str__(self) -> str:
+    def summary(self, model: Actor) -> str:
         """Returns a line for the start of a run."""
         where = f"on {self.device}" if self.device.type == "cuda" else "on the CPU"
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return f"Computing {where} in {self._numbers()}, {self._slices()}, with {threads}."
+        return f"Computing {where} in {self._numbers(model)}, {self._slices()}, with {threads}."
 
-    def _numbers(self) -> str:
-        name = str(self.dtype).removeprefix("torch.")
+    def _numbers(self, model: Actor) -> str:
+        name = str(model.compute_dtype).removeprefix("torch.")
         has = "has" if has_bfloat16(self.device) else "does not have"
-        return f"{name} (this hardware {has} bfloat16)"
+        small = ", which small networks do not gain from" if self._leaves_out(model) else ""
+        return f"{name} (this hardware {has} bfloat16{small})"
+
+    def _leaves_out(self, model: Actor) -> bool:
+        is_open = self.precision == "auto" and has_bfloat16(self.device)
+        return is_open and model.compute_dtype == torch.float32
 
     def _slices(self) -> str:
         if self.bytes_at_once is None:
@@ -57,7 +63,7 @@ def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
     device = torch.device("cuda:0" if use_cuda else "cpu")
     return Compute(
         device=device,
-        dtype=dtype_for(precision(config, reproducible), device),
+        precision=precision(config, reproducible),
         threads=config.torch_threads or (1 if reproducible else available_cores()),
         bytes_at_once=_bytes_at_once(config.megabytes_at_once, device),
         is_whole=use_cuda or config.compile or reproducible,

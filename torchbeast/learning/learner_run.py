@@ -394,7 +394,7 @@ class LearnerRun:
                 self._session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
-        print(compute, flush=True)
+        print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self._settings.learner.algorithm, "reward_clipping", None):
             print(sentence(clipping), flush=True)
         say_costs(agent)
