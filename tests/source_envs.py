@@ -225,22 +225,27 @@ class CrashesLater(Crashes):
 class Telling:
     """Gymnasium's interface; episodes of 1 to 4 steps, whose last info tells of them."""
 
+    info: dict[str, Any]
     observation_space = gym_spaces.Box(0.0, 10.0, (1,))
     action_space = gym_spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.info = {}
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
         self.length = (getattr(self, "length", 0) if seed is None else seed % 4) % 4 + 1
         self.time = 0
+        self.info.clear()  # as an environment may that uses one dict again and again
         return self.observation(), {}
 
     def step(self, action: Any) -> tuple[Any, ...]:
         self.time += 1
         over = self.time == self.length
-        info: dict[str, Any] = {"steps": -1, "word": "three"}  # only those of last steps count
+        self.info |= {"steps": -1, "word": "three"}  # only those of last steps count
         if over:
-            info |= {"steps": self.time, "squared": np.array([self.time**2])}
-            info |= {"sometimes": True} if self.length == 2 else {}
-        return self.observation(), float(self.time), over, False, info
+            self.info |= {"steps": self.time, "squared": np.array([self.time**2])}
+            self.info |= {"sometimes": True} if self.length == 2 else {}
+        return self.observation(), float(self.time), over, False, self.info
 
     def observation(self) -> Any:
         return np.full(1, self.time, np.float32)

@@ -44,8 +44,8 @@ class EnvOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "observation_keys", tuple(self.observation_keys))
-        object.__setattr__(self, "info_keywords", tuple(self.info_keywords))
         check_keywords(self.info_keywords)
+        object.__setattr__(self, "info_keywords", tuple(self.info_keywords))
         at_least(1, frame_skip=self.frame_skip)
         require(
             self.sticky_actions is None or 0 <= self.sticky_actions < 1,

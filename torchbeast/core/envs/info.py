@@ -15,6 +15,8 @@ FinalInfo = Mapping[int, Mapping[str, Any]]
 
 def check_keywords(keywords: Sequence[str]) -> None:
     """Raises ValueError unless the keywords can be names of log columns."""
+    if isinstance(keywords, str):
+        raise ValueError(f"info_keywords must be a list of names, got the text {keywords!r}")
     for name in keywords:
         if name.strip() != name or not name or set(name) & set(",\r\n"):
             raise ValueError(

@@ -316,7 +316,7 @@ class SyncVecEnv:
             if outcome.truncated:
                 finals.append([row[index].copy() for row in rows])
             if outcome.terminated or outcome.truncated:
-                infos[index] = outcome.info
+                infos[index] = dict(outcome.info)  # before the reset, which may write to it
                 self._write_first(rows, index, None)
         self.final_info = infos
         ended = terminated | truncated
