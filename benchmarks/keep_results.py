@@ -107,7 +107,7 @@ def with_counts(rows: Iterator[Row]) -> Iterator[Row]:
 
 def _with_entropy(rows: Iterator[Row], args: dict[str, Any]) -> Iterator[Row]:
     """Adds the entropy to logs of earlier versions, which hold only the weighted loss."""
-    scale = args["entropy_cost"] * args["unroll_length"] * args["batch_size"]
+    scale = args.get("entropy_cost", 0) * args["unroll_length"] * args["batch_size"]
     for row in rows:
         if "entropy" not in row and "entropy_loss" in row and scale:
             row["entropy"] = -row["entropy_loss"] / scale
