@@ -105,6 +105,16 @@ def test_a_connection_that_the_process_has_is_refused_where_another_is_asked_for
     ray.shutdown.assert_not_called()
 
 
+def test_a_connection_that_another_run_has_made_and_will_end_is_not_used(ray: Any) -> None:
+    with RayFleet(RayConfig(address="auto"), "first"):
+        ray.is_initialized.return_value = True
+        with pytest.raises(UsageError, match="started in this process for another run"):
+            RayFleet(RayConfig(), "second")
+        ray.shutdown.assert_not_called()
+    RayFleet(RayConfig(), "third").end()
+    ray.shutdown.assert_called_once()
+
+
 def test_actors_outside_a_cluster_cannot_reach_the_program(ray: Any) -> None:
     ray.is_initialized.return_value = True
     ray.ray.is_connected.return_value = True

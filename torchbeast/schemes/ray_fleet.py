@@ -68,6 +68,7 @@ _DIED = "The actor died unexpectedly before finishing this task"  # Ray knows no
 _NODE_DIED = "The actor died because its node has died"  # in an ActorDiedError
 _START = "start one with `ray start --head`, or {} to start Ray for this run"
 _FULL = FULL.format("fewer --num_buffers or --num_actors, a smaller --unroll_length")
+_has_made_connection = threading.Event()  # a fleet of this process, which will end it
 _GO_ON = (
     "any checkpoint of the run is kept; the same --xpid resumes it once the cluster can be reached"
 )
@@ -377,6 +378,11 @@ class RayFleet:
                 "Ray is initialised in this process already: call ray.shutdown() before, or leave "
                 "out the address to use it as it is"
             )
+        if _has_made_connection.is_set():
+            raise UsageError(
+                "Ray was started in this process for another run, with which it ends: end that run "
+                "before, or call ray.init() before both"
+            )
         self._ray = ray
         self._address = address_in_use(ray)
 
@@ -413,7 +419,9 @@ class RayFleet:
         environment = {**(code or {}), **({"env_vars": variables} if variables else {})}
         start = self._start_instead()
         initialise(self._ray, address, start, runtime_env=environment or None, **options)
+        self._closing.callback(_has_made_connection.clear)
         self._closing.callback(end_with, self._ray.shutdown)
+        _has_made_connection.set()
 
     def _gpus_of(self, group: Any) -> list[str]:
         """Returns the ids of the GPUs in a placement group."""
