@@ -163,6 +163,14 @@ def test_the_flags_of_an_algorithm_replace_those_of_the_default_one(program: str
     assert flatten(flags)["algo"] == MINE and flatten(LEARNERS[program]())["algo"] == "impala"
 
 
+def test_a_flag_of_other_algorithms_is_said_to_be_theirs() -> None:
+    theirs = r"options: --normalise_returns. --normalise_returns is .* impala, laser, ppo\. See"
+    with pytest.raises(UsageError, match=theirs):
+        parse(MonoBeastFlags, "monobeast", ["--algo", "td3", "--normalise_returns"])
+    with pytest.raises(UsageError, match=r"--clip_param, 0.1. --clip_param is .* ppo\. See"):
+        parse(MonoBeastFlags, "monobeast", ["--clip_param", "0.1"])
+
+
 def test_flags_of_an_algorithm_have_help_and_checks(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(MonoBeastFlags, "monobeast", ["--help", "--algo", MINE])
@@ -235,7 +243,8 @@ def test_replay_of_actions_without_relevance_is_a_sentence_at_the_start() -> Non
     message = "some actions are continuous: use --replay_kl_threshold inf .*, or another --algo"
     with pytest.raises(UsageError, match=message):
         assembled()
-    assert type(assembled("--replay_kl_threshold", "inf").algo) is Laser
+    everywhere = assembled("--replay_size", "1000", "--replay_kl_threshold", "inf")
+    assert type(everywhere.algo) is Laser
 
 
 def test_bench_passes_the_algorithm_to_the_program_that_it_measures() -> None:

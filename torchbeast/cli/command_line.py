@@ -23,12 +23,13 @@ from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of, renamed
 from torchbeast.cli.resuming import kinds
-from torchbeast.core.algos.registry import DEFAULT, FOR_REPLAY, defaults_of
+from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.errors import UsageError
 
 Flags = TypeVar("Flags")
 
 _BOX = "╭╮╰╯│─ "
+_UNKNOWN = "Unrecognized options: "
 # The prefix of tyro to the message of a check; if a flag cannot be parsed, it names that flag.
 _OF_A_CHECK = re.compile(r"^Error parsing (?!--)[^ ]+: ")
 _OF_REPLAY = ("replay_size", "replay_ratio", "replay_kl_threshold")
@@ -177,10 +178,20 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
 def _sentence(box: str, flags_type: type) -> str:
     """Returns the error as a sentence; a check's names of fields become flags as they are typed."""
     said = _first_sentence(box)
+    if said.startswith(_UNKNOWN):
+        return " ".join([said, *_of_other_algorithms(said)])
     if not _OF_A_CHECK.match(said):
         return said
     as_typed = {name: f"--{name}" for name in names(flags_type)}
     return renamed(_OF_A_CHECK.sub("", said), as_typed)
+
+
+def _of_other_algorithms(said: str) -> Iterator[str]:
+    """Yields which built-in algorithms have a flag that is unknown here."""
+    for word in re.findall(r"--(\w+)", said):
+        having = [algo for algo in ALGOS if word in names(config_of(algo))]
+        if having:
+            yield f"--{word} is a setting of the algorithms {', '.join(having)}."
 
 
 def _first_sentence(box: str) -> str:
