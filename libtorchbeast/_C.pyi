@@ -28,6 +28,30 @@ class NestError(ValueError):
     """A nest has another structure than expected, or is too deep. The message names the place."""
 
 @final
+class Credentials:
+    """Secrets that protect TCP connections; `repr` tells only which there are.
+
+    Of a client: with a ca it uses TLS, and the server's certificate must be signed by it and name
+    the host. Of a server: with a certificate it uses TLS; with a ca too, it admits only clients
+    with a certificate signed by it; with a token it admits only calls that carry it. Unix sockets
+    use no TLS.
+    """
+
+    def __init__(
+        self, *, ca: str = "", certificate: str = "", key: str = "", token: str = ""
+    ) -> None:
+        """Takes contents of files, not their names.
+
+        Args:
+            ca: certificates of authorities, PEM.
+            certificate: this side's, then any between it and the authority's, PEM.
+            key: of the certificate, without a password, PEM.
+            token: printable ASCII without spaces.
+
+        Raises ValueError for another token, and for a certificate without its key.
+        """
+
+@final
 class BatchingQueue:
     """A bounded queue that hands out its items in batches.
 
@@ -191,6 +215,7 @@ class ActorPool:
         connect_timeout_s: float = 60.0,
         step_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
+        credentials: Credentials | None = None,
     ) -> None:
         """Makes a pool; run() connects it.
 
@@ -198,7 +223,7 @@ class ActorPool:
             unroll_length: T, steps in a rollout.
             learner_queue: receives the rollouts.
             inference_batcher: computes the actions.
-            env_server_addresses: one stream is opened for each entry.
+            env_server_addresses: one stream is opened for each entry, as in describe().
             initial_agent_state: one environment's, leaves [layers, 1, ...].
             rollout_columns: environments per item, a divisor of each stream's; 0: all of them.
             seed: every connection of every stream derives its own seed from it.
@@ -207,6 +232,7 @@ class ActorPool:
             step_timeout_s: time for one step.
             reconnect_timeout_s: time after which a lost stream ends the run if fewer than half of
                 the streams are connected.
+            credentials: for all servers; None: TCP is neither encrypted nor authenticated.
 
         Raises ValueError for invalid arguments.
         """
@@ -254,6 +280,7 @@ class Server:
         num_streams: int = 1,
         description: dict[str, Any] | None = None,
         stop_timeout_s: float = 5.0,
+        credentials: Credentials | None = None,
     ) -> None:
         """Makes a server; run() starts it.
 
@@ -269,6 +296,7 @@ class Server:
                 "observation_space", "options" and "num_servers" are optional. None: derived from an
                 environment made for the purpose.
             stop_timeout_s: how long stop() waits for environments in the middle of a step.
+            credentials: None: TCP is neither encrypted nor authenticated.
         """
 
     def run(self) -> None:
@@ -290,8 +318,13 @@ class Server:
     def wait_until_serving(self, timeout_s: float = 10.0) -> bool:
         """Waits until the server is serving; returns False after `timeout_s` seconds."""
 
-def describe(address: str, timeout_s: float = 60.0) -> dict[str, Any]:
+def describe(
+    address: str, timeout_s: float = 60.0, credentials: Credentials | None = None
+) -> dict[str, Any]:
     """Asks the server at `address` which environments it serves.
+
+    address: "unix:/path/of/socket", "host:port", or "name@host:port", where the server's
+    certificate must be for the name.
 
     Returns a dict of "protocol_version" (0: a server of the original TorchBeast), "env_id",
     "num_envs" (per stream), "num_streams" (to open), "num_servers" (started together, this one
@@ -300,6 +333,18 @@ def describe(address: str, timeout_s: float = 60.0) -> dict[str, Any]:
     "observation_space" (likewise: bounds and categories), "options" (a dict of the options that
     environments were made with, or None).
 
-    Raises TimeoutError if no server answers, ValueError for an invalid answer, RuntimeError if the
-    environment cannot be made.
+    Raises TimeoutError if no server answers, PermissionError if it wants another token, ValueError
+    for an invalid answer, RuntimeError if the environment cannot be made.
+    """
+
+def server_status(
+    address: str, timeout_s: float = 60.0, credentials: Credentials | None = None
+) -> dict[str, Any]:
+    """Asks the server at `address` how busy it is.
+
+    Returns a dict of "uptime_s", "open_streams" (whose environments exist now) and "steps" (of
+    environments, since the start).
+
+    Raises TimeoutError if no server answers, PermissionError if it wants another token, ValueError
+    if it does not tell or the answer is invalid.
     """

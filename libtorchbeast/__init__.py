@@ -19,10 +19,12 @@ try:
         Batch,
         BatchingQueue,
         ClosedBatchingQueue,
+        Credentials,
         DynamicBatcher,
         NestError,
         Server,
         describe,
+        server_status,
     )
 except ModuleNotFoundError as error:
     raise ImportError(
@@ -37,8 +39,10 @@ __all__ = [
     "Batch",
     "BatchingQueue",
     "ClosedBatchingQueue",
+    "Credentials",
     "DynamicBatcher",
     "NestError",
     "Server",
     "describe",
+    "server_status",
 ]

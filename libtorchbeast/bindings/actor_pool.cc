@@ -11,20 +11,31 @@
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
 #include "libtorchbeast/stream/describe.h"
+#include "libtorchbeast/stream/server_status.h"
 #include "nest/nest_pybind.h"
 
 namespace torchbeast::bindings {
 namespace {
 
+std::vector<Endpoint> endpoints_of(const std::vector<std::string>& addresses,
+                                   const std::optional<Credentials>& credentials) {
+  std::vector<Endpoint> endpoints;
+  for (const std::string& address : addresses) {
+    endpoints.emplace_back(address, credentials.value_or(Credentials{}));
+  }
+  return endpoints;
+}
+
 std::shared_ptr<ActorPool> make_pool(
     std::int64_t unroll_length, std::shared_ptr<RolloutQueue> learner_queue,
     std::shared_ptr<DynamicBatcher> inference_batcher, const std::vector<std::string>& addresses,
     const py::object& initial_agent_state, std::int64_t rollout_columns, std::uint64_t seed,
-    double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s) {
+    double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s,
+    const std::optional<Credentials>& credentials) {
   choose_polling();  // with the GIL, so that no Python thread accesses os.environ
   ActorPoolOptions options{
       .unroll_length = unroll_length,
-      .endpoints = {addresses.begin(), addresses.end()},
+      .endpoints = endpoints_of(addresses, credentials),
       .rollout_columns = rollout_columns,
       .seed = seed,
       .connect_timeout = from_seconds("connect_timeout_s", connect_timeout_s),
@@ -53,10 +64,13 @@ py::object from_json(const std::string& address, const std::string& text) {
   }
 }
 
-py::dict describe(const std::string& address, double timeout_s) {
+py::dict describe(const std::string& address, double timeout_s,
+                  const std::optional<Credentials>& credentials) {
   const auto timeout = from_seconds("timeout_s", timeout_s);
+  const Endpoint endpoint(address, credentials.value_or(Credentials{}));
   choose_polling();  // with the GIL, as above
-  const EnvDescription description = without_gil([&] { return describe_server(address, timeout); });
+  const EnvDescription description =
+      without_gil([&] { return describe_server(endpoint, timeout); });
   py::dict result;
   result["protocol_version"] = description.protocol_version;
   result["env_id"] = description.env_id;
@@ -68,6 +82,19 @@ py::dict describe(const std::string& address, double timeout_s) {
   result["action_space"] = from_json(address, description.action_space);
   result["observation_space"] = from_json(address, description.observation_space);
   result["options"] = from_json(address, description.options);
+  return result;
+}
+
+py::dict server_status(const std::string& address, double timeout_s,
+                       const std::optional<Credentials>& credentials) {
+  const auto timeout = from_seconds("timeout_s", timeout_s);
+  const Endpoint endpoint(address, credentials.value_or(Credentials{}));
+  choose_polling();  // with the GIL, as above
+  const ServerStatus status = without_gil([&] { return ask_status(endpoint, timeout); });
+  py::dict result;
+  result["uptime_s"] = status.uptime_s;
+  result["open_streams"] = status.open_streams;
+  result["steps"] = status.steps;
   return result;
 }
 
@@ -100,7 +127,8 @@ void bind_actor_pool(py::module_& module) {
            py::arg("inference_batcher"), py::arg("env_server_addresses"),
            py::arg("initial_agent_state"), py::kw_only(), py::arg("rollout_columns") = 0,
            py::arg("seed") = 0, py::arg("connect_timeout_s") = 60.0,
-           py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0)
+           py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0,
+           py::arg("credentials") = py::none())
       .def("run", [](ActorPool& pool) { without_gil([&] { pool.run(raise_pending_signals); }); })
       .def("count", &ActorPool::count)
       .def("steps", &ActorPool::steps)
@@ -109,7 +137,10 @@ void bind_actor_pool(py::module_& module) {
       .def("away_streams", &away_streams)
       .def("seconds", &seconds_of);
 
-  module.def("describe", &describe, py::arg("address"), py::arg("timeout_s") = 60.0);
+  module.def("describe", &describe, py::arg("address"), py::arg("timeout_s") = 60.0,
+             py::arg("credentials") = py::none());
+  module.def("server_status", &server_status, py::arg("address"), py::arg("timeout_s") = 60.0,
+             py::arg("credentials") = py::none());
 }
 
 }  // namespace torchbeast::bindings

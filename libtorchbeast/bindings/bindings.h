@@ -7,6 +7,7 @@
 
 namespace torchbeast::bindings {
 
+void bind_credentials(pybind11::module_& module);
 void bind_batching_queue(pybind11::module_& module);
 void bind_dynamic_batcher(pybind11::module_& module);
 void bind_actor_pool(pybind11::module_& module);

@@ -5,6 +5,7 @@
 
 #include "libtorchbeast/bindings/at_exit.h"
 #include "libtorchbeast/bindings/bindings.h"
+#include "libtorchbeast/stream/stream_errors.h"
 #include "libtorchbeast/support/errors.h"
 #include "nest/nest.h"
 
@@ -23,6 +24,8 @@ PYBIND11_MODULE(_C, module) {
       if (failure) std::rethrow_exception(failure);
     } catch (const TimeoutError& error) {
       py::set_error(PyExc_TimeoutError, error.what());
+    } catch (const Unauthenticated& error) {
+      py::set_error(PyExc_PermissionError, error.what());
     } catch (const ConnectionError& error) {
       py::set_error(PyExc_ConnectionError, error.what());
     }
@@ -33,6 +36,7 @@ PYBIND11_MODULE(_C, module) {
   py::module_::import("os").attr("register_at_fork")(
       py::arg("after_in_child") = py::cpp_function(&bindings::forget_everything));
 
+  bindings::bind_credentials(module);
   bindings::bind_batching_queue(module);
   bindings::bind_dynamic_batcher(module);
   bindings::bind_actor_pool(module);

@@ -68,7 +68,8 @@ EnvDescription read_description(const py::dict& dict) {
 std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string address,
                                        std::string env_id, std::int64_t num_streams,
                                        const std::optional<py::dict>& description,
-                                       double stop_timeout_s) {
+                                       double stop_timeout_s,
+                                       const std::optional<Credentials>& credentials) {
   EnvServerOptions options{.env_id = std::move(env_id),
                            .num_streams = num_streams,
                            .step_grace = from_seconds("stop_timeout_s", stop_timeout_s)};
@@ -76,7 +77,7 @@ std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string 
   return closed_at_exit(
       std::make_unique<EnvServer>(
           [factory = SharedObject(env_class)] { return make_python_env(factory); },
-          std::move(address), std::move(options)),
+          Endpoint(std::move(address), credentials.value_or(Credentials{})), std::move(options)),
       [](EnvServer& server) { server.request_stop(); });
 }
 
@@ -87,7 +88,7 @@ void bind_server(py::module_& module) {
       .def(py::init(&make_server), py::arg("env_class"),
            py::arg("server_address") = "unix:/tmp/polybeast", py::kw_only(), py::arg("env_id") = "",
            py::arg("num_streams") = 1, py::arg("description") = py::none(),
-           py::arg("stop_timeout_s") = 5.0)
+           py::arg("stop_timeout_s") = 5.0, py::arg("credentials") = py::none())
       .def("run",
            [](EnvServer& server) { without_gil([&] { server.run(raise_pending_signals); }); })
       .def("stop", [](EnvServer& server) { without_gil([&] { server.stop(); }); })

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/server/activity.h"
 #include "libtorchbeast/server/unix_address.h"
 #include "libtorchbeast/stream/frame_stack.h"
 #include "libtorchbeast/support/errors.h"
@@ -192,18 +193,22 @@ class OriginalStream {
 };
 
 template <typename Stream>
-void stream_original(Env& env, Stream* stream) {
+void stream_original(Env& env, OpenStream* open, Stream* stream) {
   OriginalStream original(env);
   rpcenv::Step step;
   original.reset(&step);
   rpcenv::Action action;
-  while (stream->Write(step) && stream->Read(&action)) original.step(action, &step);
+  while (stream->Write(step) && stream->Read(&action)) {
+    original.step(action, &step);
+    open->count(1);
+  }
 }
 
 template <typename Stream>
-void stream_vector(const EnvFactory& factory, Stream* stream) {
+void stream_vector(const EnvFactory& factory, Activity* activity, Stream* stream) {
   rpcenv::VectorAction action;
   if (!stream->Read(&action)) return;
+  OpenStream open(activity);
   const std::unique_ptr<Env> env = factory();
   EpisodeCounters counters(env->num_envs());
   rpcenv::VectorStep message;
@@ -212,6 +217,7 @@ void stream_vector(const EnvFactory& factory, Stream* stream) {
     const ArrayNest nest = codec::decode(action.nest_action());
     check_action(nest, {env->num_envs()});
     const EnvStep step = env->step(nest);
+    open.count(env->num_envs());
     counters.add(step);
     fill(step, counters, &message);
     counters.restart(step);
@@ -220,29 +226,63 @@ void stream_vector(const EnvFactory& factory, Stream* stream) {
 
 }  // namespace
 
-class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
+// Calls with one request read it themselves, after the check of the token: gRPC would read up to
+// 256 MiB first.
+class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryService {
  public:
-  Service(EnvFactory factory, EnvServerOptions options)
+  Service(EnvFactory factory, EnvServerOptions options, Credentials credentials)
       : factory_(std::move(factory)),
         options_(std::move(options)),
+        credentials_(std::move(credentials)),
         description_(options_.description) {}
 
  private:
   grpc::Status StreamingEnv(
-      grpc::ServerContext*,
+      grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
-    return as_status([&] { stream_original(*factory_(), stream); });
+    return admitted(*context, [&] {
+      OpenStream open(&activity_);
+      stream_original(*factory_(), &open, stream);
+    });
   }
 
   grpc::Status StreamingVectorEnv(
-      grpc::ServerContext*,
+      grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
-    return as_status([&] { stream_vector(factory_, stream); });
+    return admitted(*context, [&] { stream_vector(factory_, &activity_, stream); });
   }
 
-  grpc::Status Describe(grpc::ServerContext*, const rpcenv::DescribeRequest*,
-                        rpcenv::Description* message) override {
-    return as_status([&] { codec::encode(description(), message); });
+  grpc::Status StreamedDescribe(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<rpcenv::DescribeRequest, rpcenv::Description>* stream) override {
+    return admitted(*context, [&] {
+      rpcenv::DescribeRequest request;
+      rpcenv::Description message;
+      if (!stream->Read(&request)) return;
+      codec::encode(description(), &message);
+      stream->Write(message);
+    });
+  }
+
+  grpc::Status StreamedGetStatus(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<rpcenv::StatusRequest, rpcenv::ServerStatus>* stream) override {
+    return admitted(*context, [&] {
+      rpcenv::StatusRequest request;
+      if (!stream->Read(&request)) return;
+      rpcenv::ServerStatus message;
+      message.set_uptime_s(std::chrono::duration<double>(Clock::now() - activity_.since).count());
+      message.set_open_streams(activity_.open_streams);
+      message.set_steps(activity_.steps);
+      stream->Write(message);
+    });
+  }
+
+  // Runs the body of a call, unless its client has no right to it.
+  template <typename Body>
+  grpc::Status admitted(const grpc::ServerContext& context, const Body& body) const {
+    const grpc::Status status = check_token(credentials_, context);
+    return status.ok() ? as_status(body) : status;
   }
 
   EnvDescription description() EXCLUDES(mutex_) {
@@ -268,6 +308,8 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::Service {
 
   const EnvFactory factory_;
   const EnvServerOptions options_;
+  const Credentials credentials_;
+  Activity activity_;
   Mutex mutex_;
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
 };
@@ -297,7 +339,7 @@ void EnvServer::begin() {
 
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(endpoint_);
-  auto service = std::make_shared<Service>(factory_, options_);
+  auto service = std::make_shared<Service>(factory_, options_, endpoint_.credentials);
   std::unique_ptr<grpc::Server> server = start_server(endpoint_, service.get());
   set_state(State::kServing);
   std::exception_ptr failure;

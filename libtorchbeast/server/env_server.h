@@ -30,6 +30,8 @@ struct EnvServerOptions {
 //
 //   learner -> stream -> thread of the stream: Env::reset, Env::step
 //
+// If the endpoint has a token, calls without it end with UNAUTHENTICATED before an Env is made.
+//
 // Thread safety: one thread calls run(); any thread may call the other methods.
 // Closing: stop() ends run() even while clients are connected. It cancels their streams and waits
 // for environments that are in the middle of a step. One that takes longer than step_grace is

@@ -48,11 +48,8 @@ EnvDescription describe_server(const Endpoint& endpoint, std::chrono::millisecon
     throw TimeoutError(nobody_answers(endpoint.address, timeout));
   }
   const auto deadline = std::chrono::system_clock::now() + timeout;
-  return describe_server(channel, endpoint.address, [deadline] {
-    auto context = std::make_shared<grpc::ClientContext>();
-    context->set_deadline(deadline);
-    return context;
-  });
+  return describe_server(channel, endpoint.address,
+                         [&] { return new_context(endpoint, deadline); });
 }
 
 }  // namespace torchbeast

@@ -6,6 +6,8 @@
 #include <grpcpp/grpcpp.h>
 
 #include <cstdlib>
+#include <stdexcept>
+#include <utility>
 
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/support/errors.h"
@@ -16,6 +18,10 @@ namespace {
 
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
+constexpr int kHandshakeMs = 10'000;  // for a client to complete the TLS handshake
+// Pings find a peer over TCP that is gone without a word: a machine without power, a pulled cable.
+constexpr int kPingAfterMs = 20'000;    // of silence
+constexpr int kPingTimeoutMs = 10'000;  // for the answer to a ping
 
 // gRPC reduces a port above 65535 to its lower 16 bits, and port 0 asks for any free port.
 bool is_requested_port(int bound, const Endpoint& endpoint) {
@@ -23,7 +29,53 @@ bool is_requested_port(int bound, const Endpoint& endpoint) {
   return !requested || *requested == "0" || *requested == std::to_string(bound);
 }
 
+void ping(grpc::ChannelArguments* arguments) {
+  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kPingAfterMs);
+  arguments->SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+  // As many as it takes, because an environment's step may take minutes.
+  arguments->SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+}
+
+void ping(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kPingAfterMs);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingTimeoutMs);
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  // Otherwise gRPC takes a client that pings more than once in five minutes for an attack.
+  builder->AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+                              kPingAfterMs / 2);
+}
+
+std::shared_ptr<grpc::ChannelCredentials> client_side(const Endpoint& endpoint) {
+  const Credentials& own = endpoint.credentials;
+  if (endpoint.unix_path() || !own.has_tls()) return grpc::InsecureChannelCredentials();
+  grpc::SslCredentialsOptions options;
+  options.pem_root_certs = own.ca;
+  options.pem_cert_chain = own.certificate;
+  options.pem_private_key = own.key;
+  return grpc::SslCredentials(options);
+}
+
+std::shared_ptr<grpc::ServerCredentials> server_side(const Endpoint& endpoint) {
+  const Credentials& own = endpoint.credentials;
+  if (endpoint.unix_path() || !own.has_tls()) return grpc::InsecureServerCredentials();
+  if (own.certificate.empty()) {
+    throw std::invalid_argument("cannot serve at " + endpoint.address +
+                                ": a server that has a CA for its clients needs a certificate");
+  }
+  grpc::SslServerCredentialsOptions options(
+      own.ca.empty() ? GRPC_SSL_DONT_REQUEST_CLIENT_CERTIFICATE
+                     : GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
+  options.pem_root_certs = own.ca;
+  options.pem_key_cert_pairs.push_back({own.key, own.certificate});
+  return grpc::SslServerCredentials(options);
+}
+
 }  // namespace
+
+Endpoint::Endpoint(std::string address, Credentials credentials)
+    : address(std::move(address)), credentials(std::move(credentials)) {
+  check(this->credentials);
+}
 
 std::optional<std::string> Endpoint::unix_path() const {
   if (!address.starts_with("unix:")) return std::nullopt;
@@ -39,6 +91,16 @@ std::optional<std::string> Endpoint::tcp_port() const {
     return std::nullopt;
   }
   return port;
+}
+
+std::string Endpoint::target() const {
+  return tls_name() ? address.substr(address.find('@') + 1) : address;
+}
+
+std::optional<std::string> Endpoint::tls_name() const {
+  const std::size_t at = address.find('@');
+  if (unix_path() || at == std::string::npos) return std::nullopt;
+  return address.substr(0, at);
 }
 
 // Makes gRPC wait for sockets with poll() instead of epoll, unless the user chose a strategy or
@@ -73,7 +135,17 @@ std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint) {
   // Finds a server that starts a moment later sooner than gRPC's default of one second.
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
-  return grpc::CreateCustomChannel(endpoint.address, grpc::InsecureChannelCredentials(), arguments);
+  if (!endpoint.unix_path()) ping(&arguments);
+  if (const auto name = endpoint.tls_name()) arguments.SetSslTargetNameOverride(*name);
+  return grpc::CreateCustomChannel(endpoint.target(), client_side(endpoint), arguments);
+}
+
+std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint,
+                                                 std::chrono::system_clock::time_point deadline) {
+  auto context = std::make_unique<grpc::ClientContext>();
+  context->set_deadline(deadline);
+  add_token(endpoint.credentials, context.get());
+  return context;
 }
 
 bool wait_for_connection(grpc::Channel& channel, std::chrono::milliseconds timeout,
@@ -87,17 +159,22 @@ bool wait_for_connection(grpc::Channel& channel, std::chrono::milliseconds timeo
 }
 
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::Service* service) {
+  grpc::EnableDefaultHealthCheckService(true);
   int port = 0;
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
   builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddListeningPort(endpoint.address, grpc::InsecureServerCredentials(), &port);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  if (!endpoint.unix_path()) ping(&builder);
+  builder.AddListeningPort(endpoint.address, server_side(endpoint), &port);
   builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0 || !is_requested_port(port, endpoint)) {
+    const bool has_tls = !endpoint.unix_path() && endpoint.credentials.has_tls();
     throw ConnectionError("cannot serve at " + endpoint.address +
-                          ": the address is in use or cannot be bound");
+                          ": the address is in use or cannot be bound" +
+                          (has_tls ? ", or the certificate or its key cannot be used" : ""));
   }
   return server;
 }

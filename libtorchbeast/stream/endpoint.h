@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a server listens. Every channel and every listening port is made here.
+// Where a server listens, and how the connection is protected. Every channel and every listening
+// port is made here.
 
 #pragma once
 
 #include <grpcpp/channel.h>
+#include <grpcpp/client_context.h>
 #include <grpcpp/server.h>
 
 #include <chrono>
@@ -11,27 +13,44 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
+
+#include "libtorchbeast/stream/credentials.h"
 
 namespace torchbeast {
 
-// An address, "unix:PATH" or "HOST:PORT", for the end that listens and the end that connects.
+// An address for the end that listens and the end that connects, and that end's credentials:
 //
-// Connections are neither encrypted nor authenticated: anyone who may open the socket file, or
-// reach the port, is trusted.
+//   unix:PATH        a socket file, protected by the permissions of its folder
+//   HOST:PORT        a TCP port, protected by the credentials
+//   NAME@HOST:PORT   likewise, for the end that connects: the server's certificate must name NAME
+//                    instead of HOST, which is one of several addresses of NAME
+//
+// TCP without credentials is neither encrypted nor authenticated: anyone who can reach the port is
+// trusted.
 struct Endpoint {
-  Endpoint(std::string address) : address(std::move(address)) {}  // NOLINT: an address is enough
+  // Throws std::invalid_argument for credentials that cannot be used.
+  Endpoint(std::string address, Credentials credentials = {});  // NOLINT: an address is enough
 
   // The path of the socket file; none for a TCP port.
   std::optional<std::string> unix_path() const;
   // The TCP port; none for a Unix socket, or if the address does not end in a number.
   std::optional<std::string> tcp_port() const;
+  // The address without NAME@, as gRPC takes it.
+  std::string target() const;
+  // NAME, if the address has one.
+  std::optional<std::string> tls_name() const;
 
   std::string address;
+  Credentials credentials;
 };
 
-// Opens a channel with a connection of its own. Returns at once, connected or not.
+// Opens a channel with a connection of its own. Returns at once, connected or not. A peer over TCP
+// that answers nothing, not even the pings of the transport, is given up after half a minute.
 std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint);
+
+// Makes the context of a call to the endpoint, which carries its token and ends by `deadline`.
+std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint,
+                                                 std::chrono::system_clock::time_point deadline);
 
 // Waits until the channel is connected. Returns false once `timeout` has passed, or once
 // keep_waiting(), called every 50 ms, returns false.
@@ -39,8 +58,10 @@ bool wait_for_connection(
     grpc::Channel& channel, std::chrono::milliseconds timeout,
     const std::function<bool()>& keep_waiting = [] { return true; });
 
-// Listens at the endpoint and serves `service`, which must outlive the server. Throws
-// ConnectionError, naming the address, when it is in use or cannot be bound.
+// Listens at the endpoint and serves `service`, which must outlive the server, and gRPC's standard
+// health service (grpc.health.v1.Health), which needs no token. `service` itself has to check the
+// tokens of its calls. Throws ConnectionError, naming the address, when it is in use or cannot be
+// bound, or if certificate and key cannot be used.
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::Service* service);
 
 // Configures gRPC's polling for a client process, once; open_channel() does it too.

@@ -33,6 +33,14 @@ TEST(EndpointTest, ATcpAddressNamesAPort) {
   EXPECT_EQ(Endpoint("unix:/tmp/socket:8000").tcp_port(), std::nullopt);
 }
 
+TEST(EndpointTest, AnAddressMayStateTheNameInTheCertificate) {
+  EXPECT_EQ(Endpoint("actors.lab@10.0.0.1:80").target(), "10.0.0.1:80");
+  EXPECT_EQ(Endpoint("actors.lab@10.0.0.1:80").tls_name(), "actors.lab");
+  EXPECT_EQ(Endpoint("10.0.0.1:80").target(), "10.0.0.1:80");
+  EXPECT_EQ(Endpoint("10.0.0.1:80").tls_name(), std::nullopt);
+  EXPECT_EQ(Endpoint("unix:/a@b").target(), "unix:/a@b");
+}
+
 // A service without calls, for tests of whether a server listens.
 class EmptyService final : public rpcenv::RPCEnvServer::Service {};
 

@@ -83,8 +83,8 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
   {
     MutexLock lock(mutex_);
     check_cancelled();
-    wire_ = description_.protocol_version == 0 ? make_original_wire(channel)
-                                               : make_vector_wire(channel);
+    wire_ = description_.protocol_version == 0 ? make_original_wire(channel, endpoint_.credentials)
+                                               : make_vector_wire(channel, endpoint_.credentials);
   }
   return waiting([&] { return wire_->start(seed) ? wire_->read() : std::nullopt; });
 }
@@ -94,8 +94,7 @@ EnvDescription EnvStream::describe(const std::shared_ptr<grpc::Channel>& channel
     return describe_server(channel, endpoint_.address, [this] {
       MutexLock lock(mutex_);
       check_cancelled();
-      describing_ = std::make_shared<grpc::ClientContext>();
-      describing_->set_deadline(std::chrono::system_clock::now() + step_timeout_);
+      describing_ = new_context(endpoint_, std::chrono::system_clock::now() + step_timeout_);
       return describing_;
     });
   } catch (const LostStream&) {

@@ -12,8 +12,8 @@ namespace {
 
 class OriginalWire final : public Wire {
  public:
-  explicit OriginalWire(const std::shared_ptr<grpc::Channel>& channel)
-      : stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
+  OriginalWire(const std::shared_ptr<grpc::Channel>& channel, const Credentials& credentials)
+      : Wire(credentials), stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
 
   bool start(std::uint64_t) override {
     stream_ = stub_->StreamingEnv(&context_);
@@ -53,8 +53,9 @@ class OriginalWire final : public Wire {
 
 }  // namespace
 
-std::unique_ptr<Wire> make_original_wire(const std::shared_ptr<grpc::Channel>& channel) {
-  return std::make_unique<OriginalWire>(channel);
+std::unique_ptr<Wire> make_original_wire(const std::shared_ptr<grpc::Channel>& channel,
+                                         const Credentials& credentials) {
+  return std::make_unique<OriginalWire>(channel, credentials);
 }
 
 }  // namespace torchbeast

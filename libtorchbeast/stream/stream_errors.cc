@@ -33,6 +33,8 @@ std::exception_ptr as_exception(const grpc::Status& status, const std::string& a
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return std::make_exception_ptr(
           TimeoutError(with_origin(address, "it accepts connections but does not answer")));
+    case grpc::StatusCode::UNAUTHENTICATED:
+      return std::make_exception_ptr(Unauthenticated(message));
     case grpc::StatusCode::OK:
       return std::make_exception_ptr(LostStream(with_origin(address, "it ended the stream")));
     default:

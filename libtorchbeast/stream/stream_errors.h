@@ -18,6 +18,11 @@ struct LostStream : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
+// The server admits only clients with a token, and this one has none or another.
+struct Unauthenticated : LostStream {
+  using LostStream::LostStream;
+};
+
 // EnvStream::cancel() was called.
 struct StreamCancelled : std::runtime_error {
   using std::runtime_error::runtime_error;

@@ -10,8 +10,8 @@ namespace {
 
 class VectorWire final : public Wire {
  public:
-  explicit VectorWire(const std::shared_ptr<grpc::Channel>& channel)
-      : stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
+  VectorWire(const std::shared_ptr<grpc::Channel>& channel, const Credentials& credentials)
+      : Wire(credentials), stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
 
   bool start(std::uint64_t seed) override {
     stream_ = stub_->StreamingVectorEnv(&context_);
@@ -52,8 +52,9 @@ class VectorWire final : public Wire {
 
 }  // namespace
 
-std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel) {
-  return std::make_unique<VectorWire>(channel);
+std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel,
+                                       const Credentials& credentials) {
+  return std::make_unique<VectorWire>(channel, credentials);
 }
 
 }  // namespace torchbeast

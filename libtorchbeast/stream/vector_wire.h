@@ -7,6 +7,7 @@
 
 namespace torchbeast {
 
-std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel);
+std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel,
+                                       const Credentials& credentials);
 
 }  // namespace torchbeast

@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "libtorchbeast/memory/array_ops.h"
+#include "libtorchbeast/stream/credentials.h"
 
 namespace torchbeast {
 
@@ -30,6 +31,8 @@ struct RawStep {
 // blocks. read() throws std::invalid_argument for a message that cannot be decoded.
 class Wire {
  public:
+  // The call carries the token of the credentials.
+  explicit Wire(const Credentials& credentials) { add_token(credentials, &context_); }
   virtual ~Wire() = default;
   // start() and write() return false, and read() nullopt, once the call is over; finish() then
   // returns the reason.

@@ -47,8 +47,9 @@ class TestFolder {
 // An EnvServer that runs from construction to destruction.
 class RunningServer {
  public:
-  RunningServer(EnvFactory factory, const std::string& address, EnvServerOptions options = {})
-      : server_(std::move(factory), address, std::move(options)), run_([this] { server_.run(); }) {
+  RunningServer(EnvFactory factory, Endpoint endpoint, EnvServerOptions options = {})
+      : server_(std::move(factory), std::move(endpoint), std::move(options)),
+        run_([this] { server_.run(); }) {
     if (!server_.wait_until_serving(kPatience)) die("a server coming up");
   }
   ~RunningServer() { stop(); }

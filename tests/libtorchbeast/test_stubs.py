@@ -85,7 +85,7 @@ def test_the_stub_lists_the_methods_of_each_class() -> None:
             methods -= {"__init__"}
         assert set(definitions(node.body)) == methods, name
         compared += 1
-    assert compared == 5
+    assert compared == 6
 
 
 @pytest.mark.parametrize(("class_name", "method"), METHODS)
@@ -100,14 +100,15 @@ def test_arguments_and_defaults_agree(class_name: str, method: str) -> None:
         assert stub == compiled
 
 
-def test_arguments_and_defaults_of_describe_agree() -> None:
-    node = STUBS["describe"]
+@pytest.mark.parametrize("name", ["describe", "server_status"])
+def test_arguments_and_defaults_of_functions_agree(name: str) -> None:
+    node = STUBS[name]
     assert isinstance(node, ast.FunctionDef)
-    assert parameters_of_stub(node) == parameters_of_compiled(_C.describe)
+    assert parameters_of_stub(node) == parameters_of_compiled(getattr(_C, name))
 
 
 def test_keyword_only_arguments_agree() -> None:
-    for name in ("BatchingQueue", "ActorPool", "Server"):
+    for name in ("Credentials", "BatchingQueue", "ActorPool", "Server"):
         init = definitions(STUBS[name].body)["__init__"]
         assert isinstance(init, ast.FunctionDef)
         compiled = getattr(_C, name).__init__.__doc__.splitlines()[0]

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "libtorchbeast/stream/server_status.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <stdexcept>
+
+#include "libtorchbeast/stream/stream_errors.h"
+#include "rpcenv.grpc.pb.h"
+
+namespace torchbeast {
+namespace {
+
+constexpr double kLongestUptime = 1e9;  // s; over thirty years
+
+ServerStatus checked(const rpcenv::ServerStatus& message, const std::string& address) {
+  const double uptime = message.uptime_s();
+  const bool is_plausible = uptime >= 0 && uptime < kLongestUptime &&  // not NaN
+                            message.open_streams() >= 0 && message.steps() >= 0;
+  if (is_plausible) return {uptime, message.open_streams(), message.steps()};
+  throw std::invalid_argument(
+      with_origin(address, "its status must consist of numbers of at least 0"));
+}
+
+}  // namespace
+
+ServerStatus ask_status(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::system_clock::now() + timeout;
+  const auto channel = open_channel(endpoint);
+  if (!wait_for_connection(*channel, timeout)) {
+    throw TimeoutError(nobody_answers(endpoint.address, timeout));
+  }
+  const auto stub = rpcenv::RPCEnvServer::NewStub(channel);
+  rpcenv::ServerStatus message;
+  const grpc::Status status = stub->GetStatus(new_context(endpoint, deadline).get(), {}, &message);
+  if (!status.ok()) std::rethrow_exception(as_exception(status, endpoint.address));
+  return checked(message, endpoint.address);
+}
+
+}  // namespace torchbeast
