@@ -37,6 +37,7 @@ _INCIDENTAL = (
     *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
     *("disable_checkpoint", "checkpoint_interval", "write_profiler_trace"),
     *("pipes_basename", "connect_timeout", "replay_service"),
+    *("env_servers", "insecure", "tls_ca", "tls_cert", "tls_key", "token_file"),
 )
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
 

@@ -3,13 +3,15 @@
 
 python -m torchbeast.polybeast_env --num_servers 10          in one terminal
 python -m torchbeast.polybeast_learner                       in another
+
+On other machines: polybeast_learner --env_servers HOST:PORT --tls_ca FILE --token_file FILE
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import flatten, parse
@@ -26,6 +28,7 @@ from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
+from torchbeast.sources.servers.hosts import hosts
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.sources.servers.discovery import Fleet
@@ -43,12 +46,8 @@ def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or evaluates, as the flags say."""
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    from torchbeast.sources.servers.discovery import find
-
     with session(flags.run.folder, flatten(flags)) as opened:
-        basename = flags.fleet.pipes_basename or user_basename()
-        wanted, timeout = flags.fleet.num_actors, flags.fleet.connect_timeout
-        fleet = find(basename, wanted, timeout, lambda: opened.supervisor.wait(0))
+        fleet = _find(flags, lambda: opened.supervisor.wait(0))
         _check_environment(flags.environment.env, fleet)
         print(_found(fleet), flush=True)
         counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
@@ -58,6 +57,17 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         )
         train(flags, fleet, opened, collection, flags.environment.num_actions)
     return EXIT_DONE
+
+
+def _find(flags: PolyBeastLearnerFlags, stopped: Callable[[], bool]) -> Fleet:
+    """Returns the servers of the flags, on this machine or on others."""
+    from torchbeast.sources.servers.discovery import find, find_on
+
+    served = flags.fleet
+    wanted, timeout = served.num_actors, served.connect_timeout
+    if served.env_servers is not None:
+        return find_on(hosts(served.env_servers), wanted, timeout, flags.security, stopped)
+    return find(served.pipes_basename or user_basename(), wanted, timeout, stopped)
 
 
 def train(

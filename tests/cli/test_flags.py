@@ -94,6 +94,64 @@ WRONG = [
 ]
 
 
+TLS = ["--tls_cert", "c", "--tls_key", "k"]
+CLIENT = ["--tls_ca", "a"]
+UNSAFE = {
+    "polybeast_env": [
+        (["--listen", "a:1"], "--listen needs --tls_cert and --tls_key"),
+        (["--listen", "a:1", *TLS], "--listen needs --token_file or --tls_client_ca, else anyone"),
+        (["--listen", "a:1", *TLS, "--insecure"], "--insecure is TCP without TLS: leave it out"),
+        (["--listen", "a:1", "--tls_cert", "c"], "--tls_cert and --tls_key belong together"),
+        (["--listen", "a:1", "--tls_client_ca", "a", "--token_file", "t"], "needs --tls_cert and"),
+        (["--listen", "a:1", "--pipes_basename", "unix:/a"], "give either"),
+        (["--token_file", "t"], "they need --listen HOST:PORT"),
+        (["--insecure"], "they need --listen HOST:PORT"),
+        (TLS, "they need --listen HOST:PORT"),
+    ],
+    "polybeast_learner": [
+        (["--env_servers", "a:1"], "--env_servers needs --tls_ca, the authority of the servers'"),
+        (["--env_servers", "a:1", "--token_file", "t"], "--env_servers needs --tls_ca"),
+        (["--env_servers", "a:1", *CLIENT, "--insecure"], "--insecure is TCP without TLS"),
+        (["--env_servers", "a:1", *CLIENT, "--tls_cert", "c"], "belong together: give both"),
+        (["--env_servers", "a:1", *TLS], "--tls_cert needs --tls_ca, the authority of the serv"),
+        (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "give either"),
+        (["--token_file", "t"], "they need --env_servers"),
+        (["--insecure"], "they need --env_servers"),
+    ],
+}
+SAFE = {
+    "polybeast_env": [
+        ["--listen", "a:1", *TLS, "--token_file", "t"],
+        ["--listen", "a:1", *TLS, "--tls_client_ca", "a"],
+        ["--listen", "a:1", "--insecure"],
+        ["--listen", "a:1", "--insecure", "--token_file", "t"],
+    ],
+    "polybeast_learner": [
+        ["--env_servers", "a:1", *CLIENT],
+        ["--env_servers", "a:1", *CLIENT, *TLS, "--token_file", "t"],
+        ["--env_servers", "a:1", "--insecure"],
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "sentence"), [(p, *case) for p, cases in UNSAFE.items() for case in cases]
+)
+def test_connections_between_machines_are_protected_unless_one_asks_otherwise(
+    program: str, args: list[str], sentence: str
+) -> None:
+    with pytest.raises(UsageError) as error:
+        parse(PROGRAMS[program], program, args)
+    assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "args"), [(p, args) for p, cases in SAFE.items() for args in cases]
+)
+def test_protected_connections_are_accepted(program: str, args: list[str]) -> None:
+    parse(PROGRAMS[program], program, args)
+
+
 def test_every_flag_of_the_original_exists() -> None:
     assert set(ORIGINAL_LEARNER_FLAGS) <= set(flatten(PolyBeastLearnerFlags()))
 

@@ -123,7 +123,9 @@ class Workshop:
         """Starts a program, with --savedir if it has it; MonoBeast finds nothing compiled."""
         if name not in PYTHON_ONLY:
             pytest.importorskip("libtorchbeast._C")
-        where = [] if name == "polybeast_env" else ["--savedir", str(self.folder / "runs")]
+        where = (
+            [] if name in ("polybeast_env", "status") else ["--savedir", str(self.folder / "runs")]
+        )
         path = [self._without_compiled] if name in PYTHON_ONLY else []
         self._programs.append(Program(name, [*args, *where], self.folder, path))
         return self._programs[-1]

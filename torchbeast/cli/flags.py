@@ -25,10 +25,12 @@ from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsCo
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import (
     FleetConfig,
+    LearnerSecurityConfig,
     PipelineConfig,
     ServedEnvConfig,
     ServedFleetConfig,
     ServersConfig,
+    ServerSecurityConfig,
 )
 
 
@@ -203,9 +205,11 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
 
     environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
     fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)
+    security: LearnerSecurityConfig = field(default_factory=LearnerSecurityConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.security.check_used(self.fleet.env_servers is not None)
         require(
             self.command.mode != "train" or not self.environment.env_kwargs,
             "--env_kwargs is for --mode test; in training the servers decide: "
@@ -219,3 +223,7 @@ class PolyBeastEnvFlags:
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
+    security: ServerSecurityConfig = field(default_factory=ServerSecurityConfig)
+
+    def __post_init__(self) -> None:
+        self.security.check_used(self.servers.listen is not None)

@@ -14,6 +14,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.envs import EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import discovery
+from torchbeast.sources.servers.config import LearnerSecurityConfig
 
 CATCH: dict[str, Any] = {
     "protocol_version": 1,
@@ -32,7 +33,7 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any]]:
     """The descriptions by address; other addresses do not answer."""
     served: dict[str, dict[str, Any]] = {}
 
-    def describe(address: str, timeout_s: float) -> dict[str, Any]:
+    def describe(address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
         if address not in served:
             raise TimeoutError(f"nobody answers at {address}")
         return served[address]
@@ -149,3 +150,39 @@ def test_servers_of_different_environments_are_refused(servers: dict, key: str) 
     servers["unix:/a.0"], servers["unix:/a.1"] = CATCH, CATCH | {key: "other"}
     with pytest.raises(RunError, match=f"must serve the same, but their {key} is"):
         discovery.find("unix:/a", 8, timeout=1.0)
+
+
+PLAIN = LearnerSecurityConfig(insecure=True)
+
+
+def test_every_server_of_every_host_is_found(servers: dict) -> None:
+    servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51, 52)})
+    servers.update({"b:50": CATCH | {"num_servers": 1}, "b:51": CATCH})
+    fleet = discovery.find_on(["a:50", "b:50"], None, 1.0, PLAIN)
+    assert fleet.stream_addresses == ["a:50"] * 2 + ["a:51"] * 2 + ["b:50"] * 2
+    assert fleet.num_envs == 12
+
+
+def test_a_server_of_the_original_is_a_host_of_one_server(servers: dict) -> None:
+    servers["a:50"] = servers["a:51"] = CATCH | {"num_servers": 0}
+    assert discovery.find_on(["a:50"], None, 1.0, PLAIN).stream_addresses == ["a:50"] * 2
+
+
+def test_a_server_that_belongs_to_a_host_named_before_is_refused(servers: dict) -> None:
+    servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51)})
+    with pytest.raises(UsageError, match="a:51 belongs to a host that is named before it"):
+        discovery.find_on(["a:50", "a:51"], None, 1.0, PLAIN)
+
+
+def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> None:
+    servers.update({"a:50": CATCH, "b:50": CATCH})
+    assert discovery.find_on(["a:50", "b:50"], 8, 1.0, PLAIN).num_envs == 8
+    for number in (4, 9):
+        with pytest.raises(UsageError, match=f"8 environments, but --num_actors is {number}: give"):
+            discovery.find_on(["a:50", "b:50"], number, 1.0, PLAIN)
+
+
+def test_hosts_of_different_environments_are_refused(servers: dict) -> None:
+    servers.update({"a:50": CATCH, "b:50": CATCH | {"env_id": "Memory"}})
+    with pytest.raises(RunError, match="a:50 and b:50 must serve the same, but their env_id is"):
+        discovery.find_on(["a:50", "b:50"], None, 1.0, PLAIN)

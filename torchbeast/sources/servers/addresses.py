@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Addresses of environment servers: server i listens at `<basename>.<i>`.
+"""Addresses of environment servers: server i listens at `<basename>.<i>`, or at a port that is
+higher by i than that of server 0. hosts.py has those on other machines.
 
 `polybeast` uses a folder of its own run, so that two runs never meet. `polybeast_env` and
 `polybeast_learner` use one folder of the user, so that two terminals of one user meet and two
@@ -9,6 +10,7 @@ users never do. Both folders are open to their owner only (0700).
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -16,14 +18,21 @@ from pathlib import Path
 from torchbeast.errors import UsageError
 
 MAX_SOCKET_PATH = 107  # most bytes in the path of a Unix socket on Linux
+MAX_PORT = 65_535
 _UNIX = "unix:"
+# NAME@ states the name in the certificate of a host that is reached at an address.
+_HOST = re.compile(r"(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])", re.ASCII)
 
 
 def server_addresses(basename: str, count: int) -> list[str]:
     """Returns the addresses of servers 0 to count - 1.
 
-    Raises UsageError when one is too long for a Unix socket.
+    basename: the common part of sockets, or HOST:PORT of server 0.
+
+    Raises UsageError when one is too long for a Unix socket, or above the last port.
     """
+    if not basename.startswith(_UNIX):
+        return _tcp_addresses(basename, count)
     addresses = [f"{basename}.{i}" for i in range(count)]
     longest = socket_path(addresses[-1])
     if longest is not None and len(os.fsencode(longest)) > MAX_SOCKET_PATH:
@@ -32,6 +41,28 @@ def server_addresses(basename: str, count: int) -> list[str]:
             f"the {MAX_SOCKET_PATH} of a Unix socket: give a shorter --pipes_basename, or TMPDIR"
         )
     return addresses
+
+
+def _tcp_addresses(first: str, count: int) -> list[str]:
+    host, port = host_and_port(first)
+    if port + count - 1 > MAX_PORT:
+        raise UsageError(
+            f"{count} servers need the ports {port} to {port + count - 1}, but {MAX_PORT} is the "
+            f"last: give a lower port than that of {first}"
+        )
+    return [f"{host}:{port + i}" for i in range(count)]
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Splits HOST:PORT, with brackets around an IPv6 address; raises UsageError for all else."""
+    host, _, port = address.rpartition(":")
+    is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= MAX_PORT
+    if not is_port or not _HOST.fullmatch(host):
+        raise UsageError(
+            f"an address of environment servers is HOST:PORT with a port of 1 to {MAX_PORT}, such "
+            f"as 10.0.0.5:50051 or [::1]:50051, got {address!r}"
+        )
+    return host, int(port)
 
 
 def socket_path(address: str) -> Path | None:

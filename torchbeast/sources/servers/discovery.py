@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,9 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.addresses import server_addresses, socket_path
+from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.credentials import learner_credentials
+from torchbeast.sources.servers.handshake import explain
 
 _FIRST_PATIENCE_S = 0.5  # limit of the first request; doubled each time
 
@@ -44,6 +47,7 @@ class Fleet:
     frame_stack: int
     stream_addresses: list[str]  # server of each stream
     envs_per_stream: list[int]  # environments of each stream
+    credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
 
     @property
     def num_envs(self) -> int:
@@ -58,7 +62,8 @@ def ask_all(
 
     Raises RunError when a server does not answer, or serves another environment than the others.
     """
-    return _fleet({address: _ask(address, timeout, stopped) for address in addresses})
+    asking = Asking(timeout, stopped)
+    return _fleet({address: asking.ask(address) for address in addresses})
 
 
 def find(
@@ -72,6 +77,7 @@ def find(
     Raises UsageError when the servers have more environments than `num_actors`; RunError when they
     have fewer, or do not serve the same environment.
     """
+    asking = Asking(timeout, stopped)
     found: dict[str, dict[str, Any]] = {}
     while (count := sum(map(_num_envs, found.values()))) != num_actors:
         if num_actors is not None and count > num_actors:
@@ -80,10 +86,49 @@ def find(
         if num_actors is None and not _is_expected(address, found):
             break
         try:
-            found[address] = _ask(address, timeout, stopped)
+            found[address] = asking.ask(address)
         except RunError as error:
             raise _too_few(error, found, count, num_actors) from None
     return _fleet(found)
+
+
+def find_on(
+    hosts: Sequence[str],
+    num_actors: int | None,
+    timeout: float,
+    security: LearnerSecurityConfig,
+    stopped: Callable[[], bool] = _never,
+) -> Fleet:
+    """Asks the servers of these hosts, each named by the address of its first server.
+
+    num_actors: the number of environments that they must have in all; None: any.
+
+    Raises UsageError for another number, a server that is named twice and unusable files; RunError
+    when a server does not answer, or does not serve the same environment as the others.
+    """
+    asking = Asking(timeout, stopped, security)
+    found: dict[str, dict[str, Any]] = {}
+    for host in hosts:
+        if host in found:
+            raise UsageError(
+                f"{host} belongs to a host that is named before it: name each host once, by the "
+                "port of its first server"
+            )
+        found |= _servers_of(host, asking)
+    fleet = _fleet(found, asking.credentials)
+    if num_actors not in (None, fleet.num_envs):
+        raise UsageError(
+            f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
+            f"--num_actors is {num_actors}: give --num_actors {fleet.num_envs}, or leave it out"
+        )
+    return fleet
+
+
+def _servers_of(host: str, asking: Asking) -> dict[str, dict[str, Any]]:
+    """Returns the descriptions of all servers of a host, by address."""
+    first = asking.ask(host)
+    others = server_addresses(host, max(1, first["num_servers"]))[1:]
+    return {host: first} | {address: asking.ask(address) for address in others}
 
 
 def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
@@ -123,19 +168,41 @@ def _too_few(
     )
 
 
-def _ask(address: str, timeout: float, stopped: Callable[[], bool]) -> dict[str, Any]:
-    """Requests a description until the timeout; a signal is noticed between two requests."""
-    deadline, patience = time.monotonic() + timeout, _FIRST_PATIENCE_S
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            return libtorchbeast.describe(address, max(0.0, min(patience, left)))
-        except TimeoutError as error:
-            if stopped() or left <= patience:
-                raise _no_answer(address, timeout, error) from None
-        except (ConnectionError, ValueError, RuntimeError) as error:
-            raise _no_answer(address, timeout, error) from None
-        patience *= 2
+class Asking:
+    """Asks one server after the other."""
+
+    def __init__(
+        self,
+        timeout: float,
+        stopped: Callable[[], bool] = _never,
+        security: LearnerSecurityConfig | None = None,
+    ) -> None:
+        """Reads the files of credentials.
+
+        timeout: seconds to wait for each server. security: None for servers on this machine.
+        """
+        self.timeout = timeout
+        self._stopped, self._security = stopped, security
+        self.credentials = None if security is None else learner_credentials(security)
+
+    def ask(self, address: str) -> dict[str, Any]:
+        """Requests a description until the timeout; a signal is noticed between two requests."""
+        deadline, patience = time.monotonic() + self.timeout, _FIRST_PATIENCE_S
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                limit = max(0.0, min(patience, left))
+                return libtorchbeast.describe(address, limit, self.credentials)
+            except TimeoutError as error:
+                if self._security is not None:
+                    explain(address, self._security)
+                if self._stopped() or left <= patience:
+                    raise _no_answer(address, self.timeout, error) from None
+            except PermissionError as error:
+                raise RunError(str(error)) from None
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise _no_answer(address, self.timeout, error) from None
+            patience *= 2
 
 
 def _no_answer(address: str, timeout: float, error: Exception) -> RunError:
@@ -147,7 +214,9 @@ def _num_envs(description: dict[str, Any]) -> int:
     return int(description["num_envs"]) * int(description["num_streams"])
 
 
-def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
+def _fleet(
+    found: dict[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
+) -> Fleet:
     (first_address, first), *others = found.items()
     for address, description in others:
         _check_same(first_address, first, address, description)
@@ -159,6 +228,7 @@ def _fleet(found: dict[str, dict[str, Any]]) -> Fleet:
         frame_stack=first["frame_stack"],
         stream_addresses=[address for address, _ in streams],
         envs_per_stream=[description["num_envs"] for _, description in streams],
+        credentials=credentials,
     )
 
 

@@ -7,6 +7,7 @@ address, where the learner's streams find the new one. Every other end before `c
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -22,6 +23,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import socket_path
+from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.plan import ServerPlan
 
 _log = logging.getLogger("torchbeast.servers")
@@ -43,10 +45,12 @@ class EnvServers:
         plans: Sequence[ServerPlan],
         addresses: Sequence[str],
         folder: Path | None = None,
+        security: ServerSecurityConfig | None = None,
     ) -> None:
         """Starts the processes.
 
         folder: a folder of this run for its sockets, which is removed when the servers end.
+        security: of servers that listen to other machines.
 
         Raises UsageError when the environment's arguments are too long for a process, or numbers of
         its info are asked for.
@@ -63,7 +67,7 @@ class EnvServers:
         self._closed = False
         self._any_has_served = False
         self._servers = [
-            _Server(i, self, _arguments(env, plan, len(plans), address, folder))
+            _Server(i, self, _arguments(env, plan, len(plans), address, folder, security))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
         try:
@@ -154,6 +158,7 @@ def _arguments(
     num_servers: int,
     address: str,
     folder: Path | None,
+    security: ServerSecurityConfig | None,
 ) -> dict[str, Any]:
     return {
         "env": env.as_json(),
@@ -162,6 +167,8 @@ def _arguments(
         "num_streams": plan.num_streams,
         "envs_per_stream": plan.envs_per_stream,
         "folder": None if folder is None else str(folder),
+        # names of files: whoever lists processes sees the arguments
+        "security": None if security is None else dataclasses.asdict(security),
     }
 
 

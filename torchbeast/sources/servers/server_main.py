@@ -69,8 +69,21 @@ def _make_server(arguments: dict[str, Any]) -> Any:
             return envs.make(spec, num_envs)
 
     return libtorchbeast.Server(
-        make, arguments["address"], description=_description(first[0], spec, arguments)
+        make,
+        arguments["address"],
+        description=_description(first[0], spec, arguments),
+        credentials=_credentials(arguments["security"]),
     )
+
+
+def _credentials(files: dict[str, Any] | None) -> Any:
+    """Returns the credentials of a server that listens to other machines."""
+    if files is None:
+        return None
+    from torchbeast.sources.servers.config import ServerSecurityConfig
+    from torchbeast.sources.servers.credentials import server_credentials
+
+    return server_credentials(ServerSecurityConfig(**files))
 
 
 def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class PolySource:
             self._initial_agent_state(),
             rollout_columns=columns,
             seed=seed,
+            credentials=fleet.credentials,
         )
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
         joined = num_batches * (self._batch_size + spare_columns)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Environment servers and a learner over TCP, as on several machines."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+from keys_of_tests import TOKEN, Keys
+from programs import Workshop
+
+from torchbeast import polybeast_env, polybeast_learner, status
+from torchbeast.reporting.log_files import read_logs
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "keys")
+
+
+def of_servers(keys: Keys) -> list[str]:
+    """Returns the flags of servers that check learners by certificate and token."""
+    pair = ["--tls_cert", keys.cert, "--tls_key", keys.key]
+    return [*pair, "--tls_client_ca", keys.ca, "--token_file", keys.token]
+
+
+def of_learner(keys: Keys) -> list[str]:
+    pair = ["--tls_cert", keys.client_cert, "--tls_key", keys.client_key]
+    return [*pair, "--tls_ca", keys.ca, "--token_file", keys.token]
+
+
+def free_ports(count: int) -> int:
+    """Returns the first of several consecutive ports that nobody uses."""
+    for first in range(20_000, 60_000, 100):
+        probes = [socket.socket() for _ in range(count)]
+        try:
+            for port, probe in enumerate(probes, first):
+                probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        else:
+            return first
+        finally:
+            for probe in probes:
+                probe.close()
+    raise AssertionError("there are no free ports")
+
+
+@pytest.mark.long
+def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
+    workshop: Workshop, keys: Keys
+) -> None:
+    """One host has two servers."""
+    first = free_ports(3)
+    hosts = [f"localhost:{first}", f"127.0.0.1:{first + 2}"]
+    for address, count, envs in zip(hosts, (2, 1), (12, 4), strict=True):
+        args = ["--listen", address, "--num_servers", str(count), "--num_actors", str(envs)]
+        servers = workshop.start("polybeast_env", "--env", "Catch", *args, *of_servers(keys))
+        servers.wait_for(f"Serving {envs} environments of Catch at {address}")
+        said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca CA")
+        assert f"--token_file {keys.token}" in said.string
+    named = ["--env_servers", ",".join(hosts), *of_learner(keys)]
+    learner = workshop.start(
+        "polybeast_learner", "--preset", "catch", "--xpid", "a", *named, "--total_steps", "60000"
+    )
+    learner.wait_for("Found 16 environments of Catch, on 3 servers")
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    code, shown = workshop.run("status", hosts[0], *of_learner(keys))
+    assert code == 0, shown
+    assert re.search(rf"localhost:{first + 1} +Catch +6 +2 of 2 +[\d,]+ +[1-9]", shown), shown
+    found = [p for p in psutil.process_iter(["cmdline"]) if str(keys.folder) in str(p.info)]
+    assert len(found) >= 6, "programs and servers, by the names of their files"
+    assert not [p for p in found if TOKEN in str(p.info["cmdline"])]
+    assert learner.end() == 0, learner.said
+    rows = list(read_logs(workshop.run_folder("a")))
+    assert max(row["mean_episode_return"] for row in rows[len(rows) // 2 :]) > 0.8
+    kept = [path for path in workshop.run_folder("a").rglob("*") if path.is_file()]
+    secrets = [TOKEN.encode(), *(Path(key).read_bytes()[40:80] for key in (keys.client_key,))]
+    assert kept and not [p for p in kept for secret in secrets if secret in p.read_bytes()]
+    assert TOKEN not in learner.said
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        ("--tls_cert", "--tls_cert /none cannot be read (No such file or directory)"),
+        ("--tls_key", "--tls_key /none cannot be read"),
+        ("--tls_client_ca", "--tls_client_ca /none cannot be read"),
+        ("--token_file", "--token_file /none cannot be read"),
+    ],
+)
+def test_servers_with_unusable_files_end_at_once(
+    keys: Keys, capsys: pytest.CaptureFixture[str], flag: str, sentence: str
+) -> None:
+    args = of_servers(keys)
+    args[args.index(flag) + 1] = "/none"
+    listen = ["--listen", f"127.0.0.1:{free_ports(1)}", "--num_servers", "1"]
+    assert polybeast_env.main(["--env", "Catch", *listen, *args]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_port_in_use_ends_the_servers_at_once(
+    keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = free_ports(2)
+    with socket.create_server(("127.0.0.1", first + 1)):
+        args = ["--listen", f"127.0.0.1:{first}", "--num_servers", "2", *of_servers(keys)]
+        assert polybeast_env.main(["--env", "Catch", *args]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot listen at 127.0.0.1:{first + 1}: another program uses port" in said
+
+
+def test_a_learner_with_unusable_files_or_hosts_ends_at_once(
+    keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*args: str) -> str:
+        where = ["--savedir", str(tmp_path), "--xpid", "a", "--connect_timeout", "100"]
+        assert polybeast_learner.main([*args, *where]) == 2
+        return capsys.readouterr().err
+
+    assert "--tls_ca /none cannot be read" in fails("--env_servers", "a:1", "--tls_ca", "/none")
+    assert "no-such-host.invalid is unknown on this machine" in fails(
+        "--env_servers", "no-such-host.invalid:1", *of_learner(keys)
+    )
+    assert "a file with one HOST:PORT on a line" in fails("--env_servers", "/none", "--insecure")
+
+
+def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"127.0.0.1:{free_ports(1)}"
+    assert status.main([address, "--insecure", "--timeout", "0.1"]) == 1
+    said = capsys.readouterr().out
+    assert said == f"no environment server answers at {address} (waited 0.1 s)\n"
+    assert status.main([address]) == 2
+    assert "--insecure on a network that is protected otherwise" in capsys.readouterr().err
+
+
+def test_the_status_of_the_servers_of_this_user_needs_no_flag(workshop: Workshop) -> None:
+    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
+    servers.wait_for("Serving 2 environments")
+    code, said = workshop.run("status")
+    assert code == 0 and said.count(" Catch ") == 2, said
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=20) == 0, servers.said

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Files of credentials that cannot be used are refused at once, in a sentence without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives import serialization
+from keys_of_tests import TOKEN, Keys, write
+
+from torchbeast.errors import UsageError
+from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+def complete(keys: Keys) -> dict[str, Any]:
+    return {
+        "tls_cert": keys.cert,
+        "tls_key": keys.key,
+        "tls_client_ca": keys.ca,
+        "token_file": keys.token,
+    }
+
+
+def test_usable_files_are_read(keys: Keys) -> None:
+    server = server_credentials(ServerSecurityConfig(**complete(keys)))
+    assert repr(server) == "Credentials(ca=True, certificate=True, key=True, token=True)"
+    learner = learner_credentials(LearnerSecurityConfig(tls_ca=keys.ca))
+    assert repr(learner) == "Credentials(ca=True, certificate=False, key=False, token=False)"
+
+
+def locked(keys: Keys) -> bytes:
+    """Returns the server's key with a password."""
+    private = serialization.load_pem_private_key(Path(keys.key).read_bytes(), None)
+    form = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"abc")
+    return private.private_bytes(serialization.Encoding.PEM, *form)
+
+
+@pytest.mark.parametrize(
+    ("flag", "content", "text"),
+    [
+        ("tls_cert", lambda _: "no certificate", "are no key and certificate in PEM"),
+        ("tls_key", lambda keys: keys.client_key, "the key is not that of the certificate"),
+        ("tls_key", lambda _: "no key", "are no key and certificate in PEM"),
+        ("tls_key", locked, "is protected by a password"),
+        ("tls_client_ca", lambda _: "no authority", "has no certificate in PEM"),
+        ("token_file", lambda _: "", "one word of at least 16 printable ASCII"),
+        ("token_file", lambda _: "fifteen-letters", "one word of at least 16"),
+        ("token_file", lambda _: "a token of several words", "one word of at least 16"),
+        ("token_file", lambda _: "é" * 20, "one word of at least 16"),
+        ("token_file", lambda _: b"\xff" * 20, "it is no text"),
+    ],
+)
+def test_a_file_with_something_else_is_refused(
+    keys: Keys, tmp_path: Path, flag: str, content: Callable[[Keys], Any], text: str
+) -> None:
+    given = content(keys)
+    path = given if given == keys.client_key else write(tmp_path / "file", given)
+    with pytest.raises(UsageError, match=text) as error:
+        server_credentials(ServerSecurityConfig(**complete(keys) | {flag: path}))
+    assert path in str(error.value)
+    assert TOKEN not in str(error.value) and "several words" not in str(error.value)
+
+
+@pytest.mark.parametrize("flag", ["tls_cert", "tls_key", "tls_client_ca", "token_file"])
+def test_a_missing_file_is_refused_by_its_flag(keys: Keys, tmp_path: Path, flag: str) -> None:
+    given = complete(keys) | {flag: str(tmp_path / "none")}
+    with pytest.raises(UsageError, match=f"--{flag} .*none cannot be read .No such file"):
+        server_credentials(ServerSecurityConfig(**given))
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620])
+@pytest.mark.parametrize("flag", ["tls_key", "token_file"])
+def test_a_secret_that_others_can_read_is_refused(
+    keys: Keys, tmp_path: Path, flag: str, mode: int
+) -> None:
+    source = Path(complete(keys)[flag])
+    path = Path(write(tmp_path / "secret", source.read_bytes()))
+    given = complete(keys) | {flag: str(path)}
+    server_credentials(ServerSecurityConfig(**given))
+    path.chmod(mode)
+    with pytest.raises(UsageError, match=f"mode {mode:04o}.: make it private, chmod 600 {path}"):
+        server_credentials(ServerSecurityConfig(**given))
+
+
+def test_a_secret_of_the_administrator_may_be_for_a_group(
+    keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes mounts secrets so; a file of this user has no reason to be."""
+    path = Path(write(tmp_path / "secret", TOKEN))
+    path.chmod(0o640)
+    owner = path.stat().st_uid
+    monkeypatch.setattr("os.getuid", lambda: 1000)
+    given = ServerSecurityConfig(**complete(keys) | {"token_file": str(path)})
+    if owner == 0:
+        server_credentials(given)
+    else:
+        with pytest.raises(UsageError, match="make it private"):
+            server_credentials(given)

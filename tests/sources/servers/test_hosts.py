@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""--env_servers names hosts directly, in a file, or by one name; --listen an address here."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.errors import UsageError
+from torchbeast.sources.servers.addresses import host_and_port, server_addresses
+from torchbeast.sources.servers.hosts import check_free, hosts, shown_to_learners
+
+
+def test_the_servers_of_a_host_are_at_consecutive_ports() -> None:
+    assert server_addresses("a.lab:50051", 3) == ["a.lab:50051", "a.lab:50052", "a.lab:50053"]
+    assert server_addresses("[::1]:65534", 2) == ["[::1]:65534", "[::1]:65535"]
+    named = ["name@10.0.0.1:5", "name@10.0.0.1:6"]
+    assert server_addresses("name@10.0.0.1:5", 2) == named
+
+
+def test_ports_above_the_last_are_refused() -> None:
+    with pytest.raises(UsageError, match="3 servers need the ports 65534 to 65536, but 65535 is"):
+        server_addresses("a:65534", 3)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "a",
+        "a:",
+        "a:0",
+        "a:-1",
+        "a:65536",
+        "a:http",
+        ":1",
+        "::1:80",
+        "a b:1",
+        "[::1]",
+        "a:\u0661",
+    ],
+)
+def test_anything_but_a_host_and_a_port_is_refused(address: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT with a port of 1 to 65535"):
+        host_and_port(address)
+
+
+def test_hosts_are_listed_with_commas() -> None:
+    assert hosts("a:1, b.lab:2,[::1]:3") == ["a:1", "b.lab:2", "[::1]:3"]
+
+
+def test_hosts_are_listed_in_a_file(tmp_path: Path) -> None:
+    listed = tmp_path / "hosts.txt"
+    listed.write_text("# the actors\n\na:1\n  b:2   # in the corner\n")
+    assert hosts(str(listed)) == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "names no host"),
+        (b"# nobody\n", "names no host"),
+        (b"a:1\nb\n", "got 'b'"),
+        (b"a:1\na:1\n", "a:1 is named twice"),
+        (b"\xff\xfe", "cannot be read as a list of hosts"),
+    ],
+)
+def test_a_file_without_a_list_of_hosts_is_refused(
+    tmp_path: Path, content: bytes, text: str
+) -> None:
+    (tmp_path / "hosts.txt").write_bytes(content)
+    with pytest.raises(UsageError, match=text):
+        hosts(str(tmp_path / "hosts.txt"))
+
+
+def test_a_missing_file_is_refused_with_both_ways_to_name_hosts(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"No such file.*HOST:PORT, or a file with one HOST:PORT"):
+        hosts(str(tmp_path / "none.txt"))
+
+
+def test_a_name_stands_for_a_host_at_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
+        assert (host, port) == ("actors.lab", 7)
+        found = ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
+        return [(2, 1, 6, "", (ip, port)) for ip in found] + [(10, 1, 6, "", ("fd::1", 7, 0, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    expected = ["actors.lab@10.0.0.1:7", "actors.lab@10.0.0.2:7", "actors.lab@[fd::1]:7"]
+    assert hosts("dns:///actors.lab:7") == expected
+
+
+def test_a_name_without_an_address_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"no-such-host\.invalid is unknown on this machine"):
+        hosts("dns:///no-such-host.invalid:1")
+
+
+def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
+            check_free([f"127.0.0.1:{port}"])
+    check_free([f"127.0.0.1:{port}", "[::1]:1025"])
+    with pytest.raises(UsageError, match="no address of this machine"):
+        check_free(["192.0.2.1:50051"])
+    with pytest.raises(UsageError, match="unknown on this machine"):
+        check_free(["no-such-host.invalid:50051"])
+
+
+def test_a_learner_is_told_a_name_where_servers_listen_to_every_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a.lab")
+    assert shown_to_learners("0.0.0.0:1") == shown_to_learners("[::]:1") == "a.lab:1"
+    assert shown_to_learners("10.0.0.1:1") == "10.0.0.1:1"

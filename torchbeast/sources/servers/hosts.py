@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts of environment servers on other machines, as --env_servers and --listen name them.
+
+A host's address is that of its first server; its other servers are at the ports that follow.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchbeast.errors import UsageError
+from torchbeast.sources.servers.addresses import host_and_port
+
+_DNS = "dns:///"
+
+
+def hosts(named: str) -> list[str]:
+    """Returns the address of the first server of each host.
+
+    named: HOST:PORT or dns:///NAME:PORT, separated by commas, or the name of a file with one of
+    them on a line, where # begins a comment. dns:///NAME:PORT stands for all addresses that the
+    name has now; the certificates there must be for the name.
+
+    Raises UsageError for a file that cannot be read, an invalid address, a name without an address
+    and a host that is named twice.
+    """
+    entries = named.split(",") if ":" in named else _lines(Path(named).expanduser())
+    found = [address for entry in entries for address in _addresses(entry.strip())]
+    if not found:
+        raise UsageError(f"{named} names no host: give one HOST:PORT on a line")
+    for address in found:
+        if found.count(address) > 1:
+            raise UsageError(f"{address} is named twice: name each host once, by its first port")
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"{path} cannot be read as a list of hosts ({_reason(error)}): give --env_servers "
+            "HOST:PORT, or a file with one HOST:PORT on a line"
+        ) from None
+    stripped = [line.partition("#")[0].strip() for line in text.splitlines()]
+    return [line for line in stripped if line]
+
+
+def _addresses(entry: str) -> Iterator[str]:
+    if not entry.startswith(_DNS):
+        host, port = host_and_port(entry)
+        yield f"{host}:{port}"
+        return
+    name, port = host_and_port(entry.removeprefix(_DNS))
+    for address in dict.fromkeys(str(found[4][0]) for found in resolved(name, port)):
+        yield f"{name}@{f'[{address}]' if ':' in address else address}:{port}"
+
+
+def resolved(host: str, port: int) -> list[tuple[Any, ...]]:
+    """Returns what getaddrinfo says of a host; raises UsageError for a name without an address."""
+    try:
+        return list(socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"the host {host} is unknown on this machine ({_reason(error)}): correct the name, or "
+            "give an address in numbers"
+        ) from None
+
+
+def check_free(addresses: Sequence[str]) -> None:
+    """Raises UsageError if a server could not listen at one of these addresses."""
+    for address in addresses:
+        host, port = host_and_port(address)
+        family, kind, protocol, _, name = resolved(host, port)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(name)
+            except OSError as error:
+                raise UsageError(_cannot_listen(address, port, error)) from None
+
+
+def _cannot_listen(address: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        why = f"another program uses port {port}: end it, or choose another port"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        why = "that is no address of this machine: give one of its own, or 0.0.0.0 for all"
+    elif error.errno == errno.EACCES:
+        why = f"port {port} is reserved for the administrator: choose one above 1023"
+    else:
+        why = f"{_reason(error)}: choose another address"
+    return f"cannot listen at {address}: {why}"
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+
+
+def shown_to_learners(listen: str) -> str:
+    """Returns HOST:PORT for a learner on another machine to type."""
+    host, port = host_and_port(listen)
+    is_every_network = host in ("0.0.0.0", "[::]")
+    return f"{socket.gethostname() if is_every_network else host}:{port}"
