@@ -3,6 +3,7 @@
 #include "libtorchbeast/acting/actor_pool.h"
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 #include <utility>
 
@@ -11,9 +12,10 @@
 namespace torchbeast {
 namespace {
 
-constexpr std::chrono::milliseconds kNoPause(0);
 constexpr std::chrono::milliseconds kFirstPause(100);  // before a reconnection
 constexpr std::chrono::milliseconds kLongestPause(5000);
+// In place of the number of a connection: the seed of a stream's pauses.
+constexpr std::uint64_t kPauses = std::numeric_limits<std::uint64_t>::max() - 1;
 // How long streams have to end cleanly before they are cancelled.
 constexpr auto kGrace = std::chrono::milliseconds(250);
 
@@ -172,14 +174,16 @@ void ActorPool::run_stream(std::size_t index) noexcept {
   changed_.notify_all();
 }
 
+ActorPool::History::History(std::uint64_t seed) : backoff(kFirstPause, kLongestPause, seed) {}
+
 // Plays one stream until the pool stops, and reconnects if the stream is lost.
 void ActorPool::keep_playing(std::size_t index) {
-  History history;
+  History history(derived_seed(options_.seed, index, kPauses));
   for (std::uint64_t attempt = 0;; ++attempt) {
     Connection connection{
         .attempt = attempt, .timeout = patience(history), .first_rollout = history.next_rollout};
     try {
-      play(index, &connection);
+      play(index, &connection, &history);
     } catch (const LostStream& lost) {
       if (closed()) throw ClosedBatchingQueue("the pool stopped");  // the loss no longer matters
       if (connection.came_up) away_since_[index] = Clock::now().time_since_epoch().count();
@@ -201,9 +205,8 @@ std::chrono::milliseconds ActorPool::patience(const History& history) const {
 void ActorPool::judge(const LostStream& lost, const Connection& connection, History* history) {
   const bool was_fruitful = connection.rollouts > 0;
   if (was_fruitful) history->next_rollout += connection.rollouts + 1;
-  history->pause = was_fruitful || history->pause == kNoPause
-                       ? kFirstPause
-                       : std::min(2 * history->pause, kLongestPause);
+  if (was_fruitful) history->backoff.restart();
+  history->pause = history->backoff.next();
   if (connection.came_up) {
     ++lost_;
     history->came_up = true;
@@ -235,14 +238,15 @@ void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
 }
 
 // Plays one connection until it ends.
-void ActorPool::play(std::size_t index, Connection* connection) {
+void ActorPool::play(std::size_t index, Connection* connection, History* history) {
   const std::string& address = options_.endpoints[index].address;
   clocks_[index].enter(Stage::kEnvironment);
-  EnvStream stream(options_.endpoints[index], options_.step_timeout);
+  EnvStream stream(options_.endpoints[index], options_.step_timeout, history->described);
   const Registration registration(this, &stream);
   StreamStep first =
       stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
   connection->came_up = true;
+  if (!history->described) history->described = stream.description();
   away_since_[index] = 0;
   const DynamicBatcher::Caller caller(inference_batcher_.get());
   const Alive alive(&live_);

@@ -8,10 +8,12 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "libtorchbeast/acting/backoff.h"
 #include "libtorchbeast/acting/stage_clock.h"
 #include "libtorchbeast/batching/dynamic_batcher.h"
 #include "libtorchbeast/batching/rollout_queue.h"
@@ -46,7 +48,8 @@ struct AwayStream {
 //
 // At the start, each server must become reachable within connect_timeout; a connection lost before
 // its first step is retried within that time. Later, a lost stream reconnects with growing pauses;
-// its unfinished rollout is dropped and its environments start new episodes. The numbers of its
+// its unfinished rollout is dropped and its environments start new episodes. The server must then
+// serve the same as before: anything else ends the run. The numbers of its
 // rollouts continue with one left out: no two rollouts of an environment share a number, and two
 // with successive numbers have no gap between them. The loss ends the run only once the stream has
 // been away for reconnect_timeout and fewer than half of the streams are connected. A stream that
@@ -109,10 +112,14 @@ class ActorPool {
 
   // A stream's connections so far.
   struct History {
-    bool came_up = false;  // ever
+    explicit History(std::uint64_t seed);
+
+    bool came_up = false;                          // ever
+    std::optional<EnvDescription> described = {};  // by the first connection that came up
     Clock::time_point away_since = Clock::now();
-    int fruitless = 0;                  // consecutive connections without a rollout
-    std::int64_t next_rollout = 0;      // the number of the next connection's first rollout
+    int fruitless = 0;              // consecutive connections without a rollout
+    std::int64_t next_rollout = 0;  // the number of the next connection's first rollout
+    Backoff backoff;
     std::chrono::milliseconds pause{};  // before the next one
   };
 
@@ -120,7 +127,7 @@ class ActorPool {
   void keep_playing(std::size_t index);
   std::chrono::milliseconds patience(const History& history) const;
   void judge(const LostStream& lost, const Connection& connection, History* history);
-  void play(std::size_t index, Connection* connection);
+  void play(std::size_t index, Connection* connection, History* history);
   void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
                           Connection* connection);
   void hand_over(std::vector<QueueItem> items, std::int64_t columns);

@@ -715,6 +715,40 @@ TEST(ActorPoolTest, ImpossibleOptionsAreRefused) {
 
 // ---- Lost streams ----------------------------------------------------------------------------
 
+// A server whose every stream dies after `steps` steps, as that of a process that crashes does.
+testing::Script dying(std::atomic<int>* connections, const std::function<int()>& steps) {
+  const auto send = [](testing::VectorCall* stream) {
+    rpcenv::VectorStep step;
+    codec::encode(ArrayNest(ArrayNest::Map{{"frame", Array::zeros(DType::kInt32, {1, 1})}}),
+                  step.mutable_observation());
+    codec::encode(Array::zeros(DType::kFloat32, {1}), step.mutable_reward());
+    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_terminated());
+    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_truncated());
+    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_episode_end());
+    codec::encode(Array::zeros(DType::kInt32, {1}), step.mutable_episode_step());
+    codec::encode(Array::zeros(DType::kFloat32, {1}), step.mutable_episode_return());
+    return stream->Write(step);
+  };
+  return {.describe =
+              [](rpcenv::Description* message) {
+                message->set_protocol_version(1);
+                message->set_num_envs(1);
+                message->set_num_streams(1);
+                message->set_frame_stack(1);
+                codec::encode_spec(
+                    ArrayNest(ArrayNest::Map{{"frame", Array::spec(DType::kInt32, {1})}}),
+                    message->mutable_observation());
+                return grpc::Status::OK;
+              },
+          .vector_stream =
+              [=](testing::VectorCall* stream) {
+                ++*connections;
+                rpcenv::VectorAction action;
+                for (int left = steps(); left >= 0 && stream->Read(&action); --left) send(stream);
+                return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the process crashed");
+              }};
+}
+
 TEST(ActorPoolTest, AStreamWhoseServerRestartsStartsAgainWithAnotherSeed) {
   TestFolder folder;
   std::atomic<std::uint64_t> first_seed = 0, second_seed = 0;
@@ -749,6 +783,41 @@ TEST(ActorPoolTest, AStreamWhoseServerRestartsStartsAgainWithAnotherSeed) {
   play.end();
 }
 
+TEST(ActorPoolTest, AStreamWhoseServerServesSomethingElseAfterARestartEndsRun) {
+  TestFolder folder;
+  auto server = std::make_unique<RunningServer>(fake_env(), folder.address(),
+                                                EnvServerOptions{.env_id = "Pong"});
+  Play play(options_for({folder.address()}));
+  play.take(1);
+  server.reset();
+  RunningServer again(fake_env(), folder.address(), EnvServerOptions{.env_id = "Breakout"});
+  while (play.queue().dequeue()) continue;
+  const std::string error = play.failure<std::invalid_argument>();
+  EXPECT_NE(error.find("the environment is Breakout, before it was Pong"), std::string::npos);
+  EXPECT_NE(error.find(folder.address()), std::string::npos);
+}
+
+TEST(ActorPoolTest, AnUnknownErrorOfTheTransportIsALossAndNoFailure) {
+  TestFolder folder;
+  std::atomic<int> connections = 0;
+  testing::Script script = dying(&connections, [&] { return connections == 1 ? 4 : 100; });
+  script.describe = [describe = script.describe](rpcenv::Description* message) {
+    const grpc::Status status = describe(message);
+    message->set_marks_failures(true);
+    return status;
+  };
+  script.vector_stream = [stream = script.vector_stream](testing::VectorCall* call) {
+    stream(call);
+    return grpc::Status(grpc::StatusCode::UNKNOWN, "Stream removed");
+  };
+  testing::ScriptedServer server(script, folder.address());
+  Play play(options_for({folder.address()}));
+  EXPECT_EQ(play.take(3).size(), 3u);
+  EXPECT_EQ(play.pool().lost_streams(), 1);
+  play.queue().close();
+  play.end();
+}
+
 TEST(ActorPoolTest, ALostStreamEndsRunWhenItStaysAwayAndTooFewLive) {
   TestFolder folder;
   auto server = std::make_unique<RunningServer>(fake_env(), folder.address());
@@ -760,40 +829,6 @@ TEST(ActorPoolTest, ALostStreamEndsRunWhenItStaysAwayAndTooFewLive) {
   while (play.queue().dequeue()) continue;
   EXPECT_NE(play.failure<ConnectionError>().find(folder.address()), std::string::npos);
   EXPECT_EQ(play.pool().lost_streams(), 1);
-}
-
-// A server whose every stream dies after `steps` steps, as that of a process that crashes does.
-testing::Script dying(std::atomic<int>* connections, const std::function<int()>& steps) {
-  const auto send = [](testing::VectorCall* stream) {
-    rpcenv::VectorStep step;
-    codec::encode(ArrayNest(ArrayNest::Map{{"frame", Array::zeros(DType::kInt32, {1, 1})}}),
-                  step.mutable_observation());
-    codec::encode(Array::zeros(DType::kFloat32, {1}), step.mutable_reward());
-    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_terminated());
-    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_truncated());
-    codec::encode(Array::zeros(DType::kBool, {1}), step.mutable_episode_end());
-    codec::encode(Array::zeros(DType::kInt32, {1}), step.mutable_episode_step());
-    codec::encode(Array::zeros(DType::kFloat32, {1}), step.mutable_episode_return());
-    return stream->Write(step);
-  };
-  return {.describe =
-              [](rpcenv::Description* message) {
-                message->set_protocol_version(1);
-                message->set_num_envs(1);
-                message->set_num_streams(1);
-                message->set_frame_stack(1);
-                codec::encode_spec(
-                    ArrayNest(ArrayNest::Map{{"frame", Array::spec(DType::kInt32, {1})}}),
-                    message->mutable_observation());
-                return grpc::Status::OK;
-              },
-          .vector_stream =
-              [=](testing::VectorCall* stream) {
-                ++*connections;
-                rpcenv::VectorAction action;
-                for (int left = steps(); left >= 0 && stream->Read(&action); --left) send(stream);
-                return grpc::Status(grpc::StatusCode::UNAVAILABLE, "the process crashed");
-              }};
 }
 
 TEST(ActorPoolTest, AConnectionThatIsLostBeforeItsFirstStepIsTriedAgain) {

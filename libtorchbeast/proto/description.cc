@@ -20,7 +20,37 @@ void check_range(const char* what, std::int64_t value, std::int64_t maximum,
                               " and " + std::to_string(maximum) + ", got " + std::to_string(value));
 }
 
+void check_equal(const char* what, const std::string& before, const std::string& now) {
+  if (before == now) return;
+  throw std::invalid_argument(std::string("after the connection was lost, ") + what + " is " + now +
+                              ", before it was " + before +
+                              ": start the servers there as they were, or the learner again");
+}
+
+// One environment's observation as text: structure, dtypes and shapes.
+std::string described(const ArrayNest& observation) {
+  std::string text;
+  nest::for_each_with_path(
+      [&](const nest::Path& path, const Array& leaf) {
+        text += (text.empty() ? "" : ", ") + summary(leaf) + " at " + path.str();
+      },
+      observation);
+  return text;
+}
+
 }  // namespace
+
+void check_same(const EnvDescription& before, const EnvDescription& now) {
+  check_equal("the environment", before.env_id, now.env_id);
+  check_equal("the number of environments of a stream", std::to_string(before.num_envs),
+              std::to_string(now.num_envs));
+  check_equal("the number of stacked frames", std::to_string(before.frame_stack),
+              std::to_string(now.frame_stack));
+  check_equal("the observation", described(before.observation), described(now.observation));
+  check_equal("the action space", before.action_space, now.action_space);
+  check_equal("the observation space", before.observation_space, now.observation_space);
+  check_equal("the dict of options", before.options, now.options);
+}
 
 void codec::encode(const EnvDescription& description, rpcenv::Description* message) {
   message->set_protocol_version(static_cast<std::int32_t>(description.protocol_version));
@@ -33,6 +63,7 @@ void codec::encode(const EnvDescription& description, rpcenv::Description* messa
   message->set_observation_space(description.observation_space);
   message->set_options(description.options);
   message->set_num_servers(static_cast<std::int32_t>(description.num_servers));
+  message->set_marks_failures(description.marks_failures);
 }
 
 EnvDescription codec::decode(const rpcenv::Description& message) {
@@ -53,7 +84,8 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
           .observation = decode_spec(message.observation()),
           .action_space = message.action_space(),
           .observation_space = message.observation_space(),
-          .options = message.options()};
+          .options = message.options(),
+          .marks_failures = message.marks_failures()};
 }
 
 }  // namespace torchbeast

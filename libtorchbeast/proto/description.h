@@ -30,7 +30,12 @@ struct EnvDescription {
   std::string observation_space = {};  // likewise
   std::string options = {};            // likewise
   std::int64_t protocol_version = 1;   // 0: only the original protocol
+  bool marks_failures = false;         // see rpcenv.proto
 };
+
+// Throws std::invalid_argument, with both sides, unless a server still serves what it did: the same
+// environment, options and spaces, and equally many environments in a stream.
+void check_same(const EnvDescription& before, const EnvDescription& now);
 
 namespace codec {
 

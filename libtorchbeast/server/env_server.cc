@@ -13,6 +13,7 @@
 #include "libtorchbeast/server/activity.h"
 #include "libtorchbeast/server/unix_address.h"
 #include "libtorchbeast/stream/frame_stack.h"
+#include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
 #include "rpcenv.grpc.pb.h"
 
@@ -240,7 +241,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   grpc::Status StreamingEnv(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
-    return admitted(*context, [&] {
+    return admitted(context, [&] {
       OpenStream open(&activity_);
       stream_original(*factory_(), &open, stream);
     });
@@ -249,17 +250,18 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   grpc::Status StreamingVectorEnv(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
-    return admitted(*context, [&] { stream_vector(factory_, &activity_, stream); });
+    return admitted(context, [&] { stream_vector(factory_, &activity_, stream); });
   }
 
   grpc::Status StreamedDescribe(
       grpc::ServerContext* context,
       grpc::ServerUnaryStreamer<rpcenv::DescribeRequest, rpcenv::Description>* stream) override {
-    return admitted(*context, [&] {
+    return admitted(context, [&] {
       rpcenv::DescribeRequest request;
       rpcenv::Description message;
       if (!stream->Read(&request)) return;
       codec::encode(description(), &message);
+      message.set_marks_failures(true);
       stream->Write(message);
     });
   }
@@ -267,7 +269,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   grpc::Status StreamedGetStatus(
       grpc::ServerContext* context,
       grpc::ServerUnaryStreamer<rpcenv::StatusRequest, rpcenv::ServerStatus>* stream) override {
-    return admitted(*context, [&] {
+    return admitted(context, [&] {
       rpcenv::StatusRequest request;
       if (!stream->Read(&request)) return;
       rpcenv::ServerStatus message;
@@ -280,9 +282,14 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
 
   // Runs the body of a call, unless its client has no right to it.
   template <typename Body>
-  grpc::Status admitted(const grpc::ServerContext& context, const Body& body) const {
-    const grpc::Status status = check_token(credentials_, context);
-    return status.ok() ? as_status(body) : status;
+  grpc::Status admitted(grpc::ServerContext* context, const Body& body) const {
+    const grpc::Status refusal = check_token(credentials_, *context);
+    if (!refusal.ok()) return refusal;
+    const grpc::Status status = as_status(body);
+    if (status.error_code() == grpc::StatusCode::INTERNAL) {
+      context->AddTrailingMetadata(kFailureHeader, "1");
+    }
+    return status;
   }
 
   EnvDescription description() EXCLUDES(mutex_) {

@@ -60,8 +60,11 @@ class EnvStream::Translation {
   FrameStack stack_;
 };
 
-EnvStream::EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout)
-    : endpoint_(std::move(endpoint)), step_timeout_(step_timeout) {}
+EnvStream::EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
+                     std::optional<EnvDescription> described)
+    : endpoint_(std::move(endpoint)),
+      step_timeout_(step_timeout),
+      described_(std::move(described)) {}
 
 EnvStream::~EnvStream() {
   if (wire_ == nullptr) return;
@@ -79,6 +82,7 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
   check_cancelled();
   if (!connected) throw LostStream(nobody_answers(endpoint_.address, timeout));
   description_ = describe(channel);
+  check_same_as_before();
   translation_ = std::make_unique<Translation>(description_);
   {
     MutexLock lock(mutex_);
@@ -100,6 +104,15 @@ EnvDescription EnvStream::describe(const std::shared_ptr<grpc::Channel>& channel
   } catch (const LostStream&) {
     check_cancelled();  // the reason, if so
     throw;
+  }
+}
+
+void EnvStream::check_same_as_before() const {
+  if (!described_) return;
+  try {
+    check_same(*described_, description_);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(with_origin(endpoint_.address, error.what()));
   }
 }
 
@@ -132,6 +145,9 @@ void EnvStream::fail() {
   const bool ended = !overdue_;
   if (ended) wait_at_most(std::min(step_timeout_, kReasonTimeout));
   const grpc::Status status = wire_->finish();
+  const Cause cause = !description_.marks_failures  ? Cause::kUnknown
+                      : wire_->environment_failed() ? Cause::kEnvironment
+                                                    : Cause::kTransport;
   overdue_at_ = 0;
   {
     MutexLock lock(mutex_);
@@ -139,7 +155,7 @@ void EnvStream::fail() {
   }
   check_cancelled();
   if (overdue_) throw_overdue(ended);
-  std::rethrow_exception(as_exception(status, endpoint_.address));
+  std::rethrow_exception(as_exception(status, endpoint_.address, cause));
 }
 
 void EnvStream::throw_overdue(bool ended) const {

@@ -41,20 +41,26 @@ struct StreamStep {
 // Every wait is limited, provided that some thread calls cancel_if_overdue() regularly.
 class EnvStream {
  public:
-  EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout);
+  // described: by the server of the stream's earlier connection; none: any server is accepted.
+  EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
+            std::optional<EnvDescription> described = {});
   ~EnvStream();
   EnvStream(const EnvStream&) = delete;
   EnvStream& operator=(const EnvStream&) = delete;
 
-  // Connects and waits for the first step. Throws LostStream if no server answers within `timeout`;
-  // otherwise like step().
+  // Connects and waits for the first step. Throws LostStream if no server answers within `timeout`,
+  // and std::invalid_argument, before an environment is made, if it serves something else than the
+  // stream's earlier connection; otherwise like step().
   StreamStep connect(std::uint64_t seed, std::chrono::milliseconds timeout);
 
   // Sends an action, leaves [1, E, ...], and waits for the resulting step. Throws LostStream,
-  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback, and
-  // std::invalid_argument for an invalid step or bytes that are no message, all with the address.
+  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback if the
+  // server says that the environment failed, and std::invalid_argument for an invalid step or bytes
+  // that are no message, all with the address.
   StreamStep step(const ArrayNest& action);
 
+  // The server's description; after connect().
+  const EnvDescription& description() const { return description_; }
   std::int64_t num_envs() const { return description_.num_envs; }
 
   // Ends the stream cleanly: the server sees the half-close and returns OK.
@@ -71,6 +77,7 @@ class EnvStream {
   template <typename Call>
   StreamStep waiting(const Call& call);
   EnvDescription describe(const std::shared_ptr<grpc::Channel>& channel);
+  void check_same_as_before() const;
   [[noreturn]] void fail();
   [[noreturn]] void throw_overdue(bool ended) const;
   void wait_at_most(std::chrono::milliseconds limit);
@@ -78,6 +85,7 @@ class EnvStream {
 
   const Endpoint endpoint_;
   const std::chrono::milliseconds step_timeout_;
+  const std::optional<EnvDescription> described_;
   EnvDescription description_;
   std::unique_ptr<Translation> translation_;
   // Held to replace or to cancel the two calls below. Only the stream's own thread replaces them,

@@ -343,6 +343,65 @@ TEST(EnvStreamTest, AServersStatusDecidesTheException) {
             "it ended the stream");
 }
 
+// gRPC itself ends calls with these codes, too.
+TEST(EnvStreamTest, WhatAServerThatMarksFailuresDoesNotMarkIsALostStream) {
+  rpcenv::Description description = sound_description();
+  description.set_marks_failures(true);
+  const auto ends_with = [&](grpc::StatusCode code, const char* text) {
+    return script_of(description, [=](VectorCall*) { return grpc::Status(code, text); });
+  };
+  for (const auto code : {grpc::StatusCode::INTERNAL, grpc::StatusCode::UNKNOWN,
+                          grpc::StatusCode::RESOURCE_EXHAUSTED}) {
+    EXPECT_EQ(connect_error<LostStream>(ends_with(code, "RST_STREAM")),
+              "connection lost (RST_STREAM)");
+  }
+  const char* large = "Received message larger than max (300 vs. 200)";
+  EXPECT_EQ(
+      connect_error<std::invalid_argument>(ends_with(grpc::StatusCode::RESOURCE_EXHAUSTED, large)),
+      large)
+      << "it would be as large again";
+}
+
+// What connect() says to the server of a stream whose earlier connection had another description.
+std::string error_after(const std::function<void(EnvDescription*)>& change) {
+  EnvDescription described = codec::decode(sound_description());
+  change(&described);
+  TestFolder folder;
+  std::atomic<int> streams = 0;
+  ScriptedServer server(script_of(sound_description(),
+                                  [&](VectorCall*) {
+                                    ++streams;
+                                    return grpc::Status::OK;
+                                  }),
+                        folder.address());
+  EnvStream stream(folder.address(), kPatience, described);
+  const std::string message =
+      message_of<std::invalid_argument>([&] { stream.connect(1, kPatience); });
+  EXPECT_EQ(streams, 0) << "no environment is made";
+  EXPECT_NE(message.find(folder.address()), std::string::npos) << message;
+  EXPECT_NE(message.find("after the connection was lost, "), std::string::npos) << message;
+  return message;
+}
+
+TEST(EnvStreamTest, AServerThatServesSomethingElseAfterALossIsRefusedWithBothSides) {
+  const auto has = [](const std::string& message, const char* text) {
+    EXPECT_NE(message.find(text), std::string::npos) << message;
+  };
+  has(error_after([](auto* before) { before->env_id = "Pong"; }), "is , before it was Pong");
+  has(error_after([](auto* before) { before->num_envs = 3; }), "is 2, before it was 3");
+  has(error_after([](auto* before) { before->frame_stack = 4; }), "is 1, before it was 4");
+  has(error_after([](auto* before) {
+        before->observation = ArrayNest(ArrayNest::Map{{"x", before->observation}});
+      }),
+      "is int32[1] at the root, before it was int32[1] at ['x']");
+  has(error_after(
+          [](auto* before) { before->observation = ArrayNest(Array::spec(DType::kUInt8, {1})); }),
+      "is int32[1] at the root, before it was uint8[1] at the root");
+  has(error_after([](auto* before) { before->action_space = "{}"; }), "the action space");
+  has(error_after([](auto* before) { before->observation_space = "{}"; }), "observation space");
+  has(error_after([](auto* before) { before->options = "{}"; }), "the dict of options");
+}
+
 TEST(EnvStreamTest, AServerThatSaysMoreThanItShouldAndEndsHoldsNobodyUp) {
   TestFolder folder;
   ScriptedServer server(script_of(sound_description(),

@@ -3,6 +3,28 @@
 #include "libtorchbeast/stream/stream_errors.h"
 
 namespace torchbeast {
+namespace {
+
+// Whether gRPC ended a call for a reason that another connection need not have. A message above the
+// limit would be sent again.
+bool is_passing(const grpc::Status& status) {
+  switch (status.error_code()) {
+    case grpc::StatusCode::INTERNAL:
+    case grpc::StatusCode::UNKNOWN:
+      return true;
+    case grpc::StatusCode::RESOURCE_EXHAUSTED:
+      return status.error_message().find("larger than max") == std::string::npos;
+    default:
+      return false;
+  }
+}
+
+std::exception_ptr lost(const grpc::Status& status, const std::string& address) {
+  return std::make_exception_ptr(
+      LostStream(with_origin(address, "connection lost (" + status.error_message() + ")")));
+}
+
+}  // namespace
 
 std::string to_string(std::chrono::milliseconds duration) {
   const auto count = duration.count();
@@ -19,7 +41,9 @@ std::string nobody_answers(const std::string& address, std::chrono::milliseconds
          "; start one there, or name the address of one that runs";
 }
 
-std::exception_ptr as_exception(const grpc::Status& status, const std::string& address) {
+std::exception_ptr as_exception(const grpc::Status& status, const std::string& address,
+                                Cause cause) {
+  if (cause == Cause::kTransport && is_passing(status)) return lost(status, address);
   const std::string message = with_origin(address, status.error_message());
   switch (status.error_code()) {
     case grpc::StatusCode::INTERNAL:
@@ -38,8 +62,7 @@ std::exception_ptr as_exception(const grpc::Status& status, const std::string& a
     case grpc::StatusCode::OK:
       return std::make_exception_ptr(LostStream(with_origin(address, "it ended the stream")));
     default:
-      return std::make_exception_ptr(
-          LostStream(with_origin(address, "connection lost (" + status.error_message() + ")")));
+      return lost(status, address);
   }
 }
 

@@ -40,8 +40,14 @@ std::string to_string(std::chrono::milliseconds duration);
 // Returns the message for a server that accepts no connection within `timeout`.
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout);
 
+// Who ended a call, where its status alone does not tell: gRPC itself ends calls with INTERNAL (a
+// reset), UNKNOWN ("Stream removed") and RESOURCE_EXHAUSTED. Servers of earlier versions do not
+// say.
+enum class Cause { kUnknown, kEnvironment, kTransport };
+
 // Returns the exception for a call that the server ended with `status`. OK becomes LostStream too,
 // because the learner did not ask for the end.
-std::exception_ptr as_exception(const grpc::Status& status, const std::string& address);
+std::exception_ptr as_exception(const grpc::Status& status, const std::string& address,
+                                Cause cause = Cause::kUnknown);
 
 }  // namespace torchbeast

@@ -23,6 +23,9 @@ struct RawStep {
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated environments
 };
 
+// In the metadata after a call: its environment, or the code that makes it, raised an exception.
+inline constexpr char kFailureHeader[] = "torchbeast-environment-failed";
+
 // One call to a server in one protocol.
 //
 //   start() -> read() -> write(), read() -> write(), read() ...  half_close() -> finish()
@@ -41,6 +44,10 @@ class Wire {
   virtual std::optional<RawStep> read() = 0;
   virtual void half_close() = 0;  // tells the server that no more actions follow
   virtual grpc::Status finish() = 0;
+  // Returns whether the server said that the environment failed; after finish().
+  bool environment_failed() const {
+    return context_.GetServerTrailingMetadata().count(kFailureHeader) > 0;
+  }
   void cancel() { context_.TryCancel(); }
 
  protected:

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Pauses between attempts to connect.
+
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <random>
+#include <utility>
+
+namespace torchbeast {
+
+// Pauses that double from `first` to `longest`. Each is shortened at random, by half at most, so
+// that streams which were lost together do not come back together.
+//
+// Thread safety: one thread.
+class Backoff {
+ public:
+  using Duration = std::chrono::milliseconds;
+
+  Backoff(Duration first, Duration longest, std::uint64_t seed)
+      : first_(first), longest_(longest), next_(first), random_(seed) {}
+
+  Duration next() {
+    const Duration whole = std::exchange(next_, std::min(2 * next_, longest_));
+    std::uniform_int_distribution<Duration::rep> shortened(whole.count() / 2, whole.count());
+    return Duration(shortened(random_));
+  }
+
+  // Begins again with `first`.
+  void restart() { next_ = first_; }
+
+ private:
+  const Duration first_, longest_;
+  Duration next_;
+  std::mt19937_64 random_;
+};
+
+}  // namespace torchbeast
