@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from background import wait_for
 from keys_of_tests import TOKEN, Keys
-from programs import Workshop
+from programs import Program, Workshop
 
 from torchbeast import polybeast_env, polybeast_learner, status
 from torchbeast.reporting.log_files import read_logs
@@ -82,6 +83,45 @@ def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
     secrets = [TOKEN.encode(), *(Path(key).read_bytes()[40:80] for key in (keys.client_key,))]
     assert kept and not [p for p in kept for secret in secrets if secret in p.read_bytes()]
     assert TOKEN not in learner.said
+
+
+@pytest.mark.long
+def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, keys: Keys) -> None:
+    """The learner goes on with the other host, and takes part again when it is back."""
+    first = free_ports(3)
+
+    def start(port: int, count: int) -> Program:
+        args = ["--listen", f"127.0.0.1:{port}", "--num_servers", str(count), *of_servers(keys)]
+        servers = workshop.start("polybeast_env", "--env", "Catch", *args)
+        servers.wait_for("Serving")
+        return servers
+
+    one, two = start(first, 1), start(first + 1, 2)
+    named = ["--env_servers", f"127.0.0.1:{first},127.0.0.1:{first + 1}", *of_learner(keys)]
+    small = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+    endless = ["--total_steps", str(10**8), "--xpid", "a"]
+    learner = workshop.start("polybeast_learner", *named, *small, *endless)
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    workshop.servers()[1].kill()
+    two.wait_for(rf"server 0 at 127.0.0.1:{first + 1}: .*killed by SIGKILL; another takes its")
+    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
+    two.send(signal.SIGINT)
+    assert two.end(timeout=20) == 0, two.said
+    wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 3})
+    steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
+    wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
+    again = start(first + 1, 2)
+    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 3})
+    for program in (learner, one, again):
+        program.send(signal.SIGINT)
+        assert program.end(timeout=30) == 0, program.said
+    workshop.assert_nothing_is_left()
+
+
+def last_row(workshop: Workshop) -> dict[str, float]:
+    """Returns the numbers of streams in the learner's last update."""
+    row = list(read_logs(workshop.run_folder("a")))[-1]
+    return {name: row[name] for name in ("live_streams", "lost_streams")}
 
 
 @pytest.mark.parametrize(
