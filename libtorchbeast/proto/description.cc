@@ -4,6 +4,7 @@
 
 #include <stdexcept>
 
+#include "libtorchbeast/batching/input_check.h"
 #include "libtorchbeast/proto/array_codec.h"
 #include "rpcenv.pb.h"
 

@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import pytest
 import wire
-from background import SOON
+from background import SOON, wait_for
 from keys_of_tests import TOKEN, Keys
 from peers import SERVICE
 from served_envs import Counting, Vector
@@ -263,3 +263,38 @@ def test_a_pool_takes_credentials_for_all_its_servers(address: str) -> None:
         with playing([address, address], agent, credentials=secret) as game:
             game.rollouts(4)
             assert isinstance(game.pool, ActorPool) and game.pool.live_streams() == 2
+
+
+def test_a_server_that_comes_back_with_another_token_is_away_until_it_has_the_old_one(
+    address: str,
+) -> None:
+    make, secret, renewed = Factory(), Credentials(token=TOKEN), Credentials(token=f"{TOKEN}-new")
+    with contextlib.ExitStack() as others:
+        other = f"{address}2"
+        others.enter_context(serving(Counting, other, credentials=secret))
+        with serving(Counting, address, credentials=secret):
+            game = others.enter_context(playing([address, other], credentials=secret))
+            game.rollouts(2)
+            wait_for(lambda: game.pool.live_streams() == 2)
+        with serving(make, address, credentials=renewed):
+            for _ in range(20):
+                game.rollout()  # of the other server
+            wait_for(lambda: [name for name, _ in game.pool.away_streams()] == [address])
+        assert make.made == 0
+        with serving(make, address, credentials=secret):
+            while game.pool.live_streams() < 2:
+                game.rollout()
+        assert make.made > 0
+
+
+def test_a_server_that_comes_back_with_another_environment_ends_the_run(address: str) -> None:
+    with contextlib.ExitStack() as stack:
+        with serving(Counting, address, env_id="Pong"):
+            game = stack.enter_context(playing([address]))
+            game.rollout()
+        stack.enter_context(serving(Counting, address, env_id="Breakout"))
+        with pytest.raises(ValueError, match=f"{address}: .*is Breakout, before it was Pong: start"):
+            while True:
+                game.rollout()
+        with pytest.raises(ValueError, match="Breakout"):
+            stack.close()
