@@ -225,23 +225,63 @@ void stream_vector(const EnvFactory& factory, Activity* activity, Stream* stream
   }
 }
 
+// Runs the body of a call, unless its client has no right to it.
+template <typename Body>
+grpc::Status admitted(const Credentials& credentials, grpc::ServerContext* context,
+                      const Body& body) {
+  const grpc::Status refusal = check_token(credentials, *context);
+  if (!refusal.ok()) return refusal;
+  const grpc::Status status = as_status(body);
+  if (status.error_code() == grpc::StatusCode::INTERNAL) {
+    context->AddTrailingMetadata(kFailureHeader, "1");
+  }
+  return status;
+}
+
 }  // namespace
 
 // Calls with one request read it themselves, after the check of the token: gRPC would read up to
 // 256 MiB first.
+class StatusService final : public rpcenv::RPCServerStatus::StreamedUnaryService {
+ public:
+  StatusService(const Activity* activity, Credentials credentials)
+      : activity_(activity), credentials_(std::move(credentials)) {}
+
+ private:
+  grpc::Status StreamedGetStatus(
+      grpc::ServerContext* context,
+      grpc::ServerUnaryStreamer<rpcenv::StatusRequest, rpcenv::ServerStatus>* stream) override {
+    return admitted(credentials_, context, [&] {
+      rpcenv::StatusRequest request;
+      rpcenv::ServerStatus message;
+      if (!stream->Read(&request)) return;
+      message.set_uptime_s(std::chrono::duration<double>(Clock::now() - activity_->since).count());
+      message.set_open_streams(activity_->open_streams);
+      message.set_steps(activity_->steps);
+      stream->Write(message);
+    });
+  }
+
+  const Activity* activity_;
+  const Credentials credentials_;
+};
+
 class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryService {
  public:
   Service(EnvFactory factory, EnvServerOptions options, Credentials credentials)
       : factory_(std::move(factory)),
         options_(std::move(options)),
         credentials_(std::move(credentials)),
+        status_(&activity_, credentials_),
         description_(options_.description) {}
+
+  std::vector<grpc::Service*> services() { return {this, &status_}; }
 
  private:
   grpc::Status StreamingEnv(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
-    return admitted(context, [&] {
+    return admitted(credentials_, context, [&] {
       OpenStream open(&activity_);
       stream_original(*factory_(), &open, stream);
     });
@@ -250,13 +290,13 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   grpc::Status StreamingVectorEnv(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
-    return admitted(context, [&] { stream_vector(factory_, &activity_, stream); });
+    return admitted(credentials_, context, [&] { stream_vector(factory_, &activity_, stream); });
   }
 
   grpc::Status StreamedDescribe(
       grpc::ServerContext* context,
       grpc::ServerUnaryStreamer<rpcenv::DescribeRequest, rpcenv::Description>* stream) override {
-    return admitted(context, [&] {
+    return admitted(credentials_, context, [&] {
       rpcenv::DescribeRequest request;
       rpcenv::Description message;
       if (!stream->Read(&request)) return;
@@ -264,32 +304,6 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
       message.set_marks_failures(true);
       stream->Write(message);
     });
-  }
-
-  grpc::Status StreamedGetStatus(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<rpcenv::StatusRequest, rpcenv::ServerStatus>* stream) override {
-    return admitted(context, [&] {
-      rpcenv::StatusRequest request;
-      if (!stream->Read(&request)) return;
-      rpcenv::ServerStatus message;
-      message.set_uptime_s(std::chrono::duration<double>(Clock::now() - activity_.since).count());
-      message.set_open_streams(activity_.open_streams);
-      message.set_steps(activity_.steps);
-      stream->Write(message);
-    });
-  }
-
-  // Runs the body of a call, unless its client has no right to it.
-  template <typename Body>
-  grpc::Status admitted(grpc::ServerContext* context, const Body& body) const {
-    const grpc::Status refusal = check_token(credentials_, *context);
-    if (!refusal.ok()) return refusal;
-    const grpc::Status status = as_status(body);
-    if (status.error_code() == grpc::StatusCode::INTERNAL) {
-      context->AddTrailingMetadata(kFailureHeader, "1");
-    }
-    return status;
   }
 
   EnvDescription description() EXCLUDES(mutex_) {
@@ -317,6 +331,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   const EnvServerOptions options_;
   const Credentials credentials_;
   Activity activity_;
+  StatusService status_;
   Mutex mutex_;
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
 };
@@ -347,7 +362,7 @@ void EnvServer::begin() {
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(endpoint_);
   auto service = std::make_shared<Service>(factory_, options_, endpoint_.credentials);
-  std::unique_ptr<grpc::Server> server = start_server(endpoint_, service.get());
+  std::unique_ptr<grpc::Server> server = start_server(endpoint_, service->services());
   set_state(State::kServing);
   std::exception_ptr failure;
   try {

@@ -158,7 +158,8 @@ bool wait_for_connection(grpc::Channel& channel, std::chrono::milliseconds timeo
   return false;
 }
 
-std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::Service* service) {
+std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
+                                           const std::vector<grpc::Service*>& services) {
   grpc::EnableDefaultHealthCheckService(true);
   int port = 0;
   grpc::ServerBuilder builder;
@@ -168,7 +169,7 @@ std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::Servi
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   if (!endpoint.unix_path()) ping(&builder);
   builder.AddListeningPort(endpoint.address, server_side(endpoint), &port);
-  builder.RegisterService(service);
+  for (grpc::Service* service : services) builder.RegisterService(service);
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr || port == 0 || !is_requested_port(port, endpoint)) {
     const bool has_tls = !endpoint.unix_path() && endpoint.credentials.has_tls();

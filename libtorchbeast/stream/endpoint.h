@@ -13,6 +13,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "libtorchbeast/stream/credentials.h"
 
@@ -58,11 +59,12 @@ bool wait_for_connection(
     grpc::Channel& channel, std::chrono::milliseconds timeout,
     const std::function<bool()>& keep_waiting = [] { return true; });
 
-// Listens at the endpoint and serves `service`, which must outlive the server, and gRPC's standard
-// health service (grpc.health.v1.Health), which needs no token. `service` itself has to check the
-// tokens of its calls. Throws ConnectionError, naming the address, when it is in use or cannot be
-// bound, or if certificate and key cannot be used.
-std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::Service* service);
+// Listens at the endpoint and serves `services`, which must outlive the server, and gRPC's standard
+// health service (grpc.health.v1.Health), which needs no token. The others have to check the tokens
+// of their calls themselves. Throws ConnectionError, naming the address, when it is in use or
+// cannot be bound, or if certificate and key cannot be used.
+std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
+                                           const std::vector<grpc::Service*>& services);
 
 // Configures gRPC's polling for a client process, once; open_channel() does it too.
 //

@@ -49,7 +49,7 @@ TEST(EndpointTest, AChannelConnectsToAServerThatListensAtItsEndpoint) {
   EmptyService service;
   const auto channel = open_channel(folder.address());
   EXPECT_FALSE(wait_for_connection(*channel, 10ms));
-  const auto server = start_server(folder.address(), &service);
+  const auto server = start_server(folder.address(), {&service});
   EXPECT_TRUE(wait_for_connection(*channel, kPatience));
 }
 
@@ -61,7 +61,7 @@ TEST(EndpointTest, AWaitForAConnectionEndsWhenNobodyNeedsItAnyMore) {
 
 TEST(EndpointTest, APortThatNoSocketCanHaveIsRefusedByItsAddress) {
   EmptyService service;
-  EXPECT_EQ(message_of<ConnectionError>([&] { start_server({"localhost:65537"}, &service); }),
+  EXPECT_EQ(message_of<ConnectionError>([&] { start_server({"localhost:65537"}, {&service}); }),
             "cannot serve at localhost:65537: the address is in use or cannot be bound");
 }
 

@@ -31,7 +31,7 @@ ServerStatus ask_status(const Endpoint& endpoint, std::chrono::milliseconds time
   if (!wait_for_connection(*channel, timeout)) {
     throw TimeoutError(nobody_answers(endpoint.address, timeout));
   }
-  const auto stub = rpcenv::RPCEnvServer::NewStub(channel);
+  const auto stub = rpcenv::RPCServerStatus::NewStub(channel);
   rpcenv::ServerStatus message;
   const grpc::Status status = stub->GetStatus(new_context(endpoint, deadline).get(), {}, &message);
   if (!status.ok()) std::rethrow_exception(as_exception(status, endpoint.address));

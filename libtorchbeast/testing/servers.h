@@ -84,7 +84,7 @@ struct Script {
 class ScriptedServer {
  public:
   ScriptedServer(Script script, const std::string& address)
-      : service_(std::move(script)), server_(start_server(address, &service_)) {}
+      : service_(std::move(script)), server_(start_server(address, {&service_})) {}
   ~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
   ScriptedServer(const ScriptedServer&) = delete;
   ScriptedServer& operator=(const ScriptedServer&) = delete;

@@ -24,6 +24,7 @@ from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecur
 from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
 
 METHODS = ["StreamingEnv", "StreamingVectorEnv", "Describe", "GetStatus"]
+SERVICES = {"GetStatus": "rpcenv.RPCServerStatus"}
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -60,7 +61,7 @@ class Factory:
 
 def code_of(channel: grpc.Channel, method: str, metadata: Metadata = ()) -> grpc.StatusCode:
     """Returns the status of a call for which the client never sends a message."""
-    call = channel.stream_stream(f"/{SERVICE}/{method}")
+    call = channel.stream_stream(f"/{SERVICES.get(method, SERVICE)}/{method}")
     never_ends = Unending()
     answers = call(never_ends, metadata=metadata, timeout=SOON, wait_for_ready=False)
     try:
