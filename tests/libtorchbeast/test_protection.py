@@ -294,7 +294,9 @@ def test_a_server_that_comes_back_with_another_environment_ends_the_run(address:
             game = stack.enter_context(playing([address]))
             game.rollout()
         stack.enter_context(serving(Counting, address, env_id="Breakout"))
-        with pytest.raises(ValueError, match=f"{address}: .*is Breakout, before it was Pong: start"):
+        with pytest.raises(
+            ValueError, match=f"{address}: .*is Breakout, before it was Pong: start"
+        ):
             while True:
                 game.rollout()
         with pytest.raises(ValueError, match="Breakout"):
