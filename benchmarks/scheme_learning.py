@@ -58,6 +58,7 @@ ARCHITECTURES = {
     "dd-ppo": Architecture(_ppo, 4),
     "a3c": Architecture(_a3c, 8, 300_000, 16),
     "impala": Architecture(_of_cartpole(IMPALA.create_factory), 8, 250_000),
+    "seed": Architecture(_of_cartpole(IMPALA.create_factory), 8, 250_000),
     "laser": Architecture(_of_cartpole(LASER.create_factory), 8, 250_000),
 }
 
