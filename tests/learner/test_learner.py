@@ -23,6 +23,7 @@ import torchbeast
 from torchbeast import Learner, Rollout, RunError, UsageError, monobeast
 from torchbeast.core.algos import LASER, PPO
 from torchbeast.core.storages import OnPolicyBuffer, OnPolicyVTraceBuffer
+from torchbeast.learner.schedule import Schedule
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 
@@ -64,7 +65,7 @@ def test_it_learns_until_its_target_and_then_writes_the_checkpoint(tmp_path: Pat
     assert saved["stats"]["step"] == 3 * STEPS
     assert_same(saved["model_state_dict"], weights_of(learner))
     assert [row["step"] for row in read_logs(tmp_path / "run")] == seen
-    with pytest.raises(UsageError, match=r"the run has ended .*make another Learner"):
+    with pytest.raises(UsageError, match=r"the run has ended: all of target_steps 59 are learnt; "):
         learner.step()
 
 
@@ -150,12 +151,52 @@ def test_a_learner_with_the_same_folder_goes_on_where_the_run_is(tmp_path: Path)
     assert complete.done() and len(complete.evaluate(1).returns) == 1
 
 
+def test_a_checkpoint_is_written_in_time_and_what_follows_it_is_learnt_again(
+    tmp_path: Path,
+) -> None:
+    learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    now = 0.0
+    learner._next_save = Schedule(None, 600.0, clock=lambda: now)
+    learner.step()
+    assert not (tmp_path / "run" / "model.tar").exists()
+    now = 600.0
+    learner.step()
+    learner.step()
+    del learner  # as a process that is killed, it writes nothing
+    gc.collect()
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as again:
+        assert again.steps == 2 * STEPS
+
+
+def test_a_log_without_a_checkpoint_is_not_written_over(tmp_path: Path) -> None:
+    learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    learner.step()
+    del learner
+    gc.collect()
+    before = (tmp_path / "run" / "logs.csv").read_text()
+    with pytest.raises(UsageError, match=r"no model\.tar to go on from.* give another log_dir"):
+        Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    assert (tmp_path / "run" / "logs.csv").read_text() == before
+    (tmp_path / "run" / "logs.csv").unlink()
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as anew:
+        anew.step()
+    assert [row["step"] for row in read_logs(tmp_path / "run")] == [STEPS]
+
+
+def test_a_closed_run_says_that_it_was_closed(tmp_path: Path) -> None:
+    learner = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
+    learner.step()
+    learner.close()
+    with pytest.raises(UsageError, match="it was closed after 20 steps; .* the same log_dir"):
+        learner.step()
+
+
 def test_a_cell_that_is_run_again_ends_the_learner_before(tmp_path: Path) -> None:
     first = Learner(scheme_of(), 10 * STEPS, tmp_path / "run")
     first.step()
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as second:
         assert second.steps == STEPS
-        with pytest.raises(UsageError, match="the run has ended"):
+        with pytest.raises(UsageError, match="the run has ended: another Learner was made with"):
             first.step()
 
 
@@ -240,7 +281,7 @@ def test_an_environment_that_raises_ends_the_run_with_its_lines(tmp_path: Path) 
     saved = torchbeast.load_checkpoint(tmp_path / "run" / "model.tar")
     assert saved["stats"]["step"] == 20, "what was learnt is kept"
     assert json.loads((tmp_path / "run" / "meta.json").read_text())["successful"] is False
-    with pytest.raises(UsageError, match="the run has ended"):
+    with pytest.raises(UsageError, match=r"it failed after 20 steps \(.*joystick.*same log_dir"):
         learner.step()
 
 

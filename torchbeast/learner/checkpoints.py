@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes checkpoints during training, and keeps them under names."""
+"""Writes checkpoints during training, and keeps them under names; refuses a log without one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchbeast.core.checks import at_least
+from torchbeast.errors import UsageError
 from torchbeast.learner.callback import Callback
 from torchbeast.learner.schedule import Schedule
 from torchbeast.learning.saving import CheckpointNotWritten
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.run_folder import is_in_use
 
 if TYPE_CHECKING:
     from torchbeast.learner.learner import Learner
@@ -61,6 +64,20 @@ class Checkpoints(Callback):
         learner.save_model(folder / f"{learner.steps:012d}.tar")
         for old in _numbered(folder)[: -self._keep] if self._keep else ():
             old.unlink()
+
+
+def check_goes_on(log_dir: Path) -> None:
+    """Raises UsageError for a log of which there is no checkpoint: a new run would replace it.
+
+    A folder that another process uses is refused elsewhere.
+    """
+    if (log_dir / "model.tar").exists() or not (log_dir / "logs.csv").exists():
+        return
+    if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
+        raise UsageError(
+            f"{log_dir} has the log of a run but no model.tar to go on from, as after a run that "
+            "was not closed: give another log_dir, or remove logs.csv there to begin anew"
+        )
 
 
 def _numbered(folder: Path) -> list[Path]:

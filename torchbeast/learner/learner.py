@@ -17,6 +17,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import logging
 import math
 import secrets
 import time
@@ -39,14 +40,17 @@ from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
 from torchbeast.learner.agents import making_agent
 from torchbeast.learner.callback import Callback
 from torchbeast.learner.callbacks import RowInHand, check_names, load_states, states_of
+from torchbeast.learner.checkpoints import check_goes_on
 from torchbeast.learner.collection import env_spec, make_source, make_weights
 from torchbeast.learner.fleets import gradient_fleet
 from torchbeast.learner.gradients import WorkerParts
+from torchbeast.learner.schedule import Schedule
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import LearnerRun, Played
-from torchbeast.learning.saving import SavedReplay
+from torchbeast.learning.saving import CheckpointNotWritten, SavedReplay
 from torchbeast.learning.session import Session, raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.config import FILES
@@ -54,6 +58,8 @@ from torchbeast.reporting.logger import Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.schemes.gradients.updates import gradient_workers
 from torchbeast.schemes.scheme import Scheme
+
+_log = logging.getLogger("torchbeast.learner")
 
 _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary()
 
@@ -75,7 +81,7 @@ class Learner:
         loggers: Sequence[Logger] = (),
         seed: int | None = None,
     ) -> None:
-        """Assembles a learner; a run that is in log_dir already goes on.
+        """Assembles a learner; a run that is in log_dir already goes on from its model.tar.
 
         target_steps: environment steps to learn from; the learning rate reaches 0 there.
         log_dir: folder of the run. Default: that of the scheme's environments, else a new one in
@@ -92,6 +98,8 @@ class Learner:
         self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
+            earlier._is_taken_over = True
+        check_goes_on(self.log_dir)
         self._open(None)
 
     @property
@@ -135,12 +143,12 @@ class Learner:
         Raises UsageError or RunError with the run's first failure.
         """
         if self._is_closed:
-            why = f"{self.steps:,} of target_steps {self.target_steps:,} are learnt"
-            raise UsageError(f"the run has ended ({why}): make another Learner with more of them")
+            raise UsageError(f"the run has ended: {self._what_ended_it()}")
         self._start_callbacks()
         self._learn_from(self._next_batch())
         try:
             self._step_callbacks()
+            self._save_in_time()
         finally:  # an interrupt leaves the update, and the end, as they are
             self._row.release()
             if self.done():
@@ -197,7 +205,8 @@ class Learner:
     def save_model(self, path: str | Path | None = None) -> Path:
         """Writes a checkpoint, from which a run can go on; returns its path.
 
-        path: by default model.tar in log_dir, which is also written at the end of the run.
+        path: by default model.tar in log_dir, which is also written every ten minutes and at the
+            end of the run.
         """
         target = self._session.folder.checkpoint if path is None else Path(path)
         if path is None:
@@ -269,7 +278,9 @@ class Learner:
         _OPEN[self.log_dir] = self
         self._batches: Iterator[Batch] | None = None
         self._first_step, self._began = self.steps, time.monotonic()
-        self._is_closed = self._is_released = self._is_stopped = False
+        self._next_save = Schedule(None, CheckpointConfig().checkpoint_interval)
+        self._next_save.mark(self.steps)
+        self._is_closed = self._is_released = self._is_stopped = self._is_taken_over = False
         if self.done():
             print(f"{self.steps:,} steps are learnt already: nothing is left to do.", flush=True)
             self.close()
@@ -338,6 +349,16 @@ class Learner:
                 callback.on_step(self, figures)
                 figures.update({name: _number(value) for name, value in figures.items()})
 
+    def _save_in_time(self) -> None:
+        """Writes the checkpoint as often as the programs do, unless the run ends now anyway."""
+        if self.done() or self._is_closed or not self._next_save.is_due(self.steps):
+            return
+        try:
+            self.save_model()
+        except CheckpointNotWritten as error:
+            _log.warning("%s; the run goes on", error)
+        self._next_save.mark(self.steps)
+
     @contextmanager
     def _ended_by(self, callback: Callback) -> Iterator[None]:
         """Ends the run if the callback raises an exception."""
@@ -375,6 +396,22 @@ class Learner:
         self._end(is_saved=True)
         raise_failure(supervisor.failure, folder)
         raise UsageError(f"the run has ended: {supervisor.reason}")
+
+    def _what_ended_it(self) -> str:
+        """Returns what ended the run, and what to do, for a sentence."""
+        failure, learnt = self._session.supervisor.failure, f"after {self.steps:,} steps"
+        again = "make another Learner with the same log_dir to go on"
+        if failure is not None:
+            last_line = str(failure).splitlines()[-1]  # of a traceback, its error
+            return f"it failed {learnt} ({last_line}); {again}"
+        if self._is_taken_over:
+            return f"another Learner was made with its log_dir, {self.log_dir}: use that one"
+        if self.steps >= self.target_steps:
+            return (
+                f"all of target_steps {self.target_steps:,} are learnt; make another Learner "
+                "with more of them to go on"
+            )
+        return f"it was {'stopped' if self._is_stopped else 'closed'} {learnt}; {again}"
 
     def _end(self, is_saved: bool) -> bool:
         """Ends the run; returns False if it has ended before."""
