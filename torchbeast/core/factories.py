@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of `create_factory`: a wrong name is refused at once, not in a worker.
+"""Checks of the arguments of `create_factory`: a wrong name or type is refused at once, not in a
+worker.
 
 Imports nothing of ours, so that torchbeast.core.envs can use it.
 """
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
 Class = TypeVar("Class", bound=type)
@@ -26,21 +28,58 @@ def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) 
             raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
 
 
+_NUMBERS = {"int": (Integral, "a whole number"), "float": (Real, "a number")}
+
+
+def refuse_other_types(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raises TypeError unless every value annotated as int, float or bool, or None, is of its type.
+
+    annotations: as Python keeps them, so also as text. Values of other types are not checked.
+    """
+    for name, value in given.items():
+        kinds = _kinds(annotations[name])
+        if value is None and "None" in kinds:
+            continue
+        match [kind for kind in kinds if kind != "None"]:
+            case ["bool"] if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+            case ["int" | "float" as kind]:
+                _refuse_other_number(name, value, kind)
+
+
+def _kinds(annotation: Any) -> list[str]:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return [kind.strip() for kind in text.split("|")]
+
+
+def _refuse_other_number(name: str, value: Any, kind: str) -> None:
+    number, called = _NUMBERS[kind]
+    if not isinstance(value, number) or isinstance(value, bool):
+        is_whole = isinstance(value, float) and value.is_integer()
+        hint = f": write {int(value):_}" if is_whole else ""
+        raise TypeError(f"{name} must be {called}, got {value!r}{hint}")
+
+
 def names_checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Makes a class method refuse unknown keyword arguments as `refuse_unknown` does."""
-    accepted = list(inspect.signature(function).parameters)[1:]
+    """Makes a method refuse unknown keyword arguments as `refuse_unknown` does, and values as
+    `refuse_other_types` does.
+    """
+    parameters = inspect.signature(function).parameters
+    accepted = list(parameters)[1:]
+    annotations = {name: parameters[name].annotation for name in accepted}
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         owner = getattr(args[0], "__name__", type(args[0]).__name__)
         refuse_unknown(f"{owner}.{function.__name__}", kwargs, accepted)
+        refuse_other_types({**dict(zip(accepted, args[1:], strict=False)), **kwargs}, annotations)
         return function(*args, **kwargs)
 
     return checked
 
 
 def init_names_checked(cls: Class) -> Class:
-    """Makes a class refuse unknown keyword arguments as `refuse_unknown` does."""
+    """Makes a class refuse unknown keyword arguments, and values, as `names_checked` does."""
     init = names_checked(cls.__init__)  # type: ignore[misc]
 
     @functools.wraps(init)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torchbeast.core.algos.config import StepConfig
-from torchbeast.core.factories import refuse_unknown
+from torchbeast.core.factories import refuse_other_types, refuse_unknown
 
 if TYPE_CHECKING:
     from torchbeast.core.actors.contract import Actor
@@ -67,6 +67,11 @@ def algo_factory(algo: type[Algorithm[Any]], hyperparameters: Mapping[str, Any])
     known = {**of_algo, **of_step}
     others = {other: name for other, name in OTHER_NAMES.items() if name in known}
     refuse_unknown(f"{algo.__name__}.create_factory", hyperparameters, [*others, *known])
+    types = {name: _type(algo.Config(), path) for name, path in of_algo.items()}
+    types |= {field.name: field.type for field in dataclasses.fields(StepConfig)}
+    refuse_other_types(
+        hyperparameters, types | {other: types[name] for other, name in others.items()}
+    )
     named = _by_flag(algo.__name__, hyperparameters, others)
     step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
     made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
@@ -117,6 +122,12 @@ def _value(config: Any, path: Path) -> Any:
     for name in path:
         config = getattr(config, name)
     return config
+
+
+def _type(config: Any, path: Path) -> Any:
+    """Returns the annotation of the setting in this place."""
+    owner = _value(config, path[:-1])
+    return next(field.type for field in dataclasses.fields(owner) if field.name == path[-1])
 
 
 def _replaced(config: Any, path: Path, value: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchbeast.core.algos.registry import replay_of
 from torchbeast.core.checks import above, at_least, between, require
-from torchbeast.core.factories import refuse_unknown
+from torchbeast.core.factories import refuse_other_types, refuse_unknown
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
 
@@ -71,11 +71,14 @@ class ReplayBuffer(Storage):
     def create_factory(cls: type[Replay], **settings: Any) -> Replay:
         """Returns the storage; settings: its fields, by default as in `usual`, or None.
 
-        Raises TypeError for an unknown name, and ValueError for a value out of range.
+        Raises TypeError for an unknown name or another type, and ValueError for a value out of
+        range.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
-        refuse_unknown(f"{cls.__name__}.create_factory", settings, known)
-        return cls(**{**dict.fromkeys(known), **cls.usual, **settings})
+        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        refuse_unknown(f"{cls.__name__}.create_factory", settings, types)
+        given = {name: value for name, value in settings.items() if value is not None}
+        refuse_other_types(given, types)
+        return cls(**{**dict.fromkeys(types), **cls.usual, **settings})
 
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
