@@ -14,6 +14,7 @@ from small_schemes import scheme_of
 
 import torchbeast
 from torchbeast import Learner, RunError, UsageError
+from torchbeast.core.algos import PPO
 from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.learner.schedule import Schedule
@@ -161,7 +162,50 @@ def test_two_callbacks_of_one_name_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("callbacks", "sentence"),
+    [
+        ([dict], r"got <class 'dict'>, write dict\(\)"),
+        ([Checkpoints], r"subclasses of Callback, got .*, write Checkpoints\(\)"),
+        (Evaluation(10), r"must be a list of callbacks, got .* write callbacks=\[\.\.\.\]"),
+    ],
+)
+def test_anything_but_a_list_of_callbacks_is_refused(
+    tmp_path: Path, callbacks: Any, sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        Learner(scheme_of(), 100, tmp_path / "run", callbacks=callbacks)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((PPO.create_factory(), 100), r"scheme must be Scheme\(\.\.\.\)"),
+        ((scheme_of(), "2000"), "target_steps must be a whole number, got '2000'"),
+        ((scheme_of(), 1.5e3), r"target_steps must be a whole number, .*: write 1_500"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(arguments: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        Learner(*arguments)
+
+
 # --- errors and interrupts
+
+
+class Worded(Callback):
+    """Adds a figure that is no number."""
+
+    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+        figures["mood"] = "good"  # type: ignore[assignment]
+
+
+def test_a_figure_that_is_no_number_is_refused_with_its_callback(tmp_path: Path) -> None:
+    learner = Learner(scheme_of(), 100, tmp_path / "run", callbacks=[Worded()])
+    sentence = r"callback Worded: .*figures\['mood'\] must be a number, got 'good'"
+    with pytest.raises(RunError, match=f"(?s){sentence}"):
+        learner.step()
+    assert [row["step"] for row in read_logs(tmp_path / "run")] == [STEPS], "the others remain"
 
 
 @pytest.mark.parametrize("method", ["on_start", "on_step", "on_end"])

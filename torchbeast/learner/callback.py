@@ -43,7 +43,7 @@ class Callback:
         """Called after every update.
 
         figures: the row of logs.csv, with what the callbacks before this one have added. Figures
-            that are added are columns of their own, in every log.
+            that are added are columns of their own, in every log; numbers only.
         """
 
     def on_end(self, learner: Learner) -> None:

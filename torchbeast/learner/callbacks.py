@@ -15,14 +15,50 @@ from torchbeast.learner.callback import Callback
 from torchbeast.reporting.logger import Log, LoggedRun, Logger, Logs
 
 
-def check_names(callbacks: Sequence[Callback]) -> None:
-    """Raises UsageError if two callbacks have the same name."""
+def check_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Raises UsageError unless they are a sequence of callbacks, each with a name of its own."""
+    if not isinstance(callbacks, Sequence):
+        raise UsageError(
+            f"callbacks must be a list of callbacks, got {callbacks!r}: write callbacks=[...]"
+        )
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            hint = f", write {callback.__name__}()" if isinstance(callback, type) else ""
+            raise UsageError(
+                f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
+            )
+    _check_names(callbacks)
+
+
+def _check_names(callbacks: Sequence[Callback]) -> None:
     counted = Counter(callback.name for callback in callbacks)
     if again := [name for name, count in counted.items() if count > 1]:
         raise UsageError(
             f"several callbacks are named {again[0]!r}, by which checkpoints have their state: "
             "give them different names"
         )
+
+
+def keep_numbers(figures: dict[str, Any]) -> None:
+    """Makes all figures plain numbers, such as that of a tensor.
+
+    Those that are none are removed, as no log could write them, and then ValueError is raised.
+    """
+    wrong = {name: value for name, value in figures.items() if not _is_number(value)}
+    for name in wrong:
+        del figures[name]
+    for name, value in figures.items():
+        figures[name] = value if isinstance(value, int | float) else float(value)
+    for name, value in wrong.items():
+        raise ValueError(f"figures[{name!r}] must be a number, got {value!r}")
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, RuntimeError):  # a tensor of several numbers: RuntimeError
+        return False
+    return not isinstance(value, str | bytes)
 
 
 def states_of(callbacks: Sequence[Callback]) -> dict[str, Any]:

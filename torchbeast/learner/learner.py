@@ -33,13 +33,20 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.checks import at_least, require
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.selection import names
+from torchbeast.core.factories import names_checked
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.threads import one_thread
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
 from torchbeast.learner.agents import making_agent
 from torchbeast.learner.callback import Callback
-from torchbeast.learner.callbacks import RowInHand, check_names, load_states, states_of
+from torchbeast.learner.callbacks import (
+    RowInHand,
+    check_callbacks,
+    keep_numbers,
+    load_states,
+    states_of,
+)
 from torchbeast.learner.checkpoints import check_goes_on
 from torchbeast.learner.collection import env_spec, make_source, make_weights
 from torchbeast.learner.fleets import gradient_fleet
@@ -71,6 +78,7 @@ class Learner:
     notebook interrupts a step, which is dropped; the next one begins new episodes where it had to.
     """
 
+    @names_checked
     def __init__(
         self,
         scheme: Scheme,
@@ -90,8 +98,10 @@ class Learner:
         loggers: get every row of logs.csv too, the figures of callbacks included.
         seed: of weights, actions and every environment. Default: a random one, which is recorded.
         """
+        if not isinstance(scheme, Scheme):
+            raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
         at_least(1, target_steps=target_steps)
-        check_names(callbacks)
+        check_callbacks(callbacks)
         self.scheme = scheme
         self.target_steps = target_steps
         self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
@@ -346,8 +356,10 @@ class Learner:
         figures = self._row.figures
         for callback in self._callbacks:
             with self._ended_by(callback):
-                callback.on_step(self, figures)
-                figures.update({name: _number(value) for name, value in figures.items()})
+                try:
+                    callback.on_step(self, figures)
+                finally:
+                    keep_numbers(figures)
 
     def _save_in_time(self) -> None:
         """Writes the checkpoint as often as the programs do, unless the run ends now anyway."""
@@ -444,8 +456,3 @@ def _callbacks_saved(callbacks: Sequence[Callback]) -> dict[str, Any]:
 
 def _finish(folder: RunFolder, supervisor: Supervisor) -> None:
     folder.finish(successful=supervisor.failure is None)
-
-
-def _number(value: Any) -> float:
-    """Returns a figure as a plain number, such as that of a tensor."""
-    return value if isinstance(value, int | float) else float(value)
