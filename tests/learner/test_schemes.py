@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_schemes import CATCH, impala_of, scheme_of
+from small_schemes import CATCH, impala_of, off_policy_of, replay_of, scheme_of
 from source_envs import Telling
 
 from torchbeast import Learner, make_env
@@ -112,6 +112,50 @@ def test_an_actor_for_other_spaces_is_refused() -> None:
     other = OnPolicyActorCritic.create_factory(obs_space, action_space)
     with pytest.raises(ValueError, match="observation_space .* train_envs_factory gives"):
         Scheme(**{**vars(scheme), "actor_factory": other})
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda: scheme_of(local_device="gpu"), "local_device must be one of None, cpu, cuda, got"),
+        (lambda: scheme_of(local_device="cuda"), 'local_device is "cuda", but PyTorch sees no GPU'),
+        (lambda: scheme_of(col_remote_workers=1.5), "col_remote_workers must be a whole number"),
+        (lambda: scheme_of().describe("png"), "form must be one of text, svg, got 'png'"),
+        (
+            lambda: Scheme.preset("ppo", VecEnv.create_factory(**CATCH)),
+            "train_envs_factory must be the first result of VecEnv.create_factory",
+        ),
+        (
+            lambda: off_policy_of(storage=replay_of(size=1000, learn_start=5000)),
+            "room for 1000 steps: give at most learn_start 1000$",
+        ),
+        (
+            lambda: Scheme.preset(
+                "sac",
+                ENVS,
+                actor_factory=OnPolicyActorCritic.create_factory(OBS_SPACE, ACTION_SPACE),
+                storage_factory=replay_of(size=1000, learn_start=5000),
+            ),
+            "OnPolicyActorCritic makes .* but SAC trains .*: use OffPolicyActorCritic",
+        ),
+        (
+            lambda: Scheme.preset(
+                "ppo",
+                ENVS,
+                actor_factory=OnPolicyActorCritic.create_factory(
+                    OBS_SPACE, ACTION_SPACE, restart_model="nope.tar"
+                ),
+            ),
+            "restart_model nope.tar is not there: give a checkpoint",
+        ),
+    ],
+)
+def test_a_value_that_cannot_be_met_is_refused_with_what_can(
+    monkeypatch: pytest.MonkeyPatch, make: Any, sentence: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises((ValueError, TypeError, NotImplementedError), match=sentence):
+        make()
 
 
 def test_a_misspelt_argument_is_refused_with_the_names_that_there_are() -> None:

@@ -68,7 +68,7 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path: Path) -> None:
     assert not Path("/tmp/torchbeast-test-must-not-exist").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", b"PK\x03\x04torn"])
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"root:x:0:0:root", b"PK\x03\x04torn"])
 def test_a_torn_file_is_refused_with_a_message(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "model.tar").write_bytes(data)
     with pytest.raises(UsageError, match="no readable checkpoint") as error:

@@ -151,9 +151,16 @@ PRESETS = {
 
 
 def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
-    """Returns the settings of a Scheme. Raises ValueError for an unknown name."""
+    """Returns the settings of a Scheme. Raises ValueError for an unknown name, and TypeError for
+    anything but a factory of environments.
+    """
     if name not in PRESETS:
         raise ValueError(f"no architecture {name!r}: use {', '.join(PRESETS)}")
+    if not isinstance(train_envs_factory, VecEnvFactory):
+        raise TypeError(
+            "train_envs_factory must be the first result of VecEnv.create_factory(...), got "
+            f"{train_envs_factory!r}"
+        )
     preset, envs = PRESETS[name], train_envs_factory
     return {
         "train_envs_factory": envs,

@@ -16,7 +16,6 @@ Whatever does not go together is refused when a scheme is made, with both parts 
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
@@ -208,6 +207,7 @@ class Scheme:
 
     def describe(self, form: Literal["text", "svg"] = "text") -> str:
         """Returns the parts of the scheme and the ways between them, as text or as an SVG image."""
+        one_of(("text", "svg"), form=form)
         return text_of(self) if form == "text" else svg_of(self)
 
     def _check_values(self) -> None:
@@ -225,6 +225,11 @@ class Scheme:
         one_of(get_args(UpdateExecution), update_execution=self.update_execution)
         one_of(get_args(Inference), inference=self.inference)
         one_of(get_args(Backend), col_backend=self.col_backend, grad_backend=self.grad_backend)
+        one_of(("None", "cpu", "cuda"), local_device=str(self.local_device))
+        require(
+            self.local_device != "cuda" or torch.cuda.is_available(),
+            'local_device is "cuda", but PyTorch sees no GPU here: leave it out, or give "cpu"',
+        )
         refuse_unknown("col_worker_resources", self.col_worker_resources, ["num_cpus"])
         refuse_unknown(
             "grad_worker_resources", self.grad_worker_resources, ["num_cpus", "num_gpus"]
@@ -331,13 +336,13 @@ class Scheme:
 
     def _check_components(self) -> None:
         """Raises NotImplementedError where the components do not go together."""
+        self._check_kind_of_actor()
         self.storage_factory.prepared(self.algo_factory)
         self._check_replay()
         if self.col_remote_workers and self.is_synchronous:
             batch_size = self.synchronous_rollouts or self.rollouts.batch_size
             self.processes.check_fixed_lag(batch_size)
         self._check_spaces()
-        self._check_kind_of_actor()
         self._check_actor()
 
     def _check_replay(self) -> None:
@@ -345,7 +350,7 @@ class Scheme:
             self.replay.spare_columns(self.rollouts)
             return
         rollouts = self.rollouts
-        self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, sys.maxsize)
+        self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, None)
         try:
             if self.is_synchronous:
                 self.replay.check_waits('col_communication="synchronous"')

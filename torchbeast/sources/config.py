@@ -146,9 +146,12 @@ class ReplayConfig:
             f"{waiting} they do: give a finite replay_ratio",
         )
 
-    def updates_per_step(self, batch_size: int, unroll_length: int, total_steps: int) -> float:
+    def updates_per_step(
+        self, batch_size: int, unroll_length: int, total_steps: int | None
+    ) -> float:
         """Returns the updates for each new step of an algorithm that learns from single steps.
 
+        total_steps: of the run; None: not known yet.
         Raises ValueError unless the replay is one to learn from.
         """
         require(
@@ -165,12 +168,12 @@ class ReplayConfig:
             f"replay_size {self.replay_size} has no room for two rollouts of unroll_length "
             f"{unroll_length}: give at least {least}",
         )
-        most = min(room, total_steps - 1)
+        most = room if total_steps is None else min(room, total_steps - 1)
+        end = "" if total_steps is None else f", and total_steps is {total_steps}"
         require(
             self.learn_start <= most,
             f"learn_start {self.learn_start} is never reached: replay_size {self.replay_size} has "
-            f"room for {room} steps, and total_steps is {total_steps}: give at most learn_start "
-            f"{most}",
+            f"room for {room} steps{end}: give at most learn_start {most}",
         )
         return self.replay_ratio / batch_size
 

@@ -21,6 +21,7 @@ from torchbeast.core.actors.registry import (
     in_family,
     make_model,
 )
+from torchbeast.core.checks import require
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.factories import names_checked
 from torchbeast.core.specs import ActorSpec
@@ -65,8 +66,22 @@ class ActorFactory:
     def restart(self, actor: Actor) -> None:
         """Loads the weights of restart_model; a no-op without one."""
         if self.restart_model is not None:
-            saved = torch.load(self.restart_model, map_location="cpu", weights_only=True)
+            saved = _weights_in(self.restart_model)
             actor.load_state_dict(saved.get("model_state_dict", saved))
+
+
+def _weights_in(path: Path) -> dict[str, Any]:
+    """Returns a checkpoint or a state_dict; raises ValueError if the file has neither."""
+    needed = "give a checkpoint such as model.tar, or a state_dict that torch.save wrote"
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"restart_model {path} is not there: {needed}") from None
+    except Exception as error:  # torch has no single type for a file that is none of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"restart_model {path} has no weights ({reason}): {needed}") from error
+    require(isinstance(saved, dict), f"restart_model {path} has no weights: {needed}")
+    return dict(saved)
 
 
 class OnPolicyActorCritic:
