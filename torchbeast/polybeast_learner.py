@@ -10,6 +10,7 @@ On other machines: polybeast_learner --env_servers HOST:PORT --tls_ca FILE --tok
 from __future__ import annotations
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -46,8 +47,9 @@ def run(flags: PolyBeastLearnerFlags) -> int:
     """Trains or evaluates, as the flags say."""
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
+    find = _finder(flags)
     with session(flags.run.folder, flatten(flags)) as opened:
-        fleet = _find(flags, lambda: opened.supervisor.wait(0))
+        fleet = find(stopped=lambda: opened.supervisor.wait(0))
         _check_environment(flags.environment.env, fleet)
         print(_found(fleet), flush=True)
         counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
@@ -59,15 +61,15 @@ def run(flags: PolyBeastLearnerFlags) -> int:
     return EXIT_DONE
 
 
-def _find(flags: PolyBeastLearnerFlags, stopped: Callable[[], bool]) -> Fleet:
-    """Returns the servers of the flags, on this machine or on others."""
+def _finder(flags: PolyBeastLearnerFlags) -> Callable[..., Fleet]:
+    """Returns what asks the servers of the flags, on this machine or on others."""
     from torchbeast.sources.servers.discovery import find, find_on
 
     served = flags.fleet
     wanted, timeout = served.num_actors, served.connect_timeout
-    if served.env_servers is not None:
-        return find_on(hosts(served.env_servers), wanted, timeout, flags.security, stopped)
-    return find(served.pipes_basename or user_basename(), wanted, timeout, stopped)
+    if served.env_servers is None:
+        return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
+    return functools.partial(find_on, hosts(served.env_servers), wanted, timeout, flags.security)
 
 
 def train(

@@ -113,7 +113,7 @@ def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
             pass
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("libtorchbeast.describe", lambda address, timeout_s: description)
+        patch.setattr("libtorchbeast.describe", lambda address, timeout_s, credentials: description)
         patch.setattr(learner, "LearnerRun", Run)
         assert main("polybeast_learner", savedir, "--pipes_basename", "unix:/no") == 0
     return seen[0].recorded()

@@ -19,7 +19,7 @@ from peers import SERVICE
 from served_envs import Counting, Vector
 from serving import playing, serving
 
-from libtorchbeast import ActorPool, Credentials, describe, server_status
+from libtorchbeast import Credentials, describe, server_status
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
 from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
 
@@ -263,7 +263,7 @@ def test_a_pool_takes_credentials_for_all_its_servers(address: str) -> None:
     with serving(Counting, address, credentials=secret):
         with playing([address, address], agent, credentials=secret) as game:
             game.rollouts(4)
-            assert isinstance(game.pool, ActorPool) and game.pool.live_streams() == 2
+            wait_for(lambda: game.pool.live_streams() == 2)
 
 
 def test_a_server_that_comes_back_with_another_token_is_away_until_it_has_the_old_one(
