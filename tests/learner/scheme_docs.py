@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the table and the pictures of docs/schemes.md: python tests/learner/scheme_docs.py"""
+"""Writes docs/combinations.md's table and the pictures of docs/schemes.md.
+
+python tests/learner/scheme_docs.py
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from torchbeast.schemes.presets import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "schemes.md"
+COMBINATIONS = DOCS / "combinations.md"
 STORAGES = {"OnPolicyVTraceBuffer": impala_of, "ReplayBuffer": off_policy_of}
 AXES = {
     "storage_factory": STORAGES,
@@ -82,6 +86,6 @@ def pictures() -> Iterator[tuple[Path, str]]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text()))
+    COMBINATIONS.write_text(with_table(COMBINATIONS.read_text()))
     for path, image in pictures():
         path.write_text(image)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/schemes.md says what the code does."""
+"""docs/schemes.md and docs/combinations.md say what the code does."""
 
 from __future__ import annotations
 
 import re
 
-from scheme_docs import PAGE, pictures, with_table
+from scheme_docs import COMBINATIONS, PAGE, pictures, with_table
 
 from torchbeast.core.algos.factory import OTHER_NAMES
 from torchbeast.schemes.presets import PRESETS
@@ -14,7 +14,7 @@ WRITE = "run python tests/learner/scheme_docs.py and read what changes"
 
 
 def test_the_table_of_combinations_is_what_the_code_says() -> None:
-    page = PAGE.read_text()
+    page = COMBINATIONS.read_text()
     assert page.count("| runs |") >= 3
     assert with_table(page) == page, WRITE
 
