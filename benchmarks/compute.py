@@ -121,7 +121,9 @@ def _timed(run: Callable[[], int], case: Case, clock: Callable[[], float]) -> fl
 
 def _agent(case: Case, use_lstm: bool) -> Agent:
     agent = make_agent(ActorSpec(case.model, use_lstm=use_lstm), FRAMES, ACTIONS, 1)
-    agent.model.compute_dtype = dtype_for(case.precision, torch.device("cpu"), agent.model)
+    agent.model.compute_dtype = dtype_for(
+        case.precision, torch.device("cpu"), agent.model.feature_weights()
+    )
     return agent
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from torchbeast.core import precision
+from torchbeast.core.actors.off_policy_networks import NETWORKS
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 LARGE = nn.Linear(256, 256)
@@ -36,14 +38,14 @@ def test_a_cpu_computes_in_bfloat16_where_it_multiplies_it(
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpu_info(flags))
     monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "cpuinfo")
-    assert precision.dtype_for("auto", CPU, LARGE) == expected
+    assert precision.dtype_for("auto", CPU, LARGE.parameters()) == expected
 
 
 def test_a_system_that_does_not_tell_its_cpu_computes_in_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "missing")
-    assert precision.dtype_for("auto", CPU, LARGE) == torch.float32
+    assert precision.dtype_for("auto", CPU, LARGE.parameters()) == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -54,12 +56,12 @@ def test_a_gpu_computes_in_bfloat16_where_it_has_tensor_cores_for_it(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert precision.dtype_for("auto", GPU, LARGE) == expected
+    assert precision.dtype_for("auto", GPU, LARGE.parameters()) == expected
 
 
 def test_what_is_asked_for_is_used_whatever_the_hardware() -> None:
-    assert precision.dtype_for("float32", GPU, LARGE) == torch.float32
-    assert precision.dtype_for("bfloat16", CPU, nn.Linear(4, 64)) == torch.bfloat16
+    assert precision.dtype_for("float32", GPU, LARGE.parameters()) == torch.float32
+    assert precision.dtype_for("bfloat16", CPU, nn.Linear(4, 64).parameters()) == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -74,6 +76,19 @@ def test_small_networks_without_convolutions_are_computed_in_float32_on_the_cpu(
     monkeypatch: pytest.MonkeyPatch, model: nn.Module, expected: torch.dtype
 ) -> None:
     monkeypatch.setattr(precision, "_cpu_flags", lambda: {"avx512_bf16"})
-    assert precision.dtype_for("auto", CPU, model) == expected
+    assert precision.dtype_for("auto", CPU, model.parameters()) == expected
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    assert precision.dtype_for("auto", GPU, model) == torch.bfloat16
+    assert precision.dtype_for("auto", GPU, model.parameters()) == torch.bfloat16
+
+
+@pytest.mark.parametrize("network", ["q-mlp", "sac-mlp"])
+def test_without_a_layer_in_bfloat16_a_network_is_said_to_compute_in_float32(
+    monkeypatch: pytest.MonkeyPatch, network: str
+) -> None:
+    monkeypatch.setattr(precision, "_cpu_flags", lambda: {"avx512_bf16"})
+    model = NETWORKS[network](ArraySpec((4,), "float32"), Discrete(2), False)
+    assert precision.dtype_for("auto", CPU, model.feature_weights()) == torch.float32
+    images = NETWORKS[network.replace("mlp", "shallow")](
+        ArraySpec((4, 84, 84), "uint8"), Discrete(2), False
+    )
+    assert precision.dtype_for("auto", CPU, images.feature_weights()) == torch.bfloat16

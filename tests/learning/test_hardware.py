@@ -60,12 +60,12 @@ def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.Monke
     )
 
 
-def test_a_small_network_is_said_to_be_why_bfloat16_is_left_out(
+def test_the_network_is_said_to_be_why_bfloat16_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"amx_bf16"})
     said = chosen(disable_cuda=True).summary(computing_in(torch.float32))
-    assert "in float32 (this hardware has bfloat16, which small networks do not gain from)" in said
+    assert "in float32 (this hardware has bfloat16, which this network does not gain from)" in said
     asked = chosen(disable_cuda=True, precision="float32").summary(computing_in(torch.float32))
     assert "in float32 (this hardware has bfloat16)," in asked
 

@@ -9,6 +9,7 @@ recurrent cores, policies, values, V-trace, losses and the optimiser are always 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -29,19 +30,24 @@ _CPU_INFO = Path("/proc/cpuinfo")
 _SMALL = 50_000  # weights
 
 
-def dtype_for(precision: Precision, device: torch.device, model: nn.Module) -> torch.dtype:
+def dtype_for(
+    precision: Precision, device: torch.device, weights: Iterable[nn.Parameter]
+) -> torch.dtype:
     """Returns the dtype of a network's features; "auto" is bfloat16 where the hardware supports it,
-    but not for a small network on the CPU.
+    but not for a small network on the CPU, and not where there is nothing to compute in it.
+
+    weights: see Actor.feature_weights.
     """
     if precision == "auto":
-        gains = has_bfloat16(device) and not (device.type == "cpu" and _is_small(model))
+        parameters = list(weights)
+        is_slower = device.type == "cpu" and _is_small(parameters)
+        gains = parameters and has_bfloat16(device) and not is_slower
         return torch.bfloat16 if gains else torch.float32
     return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
-def _is_small(model: nn.Module) -> bool:
+def _is_small(parameters: list[nn.Parameter]) -> bool:
     """Returns whether a network has few weights and no convolution, which uses each many times."""
-    parameters = list(model.parameters())
     has_convolutions = any(parameter.dim() > 2 for parameter in parameters)
     return not has_convolutions and sum(map(torch.numel, parameters)) < _SMALL
 

@@ -116,7 +116,8 @@ def assemble(
         agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
-    agent.model.compute_dtype = dtype_for(compute.precision, compute.device, agent.model)
+    feature_weights = agent.model.feature_weights()
+    agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
     algo = _algorithm(config, agent)
     if not is_separable(algo):
         compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)

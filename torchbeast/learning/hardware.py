@@ -40,7 +40,7 @@ class Compute:
     def _numbers(self, model: Actor) -> str:
         name = str(model.compute_dtype).removeprefix("torch.")
         has = "has" if has_bfloat16(self.device) else "does not have"
-        small = ", which small networks do not gain from" if self._leaves_out(model) else ""
+        small = ", which this network does not gain from" if self._leaves_out(model) else ""
         return f"{name} (this hardware {has} bfloat16{small})"
 
     def _leaves_out(self, model: Actor) -> bool:

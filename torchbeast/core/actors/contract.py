@@ -9,7 +9,7 @@ Acting is the same forward with T = 1.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -95,6 +95,10 @@ class Actor(nn.Module, ABC):
     @abstractmethod
     def extra_specs(self) -> dict[str, ArraySpec]:
         """Shape and dtype of every extra of Acted, for one step of one environment."""
+
+    def feature_weights(self) -> Iterable[nn.Parameter]:
+        """Returns the weights that are used in compute_dtype, to choose it; by default all."""
+        return self.parameters()
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         """Returns the initial state, leaves [layers, batch_size, hidden]; () when feed-forward."""

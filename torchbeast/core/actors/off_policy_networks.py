@@ -12,7 +12,7 @@ layers of 256.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
@@ -120,6 +120,9 @@ class QNet(QNetwork):
         values: Tensor = self.q_values(self.features(observation, self.compute_dtype))
         return values
 
+    def feature_weights(self) -> Iterable[nn.Parameter]:
+        return self.features.torsos.parameters()
+
     def observe(self, observation: Nest[Tensor]) -> None:
         self.features.observe(observation)
 
@@ -174,6 +177,9 @@ class SACNet(StochasticActorCritic):
             return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
         return TwinCritics(self._space, self._body, 0, self.distribution.num_params)
 
+    def feature_weights(self) -> Iterable[nn.Parameter]:
+        return self.features.torsos.parameters()
+
     def observe(self, observation: Nest[Tensor]) -> None:
         self.features.observe(observation)
 
@@ -202,6 +208,9 @@ class TD3Net(DeterministicActorCritic):
 
     def make_critics(self) -> TwinCritics:
         return TwinCritics(self._space, self._body, self.distribution.num_features, 1)
+
+    def feature_weights(self) -> Iterable[nn.Parameter]:
+        return self.features.torsos.parameters()
 
     def observe(self, observation: Nest[Tensor]) -> None:
         self.features.observe(observation)

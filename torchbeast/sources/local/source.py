@@ -119,7 +119,9 @@ class LocalSource:
             self._free.put(batch)
         self._closed = threading.Event()
         actor = copy.deepcopy(agent.model).to("cpu")
-        actor.compute_dtype = dtype_for(config.precision, torch.device("cpu"), actor)
+        actor.compute_dtype = dtype_for(
+            config.precision, torch.device("cpu"), actor.feature_weights()
+        )
         newest = _NewestWeights(weights, self._closed)
         slot = slot_specs(*shape, config.num_envs, agent.frame_stack, info_keywords)
         self._player = _RolloutPlayer(actor, newest, make_env, slot, config)

@@ -71,7 +71,9 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
         space = env.observation_space
         spec = ActorSpec.from_parent(arguments["actor"])
         actor = make_agent(spec, space, env.action_space, env.frame_stack).model
-        actor.compute_dtype = dtype_for(arguments["precision"], torch.device("cpu"), actor)
+        actor.compute_dtype = dtype_for(
+            arguments["precision"], torch.device("cpu"), actor.feature_weights()
+        )
         loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
         seen = stacked_space(space, env.frame_stack)
         yield Acting(actor, loop, seen, env.frame_stack, env_spec.options.info_keywords)
