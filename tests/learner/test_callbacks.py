@@ -369,6 +369,7 @@ def test_a_better_checkpoint_of_a_run_that_was_killed_is_not_overwritten(tmp_pat
     with scored(tmp_path, (5.0,)) as learner:
         learner.step()
     (tmp_path / "model.tar").unlink()  # as if it had never been written
+    (tmp_path / "logs.csv").unlink()  # the run is begun anew
     with scored(tmp_path, (4.0,)) as learner:
         learner.step()
     kept = torchbeast.load_checkpoint(tmp_path / "evaluation_best.tar")
