@@ -336,8 +336,8 @@ class Scheme:
 
     def _check_components(self) -> None:
         """Raises NotImplementedError where the components do not go together."""
-        self._check_kind_of_actor()
         self.storage_factory.prepared(self.algo_factory)
+        self._check_kind_of_actor()
         self._check_replay()
         if self.col_remote_workers and self.is_synchronous:
             batch_size = self.synchronous_rollouts or self.rollouts.batch_size
