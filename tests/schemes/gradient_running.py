@@ -124,6 +124,17 @@ class TwoSteps(Impala):
         return batch.split(-(-batch.batch_size // 2))
 
 
+def _network() -> MLPNet:
+    space = ArraySpec((SIZE,), "float32", -math.inf, math.inf)
+    return MLPNet(space, Discrete(ACTIONS), False)
+
+
+# Made once, before there are threads: they all draw from the one generator of this process, and
+# those of an earlier test may still do so.
+torch.manual_seed(3)
+_INITIAL = _network().state_dict()
+
+
 @dataclass(frozen=True)
 class Learning:
     """How a test's learners are made: by an algorithm's name, and settings."""
@@ -134,9 +145,8 @@ class Learning:
 
     def step(self, **more: Any) -> OptimiserStep[Any]:
         """A learner whose initial weights are always the same, with running statistics."""
-        torch.manual_seed(3)
-        space = ArraySpec((SIZE,), "float32", -math.inf, math.inf)
-        net = MLPNet(space, Discrete(ACTIONS), False)
+        net = _network()
+        net.load_state_dict(_INITIAL)
         settings = dict(self.settings) | more
         if self.algo == "ppo":
             return ppo(net, PPO, **settings)
