@@ -35,7 +35,7 @@ _LABEL_PARTS = 3
 # Flags that do not influence learning.
 _INCIDENTAL = (
     *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
-    *("disable_checkpoint", "checkpoint_interval", "write_profiler_trace"),
+    *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
     *("pipes_basename", "connect_timeout", "replay_service"),
     *("env_servers", "insecure", "tls_ca", "tls_cert", "tls_key", "token_file"),
 )

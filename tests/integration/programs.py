@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,14 @@ def each_program(program: str, *others: str) -> pytest.MarkDecorator:
 class Program:
     """A running program, whose output is read line by line and whose end has a time limit."""
 
-    def __init__(self, name: str, args: list[str], folder: Path, path: list[Path]) -> None:
-        """Starts the program; path: folders that Python searches first."""
+    def __init__(
+        self, name: str, args: list[str], folder: Path, path: list[Path], by: Sequence[str] = ()
+    ) -> None:
+        """Starts the program; path: folders that Python searches first; by: words of a command that
+        becomes the program."""
         package = Path(torchbeast.__file__).parents[1]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", f"torchbeast.{name}", *args],
+            [*by, sys.executable, "-m", f"torchbeast.{name}", *args],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, package]))},
             stdin=subprocess.DEVNULL,
@@ -119,15 +123,18 @@ class Workshop:
         self._without_compiled.mkdir()
         (self._without_compiled / "sitecustomize.py").write_text(WITHOUT_COMPILED)
 
-    def start(self, name: str, *args: str) -> Program:
-        """Starts a program, with --savedir if it has it; MonoBeast finds nothing compiled."""
+    def start(self, name: str, *args: str, by: Sequence[str] = ()) -> Program:
+        """Starts a program, with --savedir if it has it; MonoBeast finds nothing compiled.
+
+        by: see Program.
+        """
         if name not in PYTHON_ONLY:
             pytest.importorskip("libtorchbeast._C")
         where = (
             [] if name in ("polybeast_env", "status") else ["--savedir", str(self.folder / "runs")]
         )
         path = [self._without_compiled] if name in PYTHON_ONLY else []
-        self._programs.append(Program(name, [*args, *where], self.folder, path))
+        self._programs.append(Program(name, [*args, *where], self.folder, path, by))
         return self._programs[-1]
 
     def run(self, name: str, *args: str, timeout: float = SOON) -> tuple[int, str]:

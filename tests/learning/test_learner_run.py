@@ -32,6 +32,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played, check_batches
 from torchbeast.learning.recorded import changes, recorded_env
@@ -371,14 +372,14 @@ def test_a_run_that_learns_whole_batches_prints_that(
     assert "whole batches at once" in said
 
 
-def no_room(path: Path, checkpoint: object) -> None:
+def no_room(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "save", no_room)
+    monkeypatch.setattr(kept_checkpoints, "write", no_room)
     with pytest.raises(RunError, match=r"no checkpoint was written to .*No space left on device"):
         train(tmp_path, GOOD)
     assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()

@@ -30,7 +30,7 @@ class Noted:
     def _note(self, what: str, *more: Any) -> None:
         self.calls.append((self.name, what, *more))
         if what == self.fails:
-            raise OSError(what)
+            raise ValueError(what)
 
     def open(self, run: LoggedRun) -> Noted:
         self._note("open", run.name)
@@ -57,7 +57,7 @@ def test_every_log_gets_every_row(tmp_path: Path) -> None:
 
 def test_logs_are_closed_when_a_later_one_cannot_be_opened(tmp_path: Path) -> None:
     calls: list[Any] = []
-    with pytest.raises(OSError):
+    with pytest.raises(ValueError):
         Logs([Noted("a", calls), Noted("b", calls, fails="open")], run_in(tmp_path))
     assert calls[-1] == ("a", "close")
 
@@ -65,7 +65,7 @@ def test_logs_are_closed_when_a_later_one_cannot_be_opened(tmp_path: Path) -> No
 def test_logs_are_closed_when_another_one_cannot_be(tmp_path: Path) -> None:
     calls: list[Any] = []
     logs = Logs([Noted("a", calls), Noted("b", calls, fails="close")], run_in(tmp_path))
-    with pytest.raises(OSError):
+    with pytest.raises(ValueError):
         logs.close()
     assert calls[-1] == ("a", "close")
 

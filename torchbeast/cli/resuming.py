@@ -79,12 +79,14 @@ def _of_agent(folder: Path) -> dict[str, Any]:
 
 def _of_checkpoint(folder: Path) -> dict[str, Any] | None:
     """Returns the flags recorded in the checkpoint, or None if there is no checkpoint."""
-    path = folder / "model.tar"
-    if not path.exists():
+    if not any(folder.glob("model*.tar")):
         return None
-    from torchbeast.learning import checkpoint as checkpoints  # imports torch
+    from torchbeast.learning import kept_checkpoints  # imports torch
 
-    return dict(checkpoints.load(path, needed=("flags",))["flags"])
+    path = folder / "model.tar"
+    if not kept_checkpoints.existing(path):
+        return None
+    return dict(kept_checkpoints.load_newest(path, needed=("flags",)).checkpoint["flags"])
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

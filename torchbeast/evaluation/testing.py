@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from torchbeast.errors import EXIT_DONE, RunError, UsageError, as_usage_error, w
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play, report
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.recorded import check_named
 from torchbeast.learning.reward_clipping import UNKNOWN
 
@@ -50,8 +52,11 @@ def test(
     asked: the environment; its name and options default to those of training.
     film: also write a video into the folder.
     """
-    path = folder / "model.tar"
-    saved = checkpoints.load(path, NEEDED)
+    newest = folder / "model.tar"
+    found = kept_checkpoints.load_newest(newest, NEEDED)
+    saved, path = found.checkpoint, found.path
+    if said := kept_checkpoints.sentence(found, newest):
+        print(f"Warning: {said}.", file=sys.stderr, flush=True)
     trained_on = checkpoints.env_spec(saved)
     check_named(saved["flags"], asked)
     spec = _played(asked, trained_on)

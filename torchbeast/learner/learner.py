@@ -54,6 +54,7 @@ from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.schedule import Schedule
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import LearnerRun, Played
@@ -232,7 +233,7 @@ class Learner:
         network or algorithm.
         """
         found = self._session.folder.checkpoint if path is None else Path(path)
-        checkpoints.load(found)  # before this run ends
+        kept_checkpoints.load_newest(found)  # before this run ends
         self._end(is_saved=False)
         raise_failure(self._session.supervisor.failure, self._session.folder)
         self._open(found)

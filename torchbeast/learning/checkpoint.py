@@ -12,6 +12,9 @@ reward_input                              form of the rewards among its inputs
 reads_values                              whether it encodes leaves by their space's value ranges
 rng                                       torch's random generators
 callbacks                                 states of a Learner's callbacks, by name
+
+The file is a zip archive, as torch.save has written since PyTorch 1.6, whose records have a CRC-32
+each. torch.load ignores these checksums; `load` verifies them.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import torch
@@ -41,25 +45,44 @@ FORMAT = 1
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
 
+class Damaged(UsageError):
+    """A file that is no checkpoint any more: truncated, changed, or never one."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} is no readable checkpoint ({reason}); move it away to begin anew")
+        self.path, self.reason = path, reason
+
+
 def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
     """Writes the checkpoint; the previous file stays until the new one is complete on the disk."""
+    write_atomically(path, as_bytes(checkpoint))
+
+
+def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
+    """Returns the contents of a checkpoint's file."""
     data = io.BytesIO()
-    torch.save(dict(checkpoint), data)
-    write_atomically(path, data.getvalue())
+    with _checksums():
+        torch.save(dict(checkpoint), data)
+    return data.getbuffer()
 
 
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
-    """Reads a checkpoint to the CPU; raises UsageError if it is none, or lacks a `needed` key."""
+    """Reads a checkpoint to the CPU.
+
+    Raises Damaged if it is none, and UsageError if it lacks a `needed` key or is of a later format.
+    """
     try:
-        checkpoint = _load(path)
+        with open(path, "rb") as file:
+            _verify(file)
+            checkpoint = _load(file)
     except FileNotFoundError:
         raise UsageError(
             f"there is no checkpoint at {path}: give the --xpid of a run that has one"
         ) from None
+    except PermissionError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch has no single type for a file that is none of its own
-        raise UsageError(
-            f"{path} is no readable checkpoint ({_first_line(error)}); move it away to begin anew"
-        ) from None
+        raise Damaged(path, _first_line(error)) from None
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
         raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
@@ -150,23 +173,52 @@ def _model_of_weights(weights: Iterable[str]) -> str:
     return next((model for name, model in names.items() if name in ends), "auto")
 
 
-def _load(path: Path) -> Any:
+@contextmanager
+def _checksums() -> Iterator[None]:
+    """Has torch.save write checksums, also where somebody has turned them off."""
+    options = torch.serialization
+    if not hasattr(options, "set_crc32_options"):  # PyTorch before 2.6, which always does
+        yield
+        return
+    before = options.get_crc32_options()
+    options.set_crc32_options(True)
+    try:
+        yield
+    finally:
+        options.set_crc32_options(before)
+
+
+def _verify(file: BinaryIO) -> None:
+    """Raises ValueError if a record has another checksum than torch.save gave it.
+
+    Files of PyTorch before 1.6 have none, and those that are cut off are refused by `_load`.
+    """
+    if not zipfile.is_zipfile(file):
+        return
+    with zipfile.ZipFile(file) as archive:
+        if (name := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of its record {name} is another")
+
+
+def _load(file: BinaryIO) -> Any:
     """Reads tensors and plain values without running any code of the file.
 
     Modules that the flags name are imported later, where environment, network and algorithm are
     made. The original PolyBeast saved returns as numpy scalars, whose types torch must be
     allowed to load.
     """
+    file.seek(0)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         if not hasattr(torch.serialization, "safe_globals"):
             raise
     scalar: Any = np.float32(0).__reduce__()[0]
     names = [(scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")]
     types = [type(np.dtype(kind)) for kind in ("bool", "int32", "int64", "float32", "float64")]
+    file.seek(0)
     with torch.serialization.safe_globals([*names, np.dtype, *types]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def load_model(model: torch.nn.Module, checkpoint: Mapping[str, Any], path: Path) -> None:

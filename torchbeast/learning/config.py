@@ -63,6 +63,10 @@ class CheckpointConfig:
     """Write no model.tar: the run can be neither resumed nor evaluated."""
     checkpoint_interval: float = 600.0
     """Seconds between checkpoints; one is also written at the end, on Ctrl-C and on SIGTERM."""
+    keep_checkpoints: int = 3
+    """Number of checkpoints that are kept: model.tar, the one before it as model.1.tar, and so on.
+    If model.tar is damaged, the one before takes its place."""
 
     def __post_init__(self) -> None:
         at_least(1, checkpoint_interval=self.checkpoint_interval)
+        at_least(1, keep_checkpoints=self.keep_checkpoints)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import secrets
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,10 @@ from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning import kept_checkpoints
 from torchbeast.reporting.progress import Progress
+
+_log = logging.getLogger("torchbeast.earlier_run")
 
 
 class EarlierRun:
@@ -25,8 +29,20 @@ class EarlierRun:
     def __init__(self, path: Path | None = None, needed: Sequence[str] = checkpoints.KEYS) -> None:
         """Reads the checkpoint at `path`, which need not exist; needed: keys that it must have."""
         self._path = Path() if path is None else path
-        exists = path is not None and path.exists()
-        self._saved = checkpoints.load(self._path, needed) if exists else None
+        self._found = None
+        if path is not None and kept_checkpoints.existing(path):
+            self._found = kept_checkpoints.load_newest(path, needed)
+        self._saved = None if self._found is None else self._found.checkpoint
+
+    def go_on(self) -> None:
+        """Puts the checkpoint in the place of newer ones that are damaged, and warns of them.
+
+        For the process that goes on with the run, before it writes a checkpoint.
+        """
+        if self._found is None or not (said := kept_checkpoints.sentence(self._found, self._path)):
+            return
+        _log.warning("%s%s", said, kept_checkpoints.kept_as(self._found))
+        kept_checkpoints.put_in_place(self._found, self._path)
 
     @property
     def recorded(self) -> Mapping[str, Any] | None:

@@ -139,6 +139,7 @@ class LearnerRun:
         self._played = played
         self._session = session
         self._earlier = EarlierRun(resumed or session.folder.checkpoint)
+        self._earlier.go_on()
         seed = self._earlier.seed(settings.run.seed)
         self._recorded = {**settings.recorded, **played.recorded(), "seed": seed}
         session.folder.update(args=self._recorded)
@@ -328,8 +329,15 @@ class LearnerRun:
             "reward_input": agent.spec.reward_input,
             "reads_values": agent.spec.reads_values,
         }
-        disabled = self._settings.checkpoints.disable_checkpoint
-        return Saving(self._session.folder, labels, disabled, saved, also_saved)
+        config = self._settings.checkpoints
+        return Saving(
+            self._session.folder,
+            labels,
+            config.disable_checkpoint,
+            saved,
+            also_saved,
+            keep=config.keep_checkpoints,
+        )
 
     def _training(
         self, components: TrainingComponents, progress: Progress, saving: Saving

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.replay import FILE
 from torchbeast.learning.training import Training
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
+from torchbeast.sources.replay_memory import in_bytes
 
 
 class SavedReplay(Protocol):
@@ -39,17 +42,21 @@ class Saving:
         disabled: bool,
         replay: SavedReplay | None = None,
         also: Callable[[], Mapping[str, Any]] = dict,
+        *,
+        keep: int = 1,
     ) -> None:
         """Prepares saving.
 
         labels: constant entries of every checkpoint, such as settings. replay: saved with every
             checkpoint, if anything was inserted since the last; None: there is none to save.
         also: returns further entries of every checkpoint; called by the thread that saves it.
+        keep: number of checkpoints that are kept.
         """
         self._path = folder.checkpoint
         self._labels = labels
         self._also = also
         self._disabled = disabled
+        self._keep = keep
         self._replay = replay
         self._replay_path = self._path.with_name(FILE)
         self._inserted: int | None = None  # steps in what is saved; None: nothing was saved here
@@ -61,12 +68,14 @@ class Saving:
         """
         if self._disabled or not training.updates:
             return
+        data = checkpoints.as_bytes(self.checkpoint(training))
         try:
-            checkpoints.save(self._path, self.checkpoint(training))
+            kept_checkpoints.write(self._path, data, self._keep)
         except OSError as error:
+            old = "an earlier one is intact" if self._path.exists() else "there is none yet"
             raise CheckpointNotWritten(
-                f"no checkpoint was written to {self._path} "
-                f"({error.strerror or error}); an earlier one is intact: make room there"
+                f"no checkpoint was written to {self._path} ({error.strerror or error}); {old}: "
+                f"make room there for {in_bytes(len(data))}, {self._free()}"
             ) from error
         if self._replay is not None and self._replay.inserted != self._inserted:
             self._save_replay(self._replay)
@@ -84,9 +93,14 @@ class Saving:
             old = "an earlier one is intact" if self._replay_path.exists() else "there is none"
             raise CheckpointNotWritten(
                 f"the checkpoint {self._path} is new, but no replay was written to "
-                f"{self._replay_path} ({error.strerror or error}); {old}: make room there"
+                f"{self._replay_path} ({error.strerror or error}); {old}: "
+                f"make room there, {self._free()}"
             ) from error
         self._inserted = inserted
+
+    def _free(self) -> str:
+        """Says how much room there is."""
+        return f"{in_bytes(shutil.disk_usage(self._path.parent).free)} are free"
 
     def keep_last_good(self, state: dict[str, Any]) -> Path | None:
         """Saves the state before a failed update in a file of its own; returns its path."""

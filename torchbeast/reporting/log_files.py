@@ -9,13 +9,18 @@ the files and continues counting `_tick`.
 from __future__ import annotations
 
 import csv
+import io
 import math
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.logger import LoggedRun
+from torchbeast.reporting.run_folder import write_atomically
 
 
 class CsvLogger:
@@ -41,15 +46,16 @@ class LogFiles:
         if step is not None:
             _drop_rows_after(folder / "logs.csv", step, self._fields)
         self._tick = _last_tick(folder / "logs.csv") + 1
-        self._logs = open(folder / "logs.csv", "a", newline="", encoding="utf-8")  # noqa: SIM115
-        self._writer = csv.writer(self._logs)
+        self._logs = AppendedFile(folder / "logs.csv")
 
     def write(self, step: int, figures: Mapping[str, float | int]) -> None:
-        """Appends a row: the figures after `step` env steps. NaN becomes an empty cell."""
+        """Appends a row: the figures after `step` env steps. NaN becomes an empty cell.
+
+        Raises OSError where it cannot, as on a full disk; the row is lost, and the next is tried.
+        """
         row: dict[str, Any] = {"_tick": self._tick, "_time": time.time(), "step": step, **figures}
         self._add_columns(row)
-        self._writer.writerow([_cell(row.get(name)) for name in self._fields])
-        self._logs.flush()
+        self._logs.append(_line([_cell(row.get(name)) for name in self._fields]))
         self._tick += 1
 
     def close(self) -> None:
@@ -60,12 +66,18 @@ class LogFiles:
         new = [name for name in row if name not in self._fields]
         if not new:
             return
-        first = not self._fields
-        self._fields += new
-        with open(self._fields_path, "a", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerow(self._fields)
-        if first:
-            self._logs.write(f"# {','.join(self._fields)}\n")
+        fields = self._fields + new
+        with closing(AppendedFile(self._fields_path)) as file:
+            file.append(_line(fields))
+        self._fields = fields
+        if self._logs.is_empty:
+            self._logs.append(f"# {','.join(self._fields)}\n")
+
+
+def _line(cells: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(cells)
+    return text.getvalue()
 
 
 def _cell(value: Any) -> Any:
@@ -124,8 +136,7 @@ def _end_last_line(path: Path) -> None:
 
 
 def _cut_after_last_newline(path: Path) -> None:
-    data = path.read_bytes()
-    path.write_bytes(data[: data.rfind(b"\n") + 1])
+    os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
 def _drop_rows_after(path: Path, step: int, fields: list[str]) -> None:
@@ -135,7 +146,7 @@ def _drop_rows_after(path: Path, step: int, fields: list[str]) -> None:
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     kept = [x for x in lines if x.startswith("#") or int(x.split(",")[column]) <= step]
     if len(kept) < len(lines):
-        path.write_text("".join(kept), encoding="utf-8")
+        write_atomically(path, "".join(kept).encode())
 
 
 def _last_tick(path: Path) -> int:

@@ -7,11 +7,14 @@ settings, reusable        one part of a run, from its start to its end
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+_log = logging.getLogger("torchbeast.logs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +49,12 @@ class Logger(Protocol):
 
 
 class Logs:
-    """Several logs as one."""
+    """Several logs as one. Where one cannot be written, as on a full disk, the run goes on."""
 
     def __init__(self, loggers: Sequence[Logger], run: LoggedRun) -> None:
         """Opens them in order; if one cannot be opened, closes the others."""
         with ExitStack() as opened:
-            self._logs = [_closed_by(opened, logger.open(run)) for logger in loggers]
+            self._logs = [_closed_by(opened, _Lossy(logger.open(run))) for logger in loggers]
             self._opened = opened.pop_all()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -62,6 +65,55 @@ class Logs:
     def close(self) -> None:
         """Closes each, even if one raises; the last one first."""
         self._opened.close()
+
+
+class _Lossy:
+    """A log that loses rows where it raises OSError, and says which."""
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._since: int | None = (
+            None  # env steps of the first lost row; None: the last was written
+        )
+        self._lost = 0  # rows
+        self._what = ""  # cannot be written
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        try:
+            self._log.write(step, figures)
+        except OSError as error:
+            self._lose(step, error)
+        else:
+            self._say_lost(f"it is written again at step {step:,}")
+
+    def close(self) -> None:
+        try:
+            self._log.close()
+        except OSError as error:
+            why = error.strerror or error
+            _log.warning("%s was not closed in order (%s)", self._name(error), why)
+        self._say_lost("the run has ended")
+
+    def _lose(self, step: int, error: OSError) -> None:
+        self._lost += 1
+        if self._since is None:
+            self._since, self._what = step, self._name(error)
+            _log.warning(
+                "%s cannot be written (%s): rows are lost from step %s on; the run goes on",
+                self._what,
+                error.strerror or error,
+                f"{step:,}",
+            )
+
+    def _say_lost(self, then: str) -> None:
+        if self._since is not None:
+            said = f"{self._what} lost {self._lost:,} rows from step {self._since:,} on; {then}"
+            _log.warning(said)
+        self._since, self._lost = None, 0
+
+    def _name(self, error: OSError) -> str:
+        """Returns the file that the error names, or else the kind of log."""
+        return str(error.filename or type(self._log).__name__)
 
 
 def _closed_by(stack: ExitStack, log: Log) -> Log:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -25,8 +25,11 @@ from typing import IO, Any, BinaryIO
 
 from torchbeast.core.checks import at_least, require
 from torchbeast.errors import UsageError
+from torchbeast.reporting.out_log import OutLog
 
 LOGGER_NAME = "torchbeast"
+
+_log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 
 
 def _new_xpid() -> str:
@@ -69,9 +72,13 @@ class RunFolder:
         _make_folder(path)
         self._lock = _lock(path)
         _remove_unfinished(path)
-        self._handlers = _log_to(path / "out.log")
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
-        self._write_meta()
+        try:
+            self._write_meta()
+        except OSError as error:
+            self._lock.close()
+            raise _cannot_begin(path, error) from None
+        self._handlers = _log_to(path / "out.log")
 
     @property
     def checkpoint(self) -> Path:
@@ -79,13 +86,22 @@ class RunFolder:
         return self.path / "model.tar"
 
     def update(self, **entries: Any) -> None:
-        """Adds entries to meta.json, such as the name of the environment that the servers serve."""
+        """Adds entries to meta.json, such as the name of the environment that the servers serve.
+
+        On a full disk it stays as it was; the next call writes them too.
+        """
         self._meta.update(entries)
-        self._write_meta()
+        try:
+            self._write_meta()
+        except OSError as error:
+            _warn_of(self.path / "meta.json", error, f"it lacks {', '.join(entries)}")
 
     def become_latest(self) -> None:
         """Points the symlink `latest` here: a run that has learnt something can be tested."""
-        _point_latest_at(self.path)
+        try:
+            _point_latest_at(self.path)
+        except OSError as error:
+            _warn_of(self.path.parent / "latest", error, "it does not point to this run")
 
     def finish(self, successful: bool) -> None:
         """Records the end of the run and releases the folder. Call it once."""
@@ -108,7 +124,7 @@ class RunFolder:
         write_atomically(self.path / "meta.json", text.encode())
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """Replaces the contents of `path` atomically: a reader, or a crash, sees old or new data."""
     with replaced_atomically(path) as file:
         file.write(data)
@@ -124,8 +140,19 @@ def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(unfinished, path)
+        _sync_names(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _sync_names(folder: Path) -> None:
+    """Waits until the disk has the names of the folder's files, where its file system can say."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _make_folder(path: Path) -> None:
@@ -137,6 +164,18 @@ def _make_folder(path: Path) -> None:
         raise UsageError(
             f"cannot create the run's folder {path} ({error.strerror}): give another --savedir"
         ) from None
+
+
+def _cannot_begin(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"nothing can be written into the run's folder {path} ({error.strerror}): make room "
+        "there, or give another --savedir"
+    )
+
+
+def _warn_of(path: Path, error: OSError, what: str) -> None:
+    """Warns that a file, without which the run goes on, was not written; what: the consequence."""
+    _log.warning("%s was not written (%s): %s", path, error.strerror, what)
 
 
 def _lock(path: Path) -> IO[bytes]:
@@ -176,7 +215,7 @@ def _log_to(path: Path) -> list[logging.Handler]:
 
     Errors are not shown here, because the program ends with them and prints them then.
     """
-    file, shown = logging.FileHandler(path, encoding="utf-8"), warning_handler()
+    file, shown = OutLog(path), warning_handler()
     file.setFormatter(
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )

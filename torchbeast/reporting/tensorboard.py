@@ -30,12 +30,18 @@ class TensorBoardLog:
         self._writer = writer
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
-        """Adds a scalar for each figure but NaN."""
+        """Adds a scalar for each figure but NaN.
+
+        Raises OSError once the writer's thread has met one, and from then on: it writes no more.
+        """
         if self._writer is None:
             return
-        for name, value in figures.items():
-            if not math.isnan(value):
-                self._writer.add_scalar(name, value, step)
+        try:
+            for name, value in figures.items():
+                if not math.isnan(value):
+                    self._writer.add_scalar(name, value, step)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
 
     def close(self) -> None:
         """Writes the last events."""

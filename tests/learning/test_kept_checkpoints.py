@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run keeps its last checkpoints, and goes on from the newest that is not damaged."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_learner_run import BAD, GOOD, train
+from test_training import B, T
+
+from torchbeast.errors import RunError, UsageError
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning import kept_checkpoints
+from torchbeast.learning.config import CheckpointConfig
+from torchbeast.learning.saving import CheckpointNotWritten, Saving
+from torchbeast.reporting.log_files import read_logs
+
+NEEDED = ("step",)
+
+
+def write(newest: Path, step: int, keep: int = 3) -> None:
+    weights = torch.arange(step, step + 1000.0)
+    data = checkpoints.as_bytes({"step": step, "weights": weights})
+    kept_checkpoints.write(newest, data, keep)
+
+
+def steps(newest: Path) -> dict[str, int]:
+    """The step of every file in the folder, by name; -1 where it is none."""
+    return {path.name: step_of(path) for path in sorted(newest.parent.iterdir())}
+
+
+def step_of(path: Path) -> int:
+    try:
+        return int(checkpoints.load(path, NEEDED)["step"])
+    except UsageError:
+        return -1
+
+
+@pytest.fixture
+def newest(tmp_path: Path) -> Path:
+    return tmp_path / "model.tar"
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3, 5])
+def test_the_last_ones_are_kept_and_no_more(newest: Path, keep: int) -> None:
+    for step in range(1, 8):
+        write(newest, step, keep)
+        expected = {"model.tar": step}
+        expected |= {f"model.{n}.tar": step - n for n in range(1, min(keep, step))}
+        assert steps(newest) == expected
+
+
+def test_a_smaller_number_removes_those_that_are_too_old(newest: Path) -> None:
+    for step in range(1, 6):
+        write(newest, step, keep=5)
+    write(newest, 6, keep=2)
+    assert steps(newest) == {"model.tar": 6, "model.1.tar": 5}
+
+
+def test_a_file_system_without_links_gets_copies(
+    newest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for step in (1, 2, 3, 4):
+        write(newest, step)
+    assert steps(newest) == {"model.tar": 4, "model.1.tar": 3, "model.2.tar": 2}
+
+
+@pytest.mark.parametrize("where", ["link", "replace", "fsync", "unlink", "open"])
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_save_that_fails_anywhere_loses_no_earlier_one(
+    newest: Path, monkeypatch: pytest.MonkeyPatch, where: str, call: int
+) -> None:
+    """The fault is in the given call of the function in that save; the next save has none."""
+    for step in (1, 2, 3):
+        write(newest, step)
+    calls = 0
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def body(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise OSError(28, "No space left on device")
+            return real(*args, **kwargs)
+
+        return body
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, where, failing(getattr(os, where)))
+        if where == "link":
+            patch.setattr(shutil, "copyfile", failing(shutil.copyfile))
+        try:
+            write(newest, 4)
+        except OSError as error:
+            assert "No space" in str(error)
+    left = steps(newest)
+    assert left["model.tar"] in (3, 4), left
+    assert {2, 3} <= set(left.values()), left
+    assert not [name for name in left if name.endswith(".tmp")]
+    write(newest, 5)
+    assert step_of(newest) == 5 and {3, 5} <= set(steps(newest).values())
+
+
+def test_a_process_that_ends_between_two_names_loses_nothing(
+    newest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last rename is left out, as by SIGKILL; the next save does not keep one file twice."""
+    for step in (1, 2, 3):
+        write(newest, step)
+    replace = os.replace
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+
+        def killed(source: Any, target: Any) -> None:
+            if Path(target) == newest:
+                raise KeyboardInterrupt
+            replace(source, target)
+
+        patch.setattr(os, "replace", killed)
+        write(newest, 4)
+    assert steps(newest) == {"model.tar": 3, "model.1.tar": 3, "model.2.tar": 2}
+    write(newest, 5)
+    assert steps(newest) == {"model.tar": 5, "model.1.tar": 3, "model.2.tar": 2}
+
+
+# --- damage
+
+
+def test_every_changed_byte_is_noticed_or_changes_nothing(newest: Path) -> None:
+    """torch.load alone would return other weights for most of them."""
+    write(newest, 7)
+    whole, rng = newest.read_bytes(), random.Random(1)
+    noticed = 0
+    for position in rng.sample(range(len(whole)), 300):
+        changed = bytearray(whole)
+        changed[position] ^= 1 << rng.randrange(8)
+        newest.write_bytes(changed)
+        try:
+            saved = checkpoints.load(newest, NEEDED)
+        except checkpoints.Damaged as error:
+            noticed += 1
+            assert str(newest) in str(error) and "\n" not in str(error)
+        else:
+            assert torch.equal(saved["weights"], torch.arange(7, 1007.0)) and saved["step"] == 7
+    assert noticed > 150, "most bytes are weights"
+
+
+def test_every_truncated_file_is_noticed(newest: Path) -> None:
+    write(newest, 7)
+    whole = newest.read_bytes()
+    for length in (*range(0, len(whole), 97), len(whole) - 1):
+        newest.write_bytes(whole[:length])
+        with pytest.raises(checkpoints.Damaged):
+            checkpoints.load(newest, NEEDED)
+
+
+def test_the_checksum_is_that_of_zip_and_travels_with_the_file(newest: Path) -> None:
+    """An independent reader: the weights' bytes stand in the file beside their CRC-32."""
+    write(newest, 7)
+    whole = newest.read_bytes()
+    weights = torch.arange(7, 1007.0).numpy().tobytes()
+    assert weights in whole
+    assert whole.count(zlib.crc32(weights).to_bytes(4, "little")) >= 1
+    copy = newest.with_name("elsewhere.tar")
+    shutil.copy(newest, copy)
+    assert torch.load(copy, weights_only=True)["step"] == 7
+    changed = bytearray(whole)
+    changed[whole.index(weights) + 100] ^= 1
+    copy.write_bytes(changed)
+    assert torch.load(copy, weights_only=True)["step"] == 7, "torch does not look at it"
+    with pytest.raises(checkpoints.Damaged, match="checksum of its record"):
+        checkpoints.load(copy, NEEDED)
+
+
+@pytest.mark.parametrize("zip_file", [True, False])
+def test_a_file_of_torch_save_loads_in_its_older_form_too(newest: Path, zip_file: bool) -> None:
+    """Before PyTorch 1.6 it was no archive and had no checksum."""
+    torch.save({"step": 9}, newest, _use_new_zipfile_serialization=zip_file)
+    assert step_of(newest) == 9
+
+
+def test_checksums_are_written_where_somebody_has_turned_them_off(newest: Path) -> None:
+    if not hasattr(torch.serialization, "set_crc32_options"):
+        pytest.skip("this PyTorch always writes them")
+    torch.serialization.set_crc32_options(False)
+    try:
+        write(newest, 7)
+        assert torch.serialization.get_crc32_options() is False
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert step_of(newest) == 7
+
+
+def damage(path: Path) -> None:
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_the_newest_that_is_not_damaged_is_found(newest: Path, bad: int) -> None:
+    for step in (1, 2, 3):
+        write(newest, step)
+    for number in range(bad):
+        damage(kept_checkpoints.numbered(newest, number))
+    found = kept_checkpoints.load_newest(newest, NEEDED)
+    assert found.checkpoint["step"] == 3 - bad
+    said = kept_checkpoints.sentence(found, newest)
+    for number in range(bad + 1):
+        assert str(kept_checkpoints.numbered(newest, number)) in said
+    assert said.count(" is damaged (") == bad
+
+
+def test_where_all_are_damaged_the_error_names_each(newest: Path) -> None:
+    for step in (1, 2, 3):
+        write(newest, step)
+    paths = kept_checkpoints.existing(newest)
+    assert len(paths) == 3
+    for path in paths:
+        damage(path)
+    with pytest.raises(UsageError, match="move them away to begin anew") as error:
+        kept_checkpoints.load_newest(newest, NEEDED)
+    assert all(str(path) in str(error.value) for path in paths)
+
+
+def test_a_later_format_is_no_damage(newest: Path) -> None:
+    """Going back to an older one would silently lose what a newer TorchBeast has learnt."""
+    write(newest, 1)
+    kept_checkpoints.write(newest, checkpoints.as_bytes({"step": 2, "format": 99}), 3)
+    with pytest.raises(UsageError, match="has format 99"):
+        kept_checkpoints.load_newest(newest, NEEDED)
+
+
+# --- runs
+
+
+def run_steps(folder: Path) -> int:
+    return int(checkpoints.load(folder / "run" / "model.tar")["stats"]["step"])
+
+
+def test_a_run_goes_on_from_the_one_before_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    newest = tmp_path / "run" / "model.tar"
+    train(tmp_path, GOOD)
+    train(tmp_path, GOOD)
+    damage(newest)
+    torn = newest.read_bytes()
+    train(tmp_path, GOOD)
+    captured = capsys.readouterr()
+    (said,) = [line for line in captured.err.splitlines() if line.startswith("Warning")]
+    assert f"{newest} is damaged (" in said
+    assert f"the checkpoint before, {tmp_path / 'run' / 'model.1.tar'}, takes its place" in said
+    assert f"what is damaged is now {newest}.damaged" in said
+    assert "takes its place" in (tmp_path / "run" / "out.log").read_text()
+    assert run_steps(tmp_path) == 2 * T * B
+    assert [row["step"] for row in read_logs(tmp_path / "run")] == [T * B, 2 * T * B]
+    assert newest.with_name("model.tar.damaged").read_bytes() == torn
+    before = checkpoints.load(newest.with_name("model.1.tar"))
+    assert before["stats"]["step"] == T * B
+
+
+def test_a_run_whose_newest_is_gone_goes_on_from_the_one_before(tmp_path: Path) -> None:
+    """As where a copy of the folder was not complete. Beginning anew would replace its log."""
+    train(tmp_path, GOOD)
+    train(tmp_path, GOOD)
+    (tmp_path / "run" / "model.tar").unlink()
+    train(tmp_path, GOOD)
+    assert run_steps(tmp_path) == 2 * T * B
+
+
+def test_a_run_keeps_as_many_as_its_flag_says(tmp_path: Path) -> None:
+    keep_two = {"checkpoints": CheckpointConfig(keep_checkpoints=2)}
+    for _ in range(4):
+        train(tmp_path, GOOD, groups=keep_two)
+    assert {path.name for path in (tmp_path / "run").glob("*.tar")} == {"model.tar", "model.1.tar"}
+
+
+def test_a_nan_leaves_all_checkpoints(tmp_path: Path) -> None:
+    for _ in range(3):
+        train(tmp_path, GOOD)
+    with pytest.raises(RunError, match="loss is nan"):
+        train(tmp_path, BAD)
+    found = kept_checkpoints.existing(tmp_path / "run" / "model.tar")
+    assert [checkpoints.load(path)["stats"]["step"] for path in found] == [
+        n * T * B for n in (3, 2, 1)
+    ]
+
+
+def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Folder:
+        checkpoint = tmp_path / "model.tar"
+
+    class Training:
+        updates = 1
+
+        def checkpoint(self, labels: Any) -> dict[str, Any]:
+            return {"weights": torch.zeros(10**6)}
+
+    saving = Saving(Folder(), {}, False, keep=2)  # type: ignore[arg-type]
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(CheckpointNotWritten) as error:
+            saving.save(Training())  # type: ignore[arg-type]
+    said = str(error.value)
+    assert f"no checkpoint was written to {Folder.checkpoint} (No space left on device)" in said
+    assert "there is none yet: make room there for 4.0 MB, " in said and said.endswith("are free")
+    saving.save(Training())  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.tar"]
