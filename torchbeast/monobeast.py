@@ -24,6 +24,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
+from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: MonoBeastFlags) -> int:
     """Trains or evaluates, as the flags say."""
+    check_alone(PROGRAM)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
     with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:

@@ -15,6 +15,7 @@ from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.torchrun import check_alone
 from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.plan import plans_for_local_servers
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: PolyBeastFlags) -> int:
     """Trains or evaluates, as the flags say."""
+    check_alone(PROGRAM)
     if flags.command.mode != "train":
         from torchbeast.cli.learner_settings import test_run
 

@@ -18,6 +18,7 @@ from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import ServerSecurityConfig
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: PolyBeastEnvFlags) -> int:
     """Serves until Ctrl-C, SIGTERM, or a failure that a new server process cannot fix."""
+    check_alone(PROGRAM)
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     count = flags.servers.num_servers
     plans = spread(flags.servers.num_actors or count, count)

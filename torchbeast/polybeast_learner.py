@@ -5,12 +5,14 @@ python -m torchbeast.polybeast_env --num_servers 10          in one terminal
 python -m torchbeast.polybeast_learner                       in another
 
 On other machines: polybeast_learner --env_servers HOST:PORT --tls_ca FILE --token_file FILE
+Several that learn as one: torchrun --nproc_per_node=2 -m torchbeast.polybeast_learner
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -22,34 +24,63 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
-from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
 from torchbeast.sources.servers.hosts import hosts
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
+    from torchbeast.learning.replicas import Replica
     from torchbeast.sources.servers.discovery import Fleet
     from torchbeast.sources.servers.source import PolySource
 
 PROGRAM = "polybeast_learner"
+_SERVERS = "the servers"  # what rank 0 tells the others
+_PAUSE_S = 0.1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns 0 if done or stopped, 1 if it failed, 2 for wrong usage."""
-    return exit_code_of(PROGRAM, lambda: run(parse(PolyBeastLearnerFlags, PROGRAM, argv)))
+    return exit_code_of(PROGRAM, lambda: start(sys.argv[1:] if argv is None else argv))
 
 
-def run(flags: PolyBeastLearnerFlags) -> int:
-    """Trains or evaluates, as the flags say."""
+def start(argv: Sequence[str]) -> int:
+    """Runs alone, or as one of the learners that torchrun has started."""
+    launch = launched()
+    if launch is None:
+        return run(_parse(argv))
+    from torchbeast.learning.replicas import replica
+
+    with replica(launch) as among, among.words(argv, lambda words: _parse(words).run) as words:
+        return run(_parse(words), among)
+
+
+def _parse(argv: Sequence[str]) -> PolyBeastLearnerFlags:
+    return parse(PolyBeastLearnerFlags, PROGRAM, argv)
+
+
+def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
+    """Trains or evaluates, as the flags say.
+
+    replica: this process among several learners; None: it is the only one.
+    """
+    if replica is not None:
+        _check_shared(flags, replica)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
     find = _finder(flags)
-    with session(flags.run.folder, flatten(flags)) as opened:
-        fleet = find(stopped=lambda: opened.supervisor.wait(0))
+    is_kept = replica is None or replica.leads
+    with session(flags.run.folder, flatten(flags), is_kept) as opened:
+        if replica is None:
+            fleet = find(stopped=lambda: opened.supervisor.wait(0))
+        else:
+            fleet = _found_together(find, flags, replica, opened.supervisor)
         _check_environment(flags.environment.env, fleet)
         print(_found(fleet), flush=True)
         counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
@@ -57,8 +88,40 @@ def run(flags: PolyBeastLearnerFlags) -> int:
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
-        train(flags, fleet, opened, collection, flags.environment.num_actions)
+        train(flags, fleet, opened, collection, flags.environment.num_actions, replica)
     return EXIT_DONE
+
+
+def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
+    """Raises UsageError for flags with which several learners cannot run."""
+    if flags.command.mode != "train":
+        raise UsageError(
+            f"--mode {flags.command.mode} plays in one process, but torchrun started "
+            f"{replica.size}: start it without torchrun"
+        )
+    replica.check_can_share(flags.rollouts, flags.replay, flags.hardware)
+    replica.check_same(flatten(flags))
+
+
+def _found_together(
+    find: Callable[..., Fleet],
+    flags: PolyBeastLearnerFlags,
+    replica: Replica,
+    supervisor: Supervisor,
+) -> Fleet:
+    """Returns the fleet of all learners: rank 0 asks the servers, and tells the others."""
+    if replica.leads:
+        fleet = find(stopped=lambda: supervisor.wait(0))
+        replica.ranks.tell(_SERVERS, json.dumps(fleet.descriptions))
+        return fleet
+    from torchbeast.sources.servers.credentials import learner_credentials
+    from torchbeast.sources.servers.discovery import fleet_of
+
+    told = replica.ranks.told(_SERVERS, pause=lambda: supervisor.wait(_PAUSE_S))
+    if not told:
+        raise RunError("it was stopped before the run began")
+    reaches_out = flags.fleet.env_servers is not None
+    return fleet_of(json.loads(told), learner_credentials(flags.security) if reaches_out else None)
 
 
 def _finder(flags: PolyBeastLearnerFlags) -> Callable[..., Fleet]:
@@ -78,27 +141,32 @@ def train(
     opened: Session,
     collection: Collection,
     num_actions: int | None = None,
+    replica: Replica | None = None,
 ) -> None:
     """Learns from the fleet until the run ends.
 
-    num_actions: for servers that do not describe their actions.
+    num_actions: for servers that do not describe their actions. replica: this process among several
+    learners, each of which gets a share of the fleet's streams; None: it is the only one.
     """
     from torchbeast.sources.servers.source import PolySource
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
+    own, pipeline = fleet, flags.pipeline
+    if replica is not None:
+        own, pipeline = fleet.share(replica.rank, replica.size), pipeline.share(replica.size)
 
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
         return PolySource(
-            fleet,
+            own,
             learner.agent.model,
             learner.weights,
             learner.compute.device,
             learner.rollouts,
-            flags.pipeline,
+            pipeline,
             extras=learner.extras,
             mode=learner.mode,
             seed=learner.seed,
@@ -110,7 +178,8 @@ def train(
     others_serve = collection.processes is None
     seen_keys = names(fleet.observation_space)
     played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)
-    LearnerRun(settings, played, opened).train(agent, PublishedWeights, source)
+    run = LearnerRun(settings, played, opened, replica=replica)
+    run.train(agent, PublishedWeights, source)
 
 
 def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:

@@ -25,6 +25,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
+from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.schemes.ray_fleet import RayFleet
 from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig, rollout_bytes
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(flags: RayBeastFlags) -> int:
     """Trains or evaluates, as the flags say."""
+    check_alone(PROGRAM)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
     with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:

@@ -22,7 +22,8 @@ from torch import nn
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.optimiser_step import NonFiniteError
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
@@ -46,7 +47,9 @@ from torchbeast.learning.replay import (
     resume_store,
     transition_source,
 )
+from torchbeast.learning.replicas import Replica
 from torchbeast.learning.reward_clipping import sentence
+from torchbeast.learning.roll_call import JointSource, JointUpdates
 from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
@@ -133,9 +136,15 @@ class LearnerRun:
         played: Played,
         session: Session,
         resumed: Path | None = None,
+        replica: Replica | None = None,
     ) -> None:
-        """Reads the earlier run; resumed: its checkpoint, by default that in the run's folder."""
-        self._settings = settings
+        """Reads the earlier run.
+
+        resumed: its checkpoint, by default that in the run's folder. replica: this process among
+        several learners, which the settings are then shared out to; None: it is the only one.
+        """
+        self._settings = settings if replica is None else replica.share_of(settings)
+        self._replica = replica
         self._played = played
         self._session = session
         self._earlier = EarlierRun(resumed or session.folder.checkpoint)
@@ -157,7 +166,7 @@ class LearnerRun:
             self._say_complete(progress)
             return
         with self.source(made, progress, make_source) as (source, saved):
-            self._learn(made, source, progress, saved)
+            self._learn(made, self._with_others(source, made), progress, saved)
 
     def assemble(
         self, make_agent: MakeAgent, make_weights: Callable[[nn.Module, int], Weights]
@@ -168,8 +177,11 @@ class LearnerRun:
         self._earlier.check_same_algorithm(self._recorded["algo"])
         config, say = self._settings.learner, self._say_start
         check_learns_from_replay(config, self._recorded["algo"])
-        made = assemble(config, make_agent, make_weights, self._earlier, say)
+        ranks, equalise = self._ranks()
+        made = assemble(config, make_agent, make_weights, self._earlier, say, ranks, equalise)
         progress = self._earlier.progress()
+        if self._replica is not None and not self._replica.leads:
+            torch.manual_seed(self.environment_seed(progress))  # other actions than those of rank 0
         progress.keep_last(self._settings.display.episodes_for_avg)
         self._say_resumed(progress)
         return made, progress
@@ -217,7 +229,20 @@ class LearnerRun:
 
     def environment_seed(self, progress: Progress) -> int:
         """Returns a seed for environments and replay that no earlier part of the run has used."""
-        return _environment_seed(self._recorded["seed"], progress.step)
+        seed = _environment_seed(self._recorded["seed"], progress.step)
+        return seed if self._replica is None else self._replica.seed(seed)
+
+    def _ranks(self) -> tuple[Ranks | None, Callable[[OptimiserStep[Any]], None] | None]:
+        """Returns the learners that learn together, and what gives all of them the same state."""
+        replica = self._replica
+        return (None, None) if replica is None else (replica.ranks, replica.equalise)
+
+    def _with_others(self, source: Source, made: Assembled[Any]) -> Source:
+        """Returns the source that yields when all learners are ready, if there are several."""
+        replica = self._replica
+        if replica is None:
+            return source
+        return JointSource(source, replica.ranks.gather, replica.rank, made.optimiser_step)
 
     @property
     def _total_steps(self) -> int:
@@ -300,14 +325,15 @@ class LearnerRun:
         also_saved: returns further entries of a checkpoint, when it is written.
         """
         saving = self._saving(made.agent, saved, also_saved)
+        supervisor, step = self._session.supervisor, made.optimiser_step
         with closing(self._logs(progress.step)) as log:
             components = TrainingComponents(
                 source=source,
-                optimiser_step=made.optimiser_step,
+                optimiser_step=step if self._replica is None else JointUpdates(step, supervisor),
                 weights=made.weights,
                 device=made.compute.device,
                 log=log,
-                supervisor=self._session.supervisor,
+                supervisor=supervisor,
             )
             yield self._training(components, progress, saving), saving
 
@@ -352,6 +378,7 @@ class LearnerRun:
             keep=saving.keep_last_good,
             after_first_update=folder.become_latest if is_latest else lambda: None,
             info_keywords=self._played.env.options.info_keywords,
+            learns_all=self._replica is not None,
         )
 
     def _watch(self, training: Training, source: Source, saving: Saving, advise: Adviser) -> Watch:
@@ -362,10 +389,14 @@ class LearnerRun:
             advise=advise,
             title=f"{self._played.env.name}, {self._settings.run.xpid}",
             total_steps=self._total_steps,
-            rollouts_at_once=self._settings.learner.online_rollouts.batch_size,
+            rollouts_at_once=self._settings.learner.online_rollouts.batch_size * self._learners,
             save_every_s=self._settings.checkpoints.checkpoint_interval,
             only_warnings=self._settings.display.suppress_logs,
         )
+
+    @property
+    def _learners(self) -> int:
+        return 1 if self._replica is None else self._replica.size
 
     def _adviser(self, made: Assembled[Any]) -> Adviser:
         """Returns a function that names the bottleneck of this run from its time shares."""

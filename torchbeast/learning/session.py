@@ -21,7 +21,7 @@ class Session(NamedTuple):
 
 
 @contextmanager
-def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
+def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Iterator[Session]:
     """Opens a run and ends it; raises the run's first failure as UsageError or RunError.
 
     An exception of the body is a failure of the run, like one of its threads.
@@ -29,6 +29,7 @@ def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
     path: the run's folder, which is removed again if it is new and the run ends with a UsageError
         before it has written anything but its metadata.
     settings: every flag by its name, for meta.json.
+    is_kept: the folder stays after the run, so that errors can point to its log.
     """
     supervisor = Supervisor()
     with supervisor.signals():
@@ -42,7 +43,7 @@ def session(path: Path, settings: dict[str, Any]) -> Iterator[Session]:
             if supervisor.interrupted:
                 print(f"Stopped by {supervisor.reason}.", flush=True)
             _finish(folder, supervisor.failure)
-    raise_failure(supervisor.failure, folder)
+    raise_failure(supervisor.failure, folder if is_kept else None)
 
 
 def _finish(folder: RunFolder, failure: Failure | None) -> None:

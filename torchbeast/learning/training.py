@@ -89,6 +89,7 @@ class Training:
         keep: Callable[[dict[str, Any]], Path | None] | None = None,
         after_first_update: Callable[[], None] = lambda: None,
         info_keywords: Sequence[str] = (),
+        learns_all: bool = False,
     ) -> None:
         """Prepares training.
 
@@ -97,6 +98,8 @@ class Training:
             if it saves nothing; not called when that state is not finite either.
         after_first_update: called once, after the first update of this process.
         info_keywords: numbers of games that are logged.
+        learns_all: learn from every batch that the source yields, even if the run has ended
+            meanwhile: other learners wait for this one's share of the update.
         """
         self._components = components
         self._total_steps = total_steps
@@ -104,6 +107,7 @@ class Training:
         self._keep = keep
         self._after_first_update = after_first_update
         self._info_means = InfoMeans(info_keywords)
+        self._learns_all = learns_all
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
@@ -161,7 +165,7 @@ class Training:
         with cuda_stream:  # copies while another thread updates
             batch = on_host.map(cuda_stream.to_device)
         with self._lock:
-            if self._components.supervisor.ended:
+            if self._components.supervisor.ended and not self._learns_all:
                 return False
             with self._clock.learning():
                 self._update(batch.map(cuda_stream.hand_over), on_host)

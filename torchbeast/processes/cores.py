@@ -6,21 +6,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from torchbeast.processes.torchrun import learners_here
+
 _SHARE = "TORCHBEAST_CORES"
 
 
 def available_cores() -> int:
     """Returns the number of cores this process may use; containers and taskset limit it, and so
-    does a program that starts several others, see `environment_of_share`.
+    does a program that starts several others, see `environment_of_share`. Learners that torchrun
+    starts on one machine share its cores.
     """
     share = os.environ.get(_SHARE, "")
     return min(int(share), _cores()) if share.isdecimal() and int(share) else _cores()
 
 
 def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    return max(1, cores // learners_here())
 
 
 def environment_of_share(cores: int) -> Mapping[str, str]:

@@ -14,7 +14,8 @@ class RolloutConfig:
     """The batch of an update."""
 
     batch_size: int = 8
-    """Number of rollouts in one update; with dqn, sac and td3 of single steps."""
+    """Number of rollouts in one update, of all learners together; with dqn, sac and td3 of single
+    steps."""
     unroll_length: int = 80
     """Steps in one rollout. Longer rollouts give fewer, larger updates and older data."""
 

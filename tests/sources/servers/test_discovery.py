@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from contextlib import ExitStack
 from pathlib import Path
@@ -186,3 +187,31 @@ def test_hosts_of_different_environments_are_refused(servers: dict) -> None:
     servers.update({"a:50": CATCH, "b:50": CATCH | {"env_id": "Memory"}})
     with pytest.raises(RunError, match="a:50 and b:50 must serve the same, but their env_id is"):
         discovery.find_on(["a:50", "b:50"], None, 1.0, PLAIN)
+
+
+def test_learners_share_out_the_streams_so_that_each_belongs_to_one(servers: dict) -> None:
+    """A stream that is in no share would stand still, and one in two would play twice."""
+    servers.update({f"unix:/a.{i}": CATCH for i in range(5)})
+    fleet = discovery.find("unix:/a", 20, timeout=1.0)
+    shares = [fleet.share(rank, 3) for rank in range(3)]
+    assert [len(share.stream_addresses) for share in shares] == [3, 3, 4]
+    together = [address for share in shares for address in share.stream_addresses]
+    assert together == fleet.stream_addresses
+    assert sum(share.num_envs for share in shares) == fleet.num_envs == 20
+    assert shares[1].observation_space == fleet.observation_space
+
+
+def test_fewer_streams_than_learners_are_refused_with_both_numbers(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH
+    fleet = discovery.find("unix:/a", None, timeout=0.1)
+    assert fleet.share(1, 2).stream_addresses == ["unix:/a.0"]
+    with pytest.raises(UsageError, match="3 learners need a stream .* the servers have 2 streams"):
+        fleet.share(0, 3)
+
+
+def test_a_fleet_is_told_to_other_learners_as_json(servers: dict) -> None:
+    servers.update({f"unix:/a.{i}": CATCH for i in range(2)})
+    fleet = discovery.find("unix:/a", 8, timeout=1.0)
+    told = discovery.fleet_of(json.loads(json.dumps(fleet.descriptions)))
+    for name in ("env", "observation_space", "action_space", "stream_addresses", "envs_per_stream"):
+        assert getattr(told, name) == getattr(fleet, name)

@@ -6,14 +6,16 @@
                           process that adds the same vectors itself
 
 A rank that ends says why in the store that all have in common. The others notice at once that its
-connection is gone, and a rank that is silent after the timeout.
+connection is gone, and a rank that is silent after the timeout. What takes a rank longer than that,
+it tells the others by the store too (`tell`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -31,6 +33,9 @@ TIMEOUT_S = 1800.0
 _BLOCK = 4096  # bytes of a message that need one exchange; a longer one needs a second
 _LENGTH = 8  # bytes before a message
 _REASON = "reason of rank "
+_TOLD = "told: "
+_HERE = "here is rank "
+_LOOK_S = 0.1  # between two looks whether all are here
 
 
 class RankGone(RunError):
@@ -45,6 +50,31 @@ def served_store() -> Any:
 def store_at(host: str, port: int) -> Any:
     """Returns the store that another process serves."""
     return dist.TCPStore(host, port, is_master=False)  # type: ignore[attr-defined]
+
+
+def store_of_torchrun(timeout_s: float) -> Any:
+    """Returns the store that torchrun serves to the processes that it starts, once all are there.
+
+    Where something else set torchrun's environment variables, rank 0 serves it. Raises RankGone
+    when they are not there within timeout_s seconds. Ctrl-C ends the wait.
+    """
+    deadline = time.monotonic() + timeout_s
+    try:
+        store, rank, size = next(
+            dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
+        )
+        store.set(f"{_HERE}{rank}", "")
+        while not store.check([f"{_HERE}{other}" for other in range(size)]):
+            if time.monotonic() > deadline:
+                raise RankGone(f"the {size} learners did not meet within {timeout_s:g} s")
+            time.sleep(_LOOK_S)
+    except RankGone:
+        raise
+    except RuntimeError as error:
+        raise RankGone(
+            f"the learners did not meet within {timeout_s:g} s ({str(error).splitlines()[0]})"
+        ) from error
+    return store
 
 
 class TorchRanks:
@@ -63,6 +93,7 @@ class TorchRanks:
 
         store: a torch.distributed.Store that all ranks reach, and that lives as long as any of
             them, such as `store_at` the address of a `served_store`. device: of the gradients.
+        timeout_s: that a rank may let the others wait in `gather`, `add` and `broadcast`.
         """
         self.rank, self.size = rank, size
         self._store = dist.PrefixStore("torchbeast", store)  # type: ignore[attr-defined]
@@ -95,8 +126,45 @@ class TorchRanks:
             dist.all_gather(parts, total)
         return torch.cat(parts)[: len(vector)].to(vector.device)
 
+    def broadcast(self, data: bytes) -> bytes:
+        """Returns the bytes of rank 0; what the others give does not matter."""
+        length = torch.tensor([len(data)])
+        with self._others_needed():
+            dist.broadcast(length, src=0)
+            sent = torch.zeros(int(length), dtype=torch.uint8)
+            if self.rank == 0 and data:
+                sent = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            dist.broadcast(sent, src=0)
+        return bytes(sent.numpy())
+
+    def tell(self, name: str, message: str) -> None:
+        """Leaves a message for the others, which need not wait for it yet."""
+        with self._others_needed():
+            self._store.set(f"{_TOLD}{name}", message)
+
+    def told(self, name: str, pause: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> str:
+        """Waits for a message of another rank; returns "" once `pause` returns true.
+
+        pause: waits a moment between two looks, and returns whether to give up. Raises RankGone
+        after the timeout too.
+        """
+        deadline = time.monotonic() + timeout_s
+        with self._others_needed():
+            while not self._store.check([f"{_TOLD}{name}"]):
+                if self._reasons():
+                    raise RankGone(self._ended())
+                if time.monotonic() > deadline:
+                    raise RankGone(f"no rank has told {name} within {timeout_s:g} s")
+                if pause():
+                    return ""
+            message: str = self._store.get(f"{_TOLD}{name}").decode()
+            return message
+
     def leave(self, reason: str) -> None:
-        """Ends the membership: the others fail with this reason, unless they leave too."""
+        """Ends the membership: the others fail with this reason, unless they leave too.
+
+        reason: "" where it is that of another rank.
+        """
         with contextlib.suppress(RuntimeError):  # the store may be gone
             self._store.set(f"{_REASON}{self.rank}", reason)
         if dist.is_initialized():
@@ -119,15 +187,24 @@ class TorchRanks:
     def _others_needed(self) -> Iterator[None]:
         try:
             yield
+        except RankGone:
+            raise
         except RuntimeError as error:
             raise RankGone(self._why(error)) from error
 
     def _why(self, error: RuntimeError) -> str:
         """Returns why the others cannot be reached, by their own words if they left some."""
-        reasons = [f"rank {rank}: {text}" for rank in range(self.size) if (text := self._of(rank))]
-        if reasons:
-            return f"another learner has ended. {'; '.join(reasons)}"
-        return f"another learner has ended, or is out of reach ({str(error).splitlines()[0]})"
+        if self._reasons():
+            return self._ended()
+        found = str(error).splitlines()[0].partition(". This is")[0]  # without advice of gloo
+        return f"another learner has ended, or is out of reach ({found})"
+
+    def _ended(self) -> str:
+        return f"another learner has ended. {'; '.join(self._reasons())}"
+
+    def _reasons(self) -> list[str]:
+        """Returns why others have ended, as far as they said it."""
+        return [f"rank {rank}: {text}" for rank in range(self.size) if (text := self._of(rank))]
 
     def _of(self, rank: int) -> str:
         """Returns why a rank has ended; "" if it has not, or gave no reason."""

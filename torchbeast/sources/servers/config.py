@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchbeast.core.checks import above, at_least, require
@@ -38,6 +38,11 @@ class PipelineConfig:
             f"give at least batch_size {batch_size}",
         )
         return size or 2 * batch_size
+
+    def share(self, learners: int) -> PipelineConfig:
+        """Returns the settings of one of several learners that share a batch."""
+        size = self.max_learner_queue_size
+        return replace(self, max_learner_queue_size=None if size is None else size // learners)
 
 
 @dataclass(frozen=True, kw_only=True)

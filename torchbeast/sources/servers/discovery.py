@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import libtorchbeast
@@ -48,11 +48,32 @@ class Fleet:
     stream_addresses: list[str]  # server of each stream
     envs_per_stream: list[int]  # environments of each stream
     credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
+    descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
 
     @property
     def num_envs(self) -> int:
         """Number of environments of all streams."""
         return sum(self.envs_per_stream)
+
+    def share(self, rank: int, size: int) -> Fleet:
+        """Returns the fleet of one of several learners: consecutive streams, none of which another
+        has.
+
+        Raises UsageError for fewer streams than learners.
+        """
+        count = len(self.stream_addresses)
+        if count < size:
+            raise UsageError(
+                f"{size} learners need a stream of environments each, but the servers have {count} "
+                f"streams: start at least {size} servers (polybeast_env --num_servers), or fewer "
+                "learners (torchrun --nproc_per_node)"
+            )
+        own = slice(count * rank // size, count * (rank + 1) // size)
+        return replace(
+            self,
+            stream_addresses=self.stream_addresses[own],
+            envs_per_stream=self.envs_per_stream[own],
+        )
 
 
 def ask_all(
@@ -63,7 +84,7 @@ def ask_all(
     Raises RunError when a server does not answer, or serves another environment than the others.
     """
     asking = Asking(timeout, stopped)
-    return _fleet({address: asking.ask(address) for address in addresses})
+    return fleet_of({address: asking.ask(address) for address in addresses})
 
 
 def find(
@@ -89,7 +110,7 @@ def find(
             found[address] = asking.ask(address)
         except RunError as error:
             raise _too_few(error, found, count, num_actors) from None
-    return _fleet(found)
+    return fleet_of(found)
 
 
 def find_on(
@@ -115,13 +136,36 @@ def find_on(
                 "port of its first server"
             )
         found |= _servers_of(host, asking)
-    fleet = _fleet(found, asking.credentials)
+    fleet = fleet_of(found, asking.credentials)
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
             f"--num_actors is {num_actors}: give --num_actors {fleet.num_envs}, or leave it out"
         )
     return fleet
+
+
+def fleet_of(
+    found: Mapping[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
+) -> Fleet:
+    """Returns the fleet of servers with these descriptions, by address.
+
+    Raises RunError when they do not serve the same environment.
+    """
+    (first_address, first), *others = found.items()
+    for address, description in others:
+        _check_same(first_address, first, address, description)
+    streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
+    return Fleet(
+        env=_env(first_address, first),
+        observation_space=_observation_space(first_address, first),
+        action_space=_action_space(first_address, first),
+        frame_stack=first["frame_stack"],
+        stream_addresses=[address for address, _ in streams],
+        envs_per_stream=[description["num_envs"] for _, description in streams],
+        credentials=credentials,
+        descriptions=found,
+    )
 
 
 def _servers_of(host: str, asking: Asking) -> dict[str, dict[str, Any]]:
@@ -212,24 +256,6 @@ def _no_answer(address: str, timeout: float, error: Exception) -> RunError:
 
 def _num_envs(description: dict[str, Any]) -> int:
     return int(description["num_envs"]) * int(description["num_streams"])
-
-
-def _fleet(
-    found: dict[str, dict[str, Any]], credentials: libtorchbeast.Credentials | None = None
-) -> Fleet:
-    (first_address, first), *others = found.items()
-    for address, description in others:
-        _check_same(first_address, first, address, description)
-    streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
-    return Fleet(
-        env=_env(first_address, first),
-        observation_space=_observation_space(first_address, first),
-        action_space=_action_space(first_address, first),
-        frame_stack=first["frame_stack"],
-        stream_addresses=[address for address, _ in streams],
-        envs_per_stream=[description["num_envs"] for _, description in streams],
-        credentials=credentials,
-    )
 
 
 def _check_same(address: str, ours: dict[str, Any], other: str, theirs: dict[str, Any]) -> None:

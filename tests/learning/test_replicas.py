@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two learners that learn as one, in processes that meet as torchrun lets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from background import SOON
+from one_replica import UPDATES
+
+from torchbeast.core.algos.torch_ranks import RankGone, store_of_torchrun
+from torchbeast.errors import UsageError
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.replicas import Replica
+from torchbeast.processes.torchrun import Launch
+from torchbeast.reporting.log_files import read_logs
+from torchbeast.sources.config import ReplayConfig, RolloutConfig
+
+TESTS = Path(__file__).parents[1]
+PATH = [str(TESTS / "learning"), str(TESTS), str(TESTS.parent)]
+END_S = 120.0  # programs import torch first, on a machine that may be busy
+NOTICED_S = 15.0  # that a process is gone
+FLAGS = ["--algo", "impala", "--model", "mlp", "--batch_size", "4", "--torch_threads", "1"]
+FLAGS += ["--unroll_length", "5", "--total_steps", "10000", "--xpid", "run", "--seed", "5"]
+
+
+class Learners:
+    """Processes of one_replica.py."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, case: str, size: int, savedirs: list[str], *more: str) -> None:
+        """Starts `size` ranks, or a learner alone."""
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        clean = {k: v for k, v in os.environ.items() if "RANK" not in k and "WORLD" not in k}
+        clean |= {"PYTHONPATH": os.pathsep.join(PATH), "TMPDIR": str(self.folder)}
+        script, pipe = str(TESTS / "learning" / "one_replica.py"), subprocess.PIPE
+        for rank in range(size):
+            place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+            meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            several = {k: str(v) for k, v in (place | meeting).items()} if size > 1 else {}
+            where = ["--savedir", str(self.folder / savedirs[rank])]
+            words = [sys.executable, script, case, *FLAGS, *more, *where]
+            env = clean | several
+            self._started.append(
+                subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=env)
+            )
+        self.running = self._started[-size:]
+
+    def event(self, rank: int, name: str) -> dict[str, Any]:
+        """Returns the next event of a rank that has an entry of this name."""
+        stdout = self.running[rank].stdout
+        assert stdout is not None
+        for line in stdout:
+            if line.startswith("{") and name in (event := json.loads(line)):
+                return event
+        raise AssertionError(f"rank {rank} ended without {name}: {self.running[rank].stderr}")
+
+    def ends(self) -> list[tuple[int, str]]:
+        """Waits for all; returns exit codes and what they said on stderr."""
+        said = [process.communicate(timeout=END_S)[1] for process in self.running]
+        return [(p.returncode, text) for p, text in zip(self.running, said, strict=True)]
+
+    def checkpoint(self, savedir: str) -> dict[str, Any]:
+        return checkpoints.load(self.folder / savedir / "run" / "model.tar")
+
+    def close(self) -> None:
+        for process in self._started:
+            process.kill()
+            process.communicate(timeout=SOON)
+
+
+@pytest.fixture
+def learners(tmp_path: Path) -> Iterator[Learners]:
+    made = Learners(tmp_path)
+    yield made
+    made.close()
+
+
+def test_two_learners_learn_what_one_learns_from_their_joined_batches(learners: Learners) -> None:
+    """Their weights are equal bit by bit, and those of the one learner up to float32's rounding.
+
+    The second rank has another --savedir, as on another machine: it resumes from rank 0's
+    checkpoint, and leaves nothing.
+    """
+    seeds = set()
+    for part in (1, 2):
+        learners.start("ends", 1, ["alone"])
+        learners.event(0, "weights")
+        assert learners.ends()[0][0] == 0
+        learners.start("ends", 2, ["both", "other"])
+        first, second = (learners.event(rank, "weights") for rank in range(2))
+        assert [code for code, _ in learners.ends()] == [0, 0]
+        assert first["weights"] == second["weights"]
+        assert first["draw"] != second["draw"]
+        seeds |= {first["seed"], second["seed"]}
+        assert len(seeds) == 2 * part, "no rank or part repeats the episodes of another"
+        one, two = learners.checkpoint("alone"), learners.checkpoint("both")
+        assert two["scheduler_state_dict"] == one["scheduler_state_dict"]
+        assert two["scheduler_state_dict"]["version"] == part * UPDATES
+        assert two["stats"]["step"] == one["stats"]["step"] > 0
+        assert two["stats"]["episodes"] == one["stats"]["episodes"] > 0
+        for name, value in one["model_state_dict"].items():
+            torch.testing.assert_close(two["model_state_dict"][name], value, rtol=1e-4, atol=1e-6)
+    assert two["flags"]["batch_size"] == 4, "the total, with which any number of ranks resumes"
+    rows = [list(read_logs(learners.folder / name / "run")) for name in ("alone", "both")]
+    for one_row, both_row in zip(*rows, strict=True):
+        for name in ("step", "episodes", "mean_episode_return", "mean_lag", "total_loss"):
+            assert both_row.get(name) == pytest.approx(one_row.get(name), rel=1e-4), name
+        assert both_row["collected_steps"] == 2 * one_row["collected_steps"]
+    assert sorted(p.name for p in learners.folder.iterdir()) == ["alone", "both"]
+
+
+def test_a_killed_rank_ends_the_others_after_a_checkpoint_of_the_last_update(
+    learners: Learners,
+) -> None:
+    learners.start("waits", 2, ["a", "a"])
+    learners.event(1, "waits")
+    killed = time.monotonic()
+    learners.running[1].kill()
+    (code, said), _ = learners.ends()
+    assert time.monotonic() - killed < NOTICED_S
+    assert code == 1 and "another learner has ended, or is out of reach (" in said
+    assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
+
+
+def test_what_fails_in_one_rank_is_in_the_log_of_rank_0(learners: Learners) -> None:
+    learners.start("fails", 2, ["a", "a"])
+    (code, said), (other_code, other_said) = learners.ends()
+    assert (code, other_code) == (1, 1)
+    log = (learners.folder / "a" / "run" / "out.log").read_text()
+    assert "another learner has ended. rank 1: " in said and "its environment broke" in said
+    assert 'raise RuntimeError("its environment broke")' in log, "the traceback of the other rank"
+    assert "polybeast_learner: rank 1: batches: " in other_said and "out.log" not in other_said
+    assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
+
+
+def test_what_is_not_finite_in_one_rank_ends_all_with_the_same_failure(learners: Learners) -> None:
+    learners.start("nan", 2, ["a", "a"])
+    weights = [learners.event(rank, "weights")["weights"] for rank in range(2)]
+    assert weights[0] == weights[1]
+    for code, said in learners.ends():
+        assert code == 1 and "pg_loss is nan in optimiser step 4; the weights are as bef" in said
+    kept = checkpoints.load(learners.folder / "a" / "run" / "last_good.tar")
+    assert kept["scheduler_state_dict"]["version"] == UPDATES
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_a_signal_to_one_rank_ends_all_in_order(learners: Learners, rank: int) -> None:
+    learners.start("waits", 2, ["a", "a"])
+    for each in range(2):
+        learners.event(each, "waits")
+    learners.running[rank].send_signal(signal.SIGTERM)
+    found = [learners.event(each, "weights")["weights"] for each in range(2)]
+    assert [code for code, _ in learners.ends()] == [0, 0]
+    assert found[0] == found[1]
+    assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
+
+
+@pytest.mark.long
+def test_a_silent_rank_is_lost_after_the_time_limit(learners: Learners) -> None:
+    learners.start("silent", 2, ["a", "a"])
+    for each in range(2):
+        learners.event(each, "waits")
+    stopped = time.monotonic()
+    learners.running[1].send_signal(signal.SIGSTOP)
+    learners.event(0, "weights")
+    assert time.monotonic() - stopped < 3.0 + NOTICED_S
+    learners.running[1].kill()
+    code, said = learners.ends()[0]
+    assert code == 1 and "Timed out waiting 3000ms" in said
+    assert learners.checkpoint("a")["scheduler_state_dict"]["version"] == UPDATES
+
+
+def test_ranks_that_do_not_meet_end_after_the_time_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 serves the meeting, and rank 1 never comes."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    place = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in place.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankGone, match="did not meet within 1 s"):
+        store_of_torchrun(timeout_s=1.0)
+
+
+class Told:
+    """Ranks of which the second one has other settings."""
+
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return [message, {"settings": {**message["settings"], "unroll_length": 7}}]
+
+
+def test_learners_with_other_flags_are_refused_with_both() -> None:
+    ranks: Any = Told()
+    among = Replica(Launch(0, 2, 0, 2), ranks)
+    sentence = "--unroll_length is 5 in rank 0 and 7 in rank 1"
+    with pytest.raises(UsageError, match=sentence):
+        among.check_same({"unroll_length": 5, "algo": "impala", "savedir": "/a"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rollouts": RolloutConfig(batch_size=9)}, "--batch_size 9 .* give a multiple of 2"),
+        ({"replay": ReplayConfig(replay_size=999)}, "--replay_size 999 is for one learner"),
+        ({"hardware": HardwareConfig(num_learner_threads=2)}, "--num_learner_threads 2 is for one"),
+    ],
+)
+def test_what_several_learners_cannot_do_is_refused(
+    settings: dict[str, Any], sentence: str
+) -> None:
+    ranks: Any = None
+    usual: dict[str, Any] = {
+        "rollouts": RolloutConfig(),
+        "replay": ReplayConfig(),
+        "hardware": HardwareConfig(),
+    }
+    with pytest.raises(UsageError, match=sentence):
+        Replica(Launch(0, 2, 0, 2), ranks).check_can_share(**usual | settings)

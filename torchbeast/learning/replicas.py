@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several learners that learn as one, in processes that torchrun starts.
+
+    rank 0   its command line and its checkpoint --> all ranks begin with the same
+             log, checkpoints, display
+    others   a folder that ends with them; only warnings are shown
+
+They take every optimiser step together (`core/algos/torch_ranks.py`) and agree before each update
+on going on (`roll_call.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import torch
+
+from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_of_torchrun
+from torchbeast.errors import RunError, UsageError
+from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.earlier_run import EarlierRun
+from torchbeast.learning.recorded import OF_ONE_COMMAND
+from torchbeast.processes.torchrun import Launch
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.seeds import seed_of
+from torchbeast.sources.config import ReplayConfig, RolloutConfig
+
+if TYPE_CHECKING:
+    from torchbeast.learning.learner_run import RunSettings
+
+SILENT_S = 90.0
+"""Seconds after which a rank that answers no roll call, or stays away from an optimiser step that
+the others take, is lost. Such a step begins with a batch in every rank, so this limits by how much
+the slowest may compute its gradients longer than the fastest."""
+
+MEET_S = 300.0
+"""Seconds in which all ranks must have started."""
+
+_CHECKPOINT = "model.tar"
+# Flags that may differ between ranks: of one command, and of one machine.
+_OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads")
+
+
+class Replica:
+    """This process among the learners of a run. Used by one thread at a time."""
+
+    def __init__(self, launch: Launch, ranks: TorchRanks) -> None:
+        self.rank, self.size = launch.rank, launch.size
+        self.ranks = ranks
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank keeps the log and the checkpoint."""
+        return self.rank == 0
+
+    @contextmanager
+    def words(
+        self, words: Sequence[str], run_of: Callable[[Sequence[str]], RunConfig]
+    ) -> Iterator[list[str]]:
+        """Yields the command line with which this rank resumes or begins the run of rank 0.
+
+        run_of: parses a command line; called in rank 0 only. The other ranks get the run's name,
+        seed and checkpoint, in a folder that is removed when the block ends.
+        """
+        run, checkpoint = None, b""
+        if self.leads:
+            asked = run_of(words)
+            run = {"xpid": asked.xpid, "seed": EarlierRun().seed(asked.seed)}
+            checkpoint = _contents(asked.folder / _CHECKPOINT)
+        run = json.loads(self.ranks.broadcast(json.dumps(run).encode()))
+        checkpoint = self.ranks.broadcast(checkpoint)
+        same = [*words, "--xpid", run["xpid"], "--seed", str(run["seed"])]
+        if self.leads:
+            yield same
+            return
+        with tempfile.TemporaryDirectory(prefix=f"torchbeast-rank{self.rank}-") as folder:
+            if checkpoint:
+                (Path(folder) / run["xpid"]).mkdir()
+                (Path(folder) / run["xpid"] / _CHECKPOINT).write_bytes(checkpoint)
+            yield [*same, "--savedir", folder]
+
+    def check_same(self, settings: Mapping[str, Any]) -> None:
+        """Raises UsageError, in every rank, unless all have the same settings as rank 0.
+
+        settings: every flag by its name.
+        """
+        own = {k: v for k, v in settings.items() if k not in _OF_ONE_RANK}
+        messages = self.ranks.gather({"settings": json.loads(json.dumps(own, default=str))})
+        first, *others = (message["settings"] for message in messages)
+        for rank, other in enumerate(others, 1):
+            names = sorted(k for k in {*first, *other} if first.get(k) != other.get(k))
+            if names:
+                name = names[0]
+                raise UsageError(
+                    f"all learners need the same flags, but --{name} is {first.get(name)} in rank "
+                    f"0 and {other.get(name)} in rank {rank}: start them with the same command"
+                )
+
+    def check_can_share(
+        self, rollouts: RolloutConfig, replay: ReplayConfig, hardware: HardwareConfig
+    ) -> None:
+        """Raises UsageError for settings with which several learners cannot learn as one."""
+        size, batch_size = self.size, rollouts.batch_size
+        if batch_size % size:
+            raise UsageError(
+                f"--batch_size {batch_size} is that of all learners together and cannot be divided "
+                f"among {size}: give a multiple of {size}"
+            )
+        if replay.replay_size:
+            raise UsageError(
+                f"--replay_size {replay.replay_size} is for one learner: several learn from new "
+                "rollouts alone. Leave out the replay, or start one learner"
+            )
+        threads = hardware.num_learner_threads
+        if threads not in (None, 1):
+            raise UsageError(
+                f"--num_learner_threads {threads} is for one learner: of several, each has one "
+                "learner thread. Leave it out"
+            )
+
+    def share_of(self, settings: RunSettings) -> RunSettings:
+        """Returns the settings of this rank: its part of the batch, and what it writes."""
+        config = settings.learner
+        batch_size = config.rollouts.batch_size // self.size
+        learner = dataclasses.replace(
+            config,
+            rollouts=dataclasses.replace(config.rollouts, batch_size=batch_size),
+            hardware=dataclasses.replace(config.hardware, num_learner_threads=1),
+        )
+        if self.leads:
+            return dataclasses.replace(settings, learner=learner)
+        return dataclasses.replace(
+            settings,
+            learner=learner,
+            checkpoints=dataclasses.replace(settings.checkpoints, disable_checkpoint=True),
+            display=dataclasses.replace(settings.display, suppress_logs=True),
+            loggers=(),
+            becomes_latest=False,
+        )
+
+    def equalise(self, step: OptimiserStep[Any]) -> None:
+        """Gives the learner the state of rank 0's."""
+        file = io.BytesIO()
+        if self.leads:
+            torch.save(step.state_dict(), file)
+        state = self.ranks.broadcast(file.getvalue())
+        if not self.leads:
+            loaded = torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+            step.load_state_dict(loaded)
+
+    def seed(self, root: int) -> int:
+        """Returns this rank's seed of what has this seed in a learner alone; rank 0 keeps it."""
+        return root if self.leads else seed_of(root, "rank", self.rank)
+
+
+@contextmanager
+def replica(launch: Launch) -> Iterator[Replica]:
+    """Meets the other ranks; how the block ends is told to those that still wait for this one.
+
+    Ranks other than 0 show warnings alone, and errors with their rank.
+    """
+    with _named(launch.rank):
+        store = store_of_torchrun(MEET_S)
+        ranks = TorchRanks(store, launch.rank, launch.size, timeout_s=SILENT_S)
+        try:
+            yield Replica(launch, ranks)
+        except BaseException as error:
+            ranks.leave(_reason(error))
+            raise
+        ranks.leave("it has ended")
+
+
+@contextmanager
+def _named(rank: int) -> Iterator[None]:
+    """Names the rank in front of its errors and warnings, and shows nothing else of it."""
+    if rank == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+        with contextlib.redirect_stderr(_Named(sys.stderr, f"rank {rank}: ")):
+            try:
+                yield
+            except (UsageError, RunError) as error:
+                raise type(error)(f"rank {rank}: {error}") from error
+
+
+class _Named(io.TextIOBase):
+    """Writes lines with a name in front of each."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream, self._name, self._begins = stream, name, True
+
+    def write(self, text: str) -> int:
+        """Writes part of a line, or several."""
+        for line in text.splitlines(keepends=True):
+            self._stream.write(self._name * self._begins + line)
+            self._begins = line.endswith("\n")
+        return len(text)
+
+    def flush(self) -> None:
+        """Flushes the stream."""
+        self._stream.flush()
+
+
+def _reason(error: BaseException) -> str:
+    """Returns why a rank ends, for the others; "" if it only follows another one.
+
+    An error that none of our sentences explains is told with its traceback: this rank's log ends
+    with it.
+    """
+    cause = error.__cause__ or error
+    if isinstance(cause, RankGone):
+        return ""
+    if isinstance(cause, (UsageError, RunError, NonFiniteError)):
+        return str(error)
+    if isinstance(cause, Exception):
+        return "".join(traceback.format_exception(cause)).strip()
+    return str(error) or type(error).__name__
+
+
+def _contents(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
