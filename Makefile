@@ -21,7 +21,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
 .PHONY: install train test test-cpp test-python test-long test-families test-tune lint wheel format check-locks \
-  sanitize sanitize-quick clean
+  sanitize sanitize-quick fuzz clean
 
 install: $(VENV)/installed
 
@@ -80,6 +80,11 @@ sanitize: $(VENV)/test-packages
 
 sanitize-quick: $(VENV)/test-packages
 	JOBS=1 scripts/sanitize.sh quick
+
+# Random bytes to the decoder, random servers to a learner: SECONDS of each. Needs clang.
+SECONDS ?= 60
+fuzz: $(VENV)/test-packages
+	scripts/fuzz.sh $(SECONDS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info *.so libtorchbeast/*.so

@@ -278,6 +278,7 @@ class Server:
         *,
         env_id: str = "",
         num_streams: int = 1,
+        max_streams: int = 1024,
         description: dict[str, Any] | None = None,
         stop_timeout_s: float = 5.0,
         credentials: Credentials | None = None,
@@ -292,6 +293,8 @@ class Server:
             server_address: "unix:/path/of/socket" or "host:port".
             env_id: the name that describe() returns.
             num_streams: the number of streams that a learner should open.
+            max_streams: streams that may be open at once; further ones end with
+                RESOURCE_EXHAUSTED, which a learner takes for a lost connection.
             description: the result of describe() without "protocol_version";
                 "observation_space", "options" and "num_servers" are optional. None: derived from an
                 environment made for the purpose.

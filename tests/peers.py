@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -61,8 +62,15 @@ def ask(address: str, method: str, message: bytes = b"") -> bytes:
 Stream = Callable[[Iterator[bytes], grpc.ServicerContext], Iterable[bytes]]
 
 
+@dataclass(frozen=True)
+class Unary:
+    """Answers a single message with what `answer` returns then."""
+
+    answer: Callable[[], bytes]
+
+
 @contextlib.contextmanager
-def raw_server(address: str, **methods: Stream | bytes) -> Iterator[grpc.Server]:
+def raw_server(address: str, **methods: Stream | Unary | bytes) -> Iterator[grpc.Server]:
     """Runs a server of these methods: a stream, or bytes that answer a single message.
 
     All other methods are UNIMPLEMENTED, as in servers that do not know them.
@@ -81,7 +89,9 @@ def raw_server(address: str, **methods: Stream | bytes) -> Iterator[grpc.Server]
         server.stop(None).wait(SOON)
 
 
-def _handler(method: Stream | bytes) -> grpc.RpcMethodHandler:
+def _handler(method: Stream | Unary | bytes) -> grpc.RpcMethodHandler:
+    if isinstance(method, Unary):
+        return grpc.unary_unary_rpc_method_handler(lambda request, context: method.answer())
     if isinstance(method, bytes):
         return grpc.unary_unary_rpc_method_handler(lambda request, context: method)
     return grpc.stream_stream_rpc_method_handler(method)

@@ -53,6 +53,19 @@ void check_same_outputs(const ArrayNest& before, const ArrayNest& now) {
       before, now);
 }
 
+// Throws unless a rollout of rows like this one can be held in memory.
+void check_rollout_size(const ArrayNest& row, std::int64_t rows) {
+  double bytes = 0;
+  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); }, row);
+  bytes *= static_cast<double>(rows);
+  if (bytes <= kMaxRolloutBytes) return;
+  throw std::invalid_argument(
+      "rollouts of " + std::to_string(rows) + " rows of a stream would take " +
+      std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) + " MiB, expected at most " +
+      std::to_string(static_cast<std::int64_t>(kMaxRolloutBytes / (1 << 20))) +
+      ": shorten --unroll_length, or serve fewer environments in a stream (more --num_servers)");
+}
+
 Shape chunk_shape(const Array& row_leaf, std::int64_t rows, std::int64_t columns) {
   Shape shape = row_leaf.shape();
   shape[0] = rows;
@@ -82,7 +95,9 @@ void RolloutWriter::start(const StreamStep& step, const AgentStep& agent, ArrayN
       },
       step.observation);
   agent_state_ = std::move(agent_state);
-  begin_rollout(make_row(step, zeros_like(agent), options_.num_envs));
+  const ArrayNest row = make_row(step, zeros_like(agent), options_.num_envs);
+  check_rollout_size(row, options_.unroll_length + 1);
+  begin_rollout(row);
 }
 
 void RolloutWriter::begin_rollout(const ArrayNest& row) {

@@ -26,6 +26,9 @@ struct RolloutWriterOptions {
   std::int64_t first_rollout = 0;  // the number of the first rollout
 };
 
+// The maximum size of a rollout of all environments of a stream.
+inline constexpr double kMaxRolloutBytes = 8.0 * (1 << 30);
+
 // Builds rollouts of T + 1 rows for E environments, as E / c items of c columns each.
 //
 //   row 0           row 1 ... row T            complete()
@@ -40,7 +43,8 @@ class RolloutWriter {
 
   // Begins the first rollout. Row 0's agent output is zeros in the structure of `agent`, because no
   // action led to the first observation. agent_state is the recurrent state before row 0, leaves
-  // [layers, E, ...]. Throws std::invalid_argument for agent leaves other than [1, E, ...].
+  // [layers, E, ...]. Throws std::invalid_argument for agent leaves other than [1, E, ...], and for
+  // rollouts larger than kMaxRolloutBytes, before it allocates them.
   void start(const StreamStep& step, const AgentStep& agent, ArrayNest agent_state);
 
   // Adds a row. Returns true once the rollout has its T + 1 rows. Throws std::invalid_argument if

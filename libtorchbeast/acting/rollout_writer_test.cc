@@ -245,5 +245,16 @@ TEST(RolloutWriterTest, AgentOutputsThatChangeAreRefusedAndNeverOverread) {
             std::string::npos);
 }
 
+TEST(RolloutWriterTest, ARolloutThatCannotBeHeldIsRefusedBeforeItIsAllocated) {
+  const std::int64_t rows = std::int64_t{1} << 40;  // of 8 bytes of actions alone: 8 TiB
+  RolloutWriter writer({.unroll_length = rows - 1, .num_envs = 2, .columns = 2});
+  const std::string message =
+      message_of<std::invalid_argument>([&] { writer.start(step_of(2, 0), agent_of(2, 0), {}); });
+  EXPECT_NE(message.find("rollouts of 1099511627776 rows of a stream would take"),
+            std::string::npos)
+      << message;
+  EXPECT_NE(message.find("expected at most 8192: shorten --unroll_length"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace torchbeast

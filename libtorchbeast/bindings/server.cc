@@ -67,11 +67,18 @@ EnvDescription read_description(const py::dict& dict) {
 
 std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string address,
                                        std::string env_id, std::int64_t num_streams,
+                                       std::int64_t max_streams,
                                        const std::optional<py::dict>& description,
                                        double stop_timeout_s,
                                        const std::optional<Credentials>& credentials) {
+  if (max_streams < 1 || max_streams > kMaxEnvsPerStream) {
+    throw std::invalid_argument("max_streams must lie between 1 and " +
+                                std::to_string(kMaxEnvsPerStream) + ", got " +
+                                std::to_string(max_streams));
+  }
   EnvServerOptions options{.env_id = std::move(env_id),
                            .num_streams = num_streams,
+                           .max_streams = max_streams,
                            .step_grace = from_seconds("stop_timeout_s", stop_timeout_s)};
   if (description) options.description = read_description(*description);
   return closed_at_exit(
@@ -87,8 +94,9 @@ void bind_server(py::module_& module) {
   py::class_<EnvServer, std::shared_ptr<EnvServer>>(module, "Server")
       .def(py::init(&make_server), py::arg("env_class"),
            py::arg("server_address") = "unix:/tmp/polybeast", py::kw_only(), py::arg("env_id") = "",
-           py::arg("num_streams") = 1, py::arg("description") = py::none(),
-           py::arg("stop_timeout_s") = 5.0, py::arg("credentials") = py::none())
+           py::arg("num_streams") = 1, py::arg("max_streams") = 1024,
+           py::arg("description") = py::none(), py::arg("stop_timeout_s") = 5.0,
+           py::arg("credentials") = py::none())
       .def("run",
            [](EnvServer& server) { without_gil([&] { server.run(raise_pending_signals); }); })
       .def("stop", [](EnvServer& server) { without_gil([&] { server.stop(); }); })

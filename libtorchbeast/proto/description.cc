@@ -13,12 +13,28 @@ namespace {
 
 constexpr std::int64_t kMaxFrameStack = 256;
 constexpr std::int64_t kMaxServers = 1 << 16;
+// The maximum size of a step of all environments of a stream, with its stacks of frames.
+constexpr double kMaxStepBytes = 1 << 30;
 
 void check_range(const char* what, std::int64_t value, std::int64_t maximum,
                  std::int64_t minimum = 1) {
   if (value >= minimum && value <= maximum) return;
   throw std::invalid_argument(std::string(what) + " must lie between " + std::to_string(minimum) +
                               " and " + std::to_string(maximum) + ", got " + std::to_string(value));
+}
+
+// Stacks are rebuilt by the learner, so a small message could make it allocate much.
+void check_step_size(const EnvDescription& description) {
+  double bytes = 0;  // exact up to 2^53, and cannot overflow
+  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); },
+                 description.observation);
+  bytes *= static_cast<double>(description.num_envs * description.frame_stack);
+  if (bytes <= kMaxStepBytes) return;
+  throw std::invalid_argument(
+      "one step of its " + std::to_string(description.num_envs) + " environments, with stacks of " +
+      std::to_string(description.frame_stack) + " frames, would take " +
+      std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) +
+      " MiB, expected at most 1024: serve fewer environments in a stream (more --num_servers)");
 }
 
 void check_equal(const char* what, const std::string& before, const std::string& now) {
@@ -77,16 +93,18 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
   check_range("the number of streams", message.num_streams(), kMaxEnvsPerStream);
   check_range("the number of servers", message.num_servers(), kMaxServers, 0);
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
-  return {.env_id = message.env_id(),
-          .num_envs = message.num_envs(),
-          .num_streams = message.num_streams(),
-          .num_servers = message.num_servers(),
-          .frame_stack = message.frame_stack(),
-          .observation = decode_spec(message.observation()),
-          .action_space = message.action_space(),
-          .observation_space = message.observation_space(),
-          .options = message.options(),
-          .marks_failures = message.marks_failures()};
+  EnvDescription description{.env_id = message.env_id(),
+                             .num_envs = message.num_envs(),
+                             .num_streams = message.num_streams(),
+                             .num_servers = message.num_servers(),
+                             .frame_stack = message.frame_stack(),
+                             .observation = decode_spec(message.observation()),
+                             .action_space = message.action_space(),
+                             .observation_space = message.observation_space(),
+                             .options = message.options(),
+                             .marks_failures = message.marks_failures()};
+  check_step_size(description);
+  return description;
 }
 
 }  // namespace torchbeast

@@ -41,8 +41,8 @@ namespace codec {
 
 void encode(const EnvDescription& description, rpcenv::Description* message);
 
-// Throws std::invalid_argument for another protocol version, for counts out of range and for an
-// invalid observation.
+// Throws std::invalid_argument for another protocol version, for counts out of range, for an
+// invalid observation, and for a step that with stacked frames would be larger than 1 GiB.
 EnvDescription decode(const rpcenv::Description& message);
 
 }  // namespace codec

@@ -5,6 +5,8 @@
 
 #include <atomic>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 
 #include "libtorchbeast/support/sync.h"
 
@@ -17,10 +19,21 @@ struct Activity {
   std::atomic<std::int64_t> steps = 0;  // of environments
 };
 
-// Counts a stream as open for a scope.
+// A server has as many open streams as it may.
+class TooManyStreams : public std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Counts a stream as open for a scope. Throws TooManyStreams if that makes more than `limit`.
 class OpenStream {
  public:
-  explicit OpenStream(Activity* activity) : activity_(activity) { ++activity_->open_streams; }
+  OpenStream(Activity* activity, std::int64_t limit) : activity_(activity) {
+    if (++activity_->open_streams <= limit) return;
+    --activity_->open_streams;
+    throw TooManyStreams("this environment server has " + std::to_string(limit) +
+                         " open streams, which is its limit: end another learner that uses it, or "
+                         "wait until the streams of one that is gone are closed");
+  }
   ~OpenStream() { --activity_->open_streams; }
   OpenStream(const OpenStream&) = delete;
   OpenStream& operator=(const OpenStream&) = delete;

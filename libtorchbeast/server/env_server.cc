@@ -41,6 +41,8 @@ grpc::Status as_status(const Body& body) {
     return grpc::Status::OK;
   } catch (const std::invalid_argument& error) {
     return {grpc::StatusCode::INVALID_ARGUMENT, shortened(error.what())};
+  } catch (const TooManyStreams& error) {
+    return {grpc::StatusCode::RESOURCE_EXHAUSTED, error.what()};
   } catch (const std::exception& error) {
     return {grpc::StatusCode::INTERNAL, shortened(error.what())};
   }
@@ -206,10 +208,9 @@ void stream_original(Env& env, OpenStream* open, Stream* stream) {
 }
 
 template <typename Stream>
-void stream_vector(const EnvFactory& factory, Activity* activity, Stream* stream) {
+void stream_vector(const EnvFactory& factory, OpenStream* open, Stream* stream) {
   rpcenv::VectorAction action;
   if (!stream->Read(&action)) return;
-  OpenStream open(activity);
   const std::unique_ptr<Env> env = factory();
   EpisodeCounters counters(env->num_envs());
   rpcenv::VectorStep message;
@@ -218,7 +219,7 @@ void stream_vector(const EnvFactory& factory, Activity* activity, Stream* stream
     const ArrayNest nest = codec::decode(action.nest_action());
     check_action(nest, {env->num_envs()});
     const EnvStep step = env->step(nest);
-    open.count(env->num_envs());
+    open->count(env->num_envs());
     counters.add(step);
     fill(step, counters, &message);
     counters.restart(step);
@@ -282,7 +283,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
     return admitted(credentials_, context, [&] {
-      OpenStream open(&activity_);
+      OpenStream open(&activity_, options_.max_streams);
       stream_original(*factory_(), &open, stream);
     });
   }
@@ -290,7 +291,10 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   grpc::Status StreamingVectorEnv(
       grpc::ServerContext* context,
       grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
-    return admitted(credentials_, context, [&] { stream_vector(factory_, &activity_, stream); });
+    return admitted(credentials_, context, [&] {
+      OpenStream open(&activity_, options_.max_streams);
+      stream_vector(factory_, &open, stream);
+    });
   }
 
   grpc::Status StreamedDescribe(
@@ -362,7 +366,8 @@ void EnvServer::begin() {
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(endpoint_);
   auto service = std::make_shared<Service>(factory_, options_, endpoint_.credentials);
-  std::unique_ptr<grpc::Server> server = start_server(endpoint_, service->services());
+  std::unique_ptr<grpc::Server> server =
+      start_server(endpoint_, service->services(), options_.max_streams);
   set_state(State::kServing);
   std::exception_ptr failure;
   try {

@@ -20,6 +20,8 @@ struct EnvServerOptions {
   std::int64_t num_streams = 1;  // for Describe
   // The answer to Describe. None: derived, at the first request, from an environment made for it.
   std::optional<EnvDescription> description = {};
+  // Streams that may be open at once; further ones end with RESOURCE_EXHAUSTED.
+  std::int64_t max_streams = kMaxStreams;
   // How long stop() waits for messages in flight before it cancels the streams.
   std::chrono::milliseconds stop_grace = std::chrono::milliseconds(200);
   // How long stop() then waits for environments that are in the middle of a step.
@@ -30,6 +32,7 @@ struct EnvServerOptions {
 //
 //   learner -> stream -> thread of the stream: Env::reset, Env::step
 //
+// No more than max_streams are open at once, and no more than 32 other calls are answered.
 // If the endpoint has a token, calls without it end with UNAUTHENTICATED before an Env is made.
 //
 // Thread safety: one thread calls run(); any thread may call the other methods.

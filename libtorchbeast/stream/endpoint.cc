@@ -18,6 +18,9 @@ namespace {
 
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
+constexpr int kOtherCalls = 32;  // beside streams, at once
+// Of all that clients have sent and nobody has read yet: health checks of strangers are read whole.
+constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
 constexpr int kHandshakeMs = 10'000;  // for a client to complete the TLS handshake
 // Pings find a peer over TCP that is gone without a word: a machine without power, a pulled cable.
 constexpr int kPingAfterMs = 20'000;    // of silence
@@ -159,10 +162,16 @@ bool wait_for_connection(grpc::Channel& channel, std::chrono::milliseconds timeo
 }
 
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
-                                           const std::vector<grpc::Service*>& services) {
+                                           const std::vector<grpc::Service*>& services,
+                                           std::int64_t max_streams) {
   grpc::EnableDefaultHealthCheckService(true);
   int port = 0;
   grpc::ServerBuilder builder;
+  // Every call that is open has a thread.
+  grpc::ResourceQuota quota;
+  quota.Resize(kReceivedBytes);
+  quota.SetMaxThreads(static_cast<int>(max_streams) + kOtherCalls);
+  builder.SetResourceQuota(quota);
   builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
   builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);

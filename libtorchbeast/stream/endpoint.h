@@ -59,12 +59,17 @@ bool wait_for_connection(
     grpc::Channel& channel, std::chrono::milliseconds timeout,
     const std::function<bool()>& keep_waiting = [] { return true; });
 
+// Streams of a server that may be open at once, by default.
+inline constexpr std::int64_t kMaxStreams = 1024;
+
 // Listens at the endpoint and serves `services`, which must outlive the server, and gRPC's standard
 // health service (grpc.health.v1.Health), which needs no token. The others have to check the tokens
 // of their calls themselves. Throws ConnectionError, naming the address, when it is in use or
-// cannot be bound, or if certificate and key cannot be used.
+// cannot be bound, or if certificate and key cannot be used. max_streams: calls that may take long;
+// there is room for 32 others beside them, and gRPC ends further ones with RESOURCE_EXHAUSTED.
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
-                                           const std::vector<grpc::Service*>& services);
+                                           const std::vector<grpc::Service*>& services,
+                                           std::int64_t max_streams = kMaxStreams);
 
 // Configures gRPC's polling for a client process, once; open_channel() does it too.
 //

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "libtorchbeast/stream/describe.h"
-#include "libtorchbeast/stream/frame_stack.h"
 #include "libtorchbeast/stream/original_wire.h"
-#include "libtorchbeast/stream/step_check.h"
+#include "libtorchbeast/stream/translation.h"
 #include "libtorchbeast/stream/vector_wire.h"
 
 namespace torchbeast {
@@ -18,47 +17,7 @@ namespace {
 // gRPC's blocking interface reports bytes that are no message like the end of the call.
 constexpr std::chrono::milliseconds kReasonTimeout(5000);
 
-Array batched(const Array& array) { return array.reshaped({1, array.size(0)}); }
-
 }  // namespace
-
-// Checks a server's steps and converts them to what actor and learner see.
-class EnvStream::Translation {
- public:
-  explicit Translation(const EnvDescription& description)
-      : num_envs_(description.num_envs), check_(description), stack_(description.frame_stack) {}
-
-  StreamStep operator()(const RawStep& raw) {
-    check_(raw);
-    StreamStep step{.observation = {},
-                    .reward = batched(raw.reward),
-                    .done = either(raw.terminated, raw.truncated),
-                    .episode_step = batched(raw.episode_step),
-                    .episode_return = batched(raw.episode_return),
-                    .terminated = batched(raw.terminated),
-                    .truncated = batched(raw.truncated),
-                    .episode_end = batched(raw.episode_end)};
-    if (raw.final_observation) {
-      step.final_observation = stack_.with_finals(*raw.final_observation, raw.truncated);
-    }
-    step.observation =
-        with_leading(stack_.push(raw.observation, step.done.reshaped({num_envs_})), 1);
-    return step;
-  }
-
- private:
-  static Array either(const Array& a, const Array& b) {
-    Array result(DType::kBool, {1, a.size(0)});
-    for (std::int64_t e = 0; e < a.size(0); ++e) {
-      result.as<bool>()[e] = a.as<bool>()[e] || b.as<bool>()[e];
-    }
-    return result;
-  }
-
-  const std::int64_t num_envs_;
-  const StepCheck check_;
-  FrameStack stack_;
-};
 
 EnvStream::EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
                      std::optional<EnvDescription> described)
@@ -83,7 +42,7 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
   if (!connected) throw LostStream(nobody_answers(endpoint_.address, timeout));
   description_ = describe(channel);
   check_same_as_before();
-  translation_ = std::make_unique<Translation>(description_);
+  translation_ = std::make_unique<StepTranslation>(description_);
   {
     MutexLock lock(mutex_);
     check_cancelled();

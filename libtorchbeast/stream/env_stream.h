@@ -12,23 +12,11 @@
 #include "libtorchbeast/proto/description.h"
 #include "libtorchbeast/stream/endpoint.h"
 #include "libtorchbeast/stream/stream_errors.h"
+#include "libtorchbeast/stream/translation.h"
 #include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/sync.h"
 
 namespace torchbeast {
-
-// One step of a stream's E environments for actor and learner: leaves [1, E, ...], frames stacked.
-struct StreamStep {
-  ArrayNest observation;
-  Array reward;                                     // float32 [1, E]
-  Array done;                                       // bool [1, E]: terminated or truncated
-  Array episode_step;                               // int32 [1, E]
-  Array episode_return;                             // float32 [1, E]
-  Array terminated;                                 // bool [1, E]
-  Array truncated;                                  // bool [1, E]
-  Array episode_end;                                // bool [1, E]
-  std::optional<ArrayNest> final_observation = {};  // leaves [K, ...]: truncated ones, by e
-};
 
 // A connection to one environment server, in either protocol.
 //
@@ -72,8 +60,6 @@ class EnvStream {
   void cancel_if_overdue();
 
  private:
-  class Translation;
-
   template <typename Call>
   StreamStep waiting(const Call& call);
   EnvDescription describe(const std::shared_ptr<grpc::Channel>& channel);
@@ -87,7 +73,7 @@ class EnvStream {
   const std::chrono::milliseconds step_timeout_;
   const std::optional<EnvDescription> described_;
   EnvDescription description_;
-  std::unique_ptr<Translation> translation_;
+  std::unique_ptr<StepTranslation> translation_;
   // Held to replace or to cancel the two calls below. Only the stream's own thread replaces them,
   // so it reads them without the lock.
   Mutex mutex_;

@@ -246,6 +246,14 @@ TEST(EnvStreamTest, DescriptionsThatMakeNoSenseAreRefused) {
             "the number of streams must lie between 1 and 65536, got -1");
   EXPECT_EQ(changed_description([](auto* message) { message->set_frame_stack(257); }),
             "the number of frames in a stack must lie between 1 and 256, got 257");
+  EXPECT_EQ(changed_description([](auto* message) {
+              codec::encode_spec(ArrayNest(Array::spec(DType::kUInt8, {1 << 20})),
+                                 message->mutable_observation());
+              message->set_num_envs(257);
+              message->set_frame_stack(4);
+            }),
+            "one step of its 257 environments, with stacks of 4 frames, would take 1028 MiB, "
+            "expected at most 1024: serve fewer environments in a stream (more --num_servers)");
   EXPECT_EQ(changed_description([](auto* message) { message->clear_observation(); }),
             "expected an array, a vector or a map of arrays, got none of them");
 }

@@ -27,17 +27,7 @@ class VectorWire final : public Wire {
 
   std::optional<RawStep> read() override {
     if (!stream_->Read(&step_)) return std::nullopt;
-    RawStep raw{.observation = codec::decode(step_.observation()),
-                .reward = codec::decode(step_.reward()),
-                .terminated = codec::decode(step_.terminated()),
-                .truncated = codec::decode(step_.truncated()),
-                .episode_end = codec::decode(step_.episode_end()),
-                .episode_step = codec::decode(step_.episode_step()),
-                .episode_return = codec::decode(step_.episode_return())};
-    if (step_.has_final_observation()) {
-      raw.final_observation = codec::decode(step_.final_observation());
-    }
-    return raw;
+    return raw_step(step_);
   }
 
   void half_close() override { stream_->WritesDone(); }
@@ -51,6 +41,20 @@ class VectorWire final : public Wire {
 };
 
 }  // namespace
+
+RawStep raw_step(const rpcenv::VectorStep& message) {
+  RawStep raw{.observation = codec::decode(message.observation()),
+              .reward = codec::decode(message.reward()),
+              .terminated = codec::decode(message.terminated()),
+              .truncated = codec::decode(message.truncated()),
+              .episode_end = codec::decode(message.episode_end()),
+              .episode_step = codec::decode(message.episode_step()),
+              .episode_return = codec::decode(message.episode_return())};
+  if (message.has_final_observation()) {
+    raw.final_observation = codec::decode(message.final_observation());
+  }
+  return raw;
+}
 
 std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel,
                                        const Credentials& credentials) {

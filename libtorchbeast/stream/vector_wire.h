@@ -5,7 +5,14 @@
 
 #include "libtorchbeast/stream/wire.h"
 
+namespace rpcenv {
+class VectorStep;
+}
+
 namespace torchbeast {
+
+// Decodes a step; throws std::invalid_argument for arrays that are none, see array_codec.h.
+RawStep raw_step(const rpcenv::VectorStep& message);
 
 std::unique_ptr<Wire> make_vector_wire(const std::shared_ptr<grpc::Channel>& channel,
                                        const Credentials& credentials);

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 import struct
@@ -19,6 +20,8 @@ from peers import RawStream, Script, raw_server
 from served_envs import Counting, Vector
 from serving import Game, playing, serving
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
+
+from libtorchbeast import Server
 
 MIB = 1 << 20
 
@@ -404,3 +407,46 @@ class TestLargeMessages:
         with serving(Huge, address):
             error = _failure(address)
         assert isinstance(error, (ValueError, RuntimeError)) and "large" in str(error).lower()
+
+
+def test_a_server_with_all_the_streams_it_may_have_refuses_another(address: str) -> None:
+    with serving(Vector, address, max_streams=2):
+        with RawStream(address, "StreamingVectorEnv") as first:
+            first.send(wire.vector_action(seed=1))
+            first.read()
+            with RawStream(address, "StreamingVectorEnv") as second:
+                second.send(wire.vector_action(seed=2))
+                second.read()
+                with RawStream(address, "StreamingVectorEnv") as third:
+                    third.send(wire.vector_action(seed=3))
+                    code, details = third.end()
+                second.half_close()
+                assert second.end()[0] is grpc.StatusCode.OK
+            with RawStream(address, "StreamingVectorEnv") as another:
+                another.send(wire.vector_action(seed=4))
+                another.read()
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert "has 2 open streams, which is its limit" in details
+
+
+def test_calls_that_never_send_their_request_cannot_use_up_a_server(address: str) -> None:
+    with serving(Vector, address, max_streams=1), contextlib.ExitStack() as silent:
+        for _ in range(60):
+            silent.enter_context(RawStream(address, "Describe"))
+        codes = _refused(address)
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        silent.close()
+        with playing([address]) as game:
+            game.rollout()
+
+
+def _refused(address: str) -> set[grpc.StatusCode]:
+    """Returns how a call ends while there is no room for it."""
+    with RawStream(address, "Describe") as stream:
+        return {stream.end()[0]}
+
+
+@pytest.mark.parametrize("limit", [0, -1, 65_537])
+def test_a_limit_that_makes_no_sense_is_a_value_error(limit: int) -> None:
+    with pytest.raises(ValueError, match=f"between 1 and 65536, got {limit}"):
+        Server(Vector, "unix:/tmp/unused", max_streams=limit)

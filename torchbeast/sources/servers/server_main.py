@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
 _SERVING_S = 60.0
+# Open at once, for each stream that a learner is told to open: a second learner may use the
+# servers, and a connection that was cut off without a word is open for half a minute.
+_STREAMS_PER_STREAM = 4
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -72,6 +75,7 @@ def _make_server(arguments: dict[str, Any]) -> Any:
         make,
         arguments["address"],
         description=_description(first[0], spec, arguments),
+        max_streams=_STREAMS_PER_STREAM * arguments["num_streams"],
         credentials=_credentials(arguments["security"]),
     )
 

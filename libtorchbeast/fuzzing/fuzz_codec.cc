@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// Decodes bytes of a peer: they are refused with std::invalid_argument, or survive a round trip.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "libtorchbeast/fuzzing/expect.h"
+#include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/proto/description.h"
+
+namespace torchbeast::fuzzing {
+namespace {
+
+bool same(const Array& a, const Array& b) {
+  return a.dtype() == b.dtype() && a.shape() == b.shape() &&
+         (a.num_bytes() == 0 || std::memcmp(a.data(), b.data(), a.num_bytes()) == 0);
+}
+
+bool same(const ArrayNest& a, const ArrayNest& b) {
+  bool all = true;
+  return accepts([&] {
+           nest::for_each2([&](const Array& x, const Array& y) { all = all && same(x, y); }, a, b);
+         }) &&
+         all;
+}
+
+void check_nest(const rpcenv::ArrayNest& message) {
+  ArrayNest decoded;
+  if (!accepts([&] { decoded = codec::decode(message); })) return;
+  std::size_t bytes = 0;
+  nest::for_each([&](const Array& leaf) { bytes += leaf.num_bytes(); }, decoded);
+  expect(bytes <= message.ByteSizeLong(), "arrays are no larger than the message they came in");
+  rpcenv::ArrayNest again;
+  codec::encode(decoded, &again);
+  expect(same(codec::decode(again), decoded), "a decoded nest survives a round trip");
+}
+
+void check_description(const rpcenv::Description& message) {
+  EnvDescription decoded;
+  if (!accepts([&] { decoded = codec::decode(message); })) return;
+  rpcenv::Description again;
+  codec::encode(decoded, &again);
+  expect(accepts([&] { check_same(decoded, codec::decode(again)); }),
+         "a decoded description survives a round trip");
+}
+
+}  // namespace
+
+// The first byte says as which message the others are read.
+int test_one_input(const std::uint8_t* data, std::size_t size) {
+  if (size == 0) return 0;
+  const auto* rest = data + 1;
+  const int length = static_cast<int>(size) - 1;
+  if (data[0] % 2 == 0) {
+    rpcenv::ArrayNest message;
+    if (message.ParseFromArray(rest, length)) check_nest(message);
+  } else {
+    rpcenv::Description message;
+    if (message.ParseFromArray(rest, length)) check_description(message);
+  }
+  return 0;
+}
+
+}  // namespace torchbeast::fuzzing
+
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
+  return torchbeast::fuzzing::test_one_input(data, size);
+}

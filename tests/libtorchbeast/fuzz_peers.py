@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speaks random nonsense to a live server or a live learner, until its time is up.
+
+python tests/fuzz_peers.py server|learner [--seconds 60] [--seed 0]
+
+Every session must end with a documented status or error, soon; between sessions sound peers must be
+served; and memory may not grow. Prints how the sessions ended, as JSON. Exit code 1 and the number
+of the session if one did not end so: `--first N` begins with it. A crash ends the process, which
+prints the number of the session before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import hostile_messages as hostile
+import psutil
+from peers import RawStream, Unary, raw_server
+from served_envs import Counting, Vector
+from serving import Game, playing, serving
+
+MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
+_WARM_UP = 50  # sessions
+_CHECK_EVERY = 100  # sessions
+_NUM_ENVS = 3  # of Vector
+
+STATUSES = {
+    grpc.StatusCode.OK,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.INTERNAL,  # gRPC's own, for bytes that are no message
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+ERRORS = (ValueError, ConnectionError, TimeoutError, RuntimeError)
+
+
+class Finding(AssertionError):
+    """A peer could do what none may."""
+
+
+class ServerSessions:
+    """Learners that send nonsense to our servers, one of each protocol."""
+
+    def __init__(self, folder: Path) -> None:
+        self._original, self._vector = f"unix:{folder}/original", f"unix:{folder}/vector"
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with serving(Counting, self._original), serving(Vector, self._vector):
+            yield
+
+    def session(self, rng: random.Random) -> str:
+        """Plays one session; returns how it ended."""
+        if rng.random() < 0.5:
+            return self._play(self._original, "StreamingEnv", self._original_messages(rng), 1)
+        method = "StreamingVectorEnv" if rng.random() < 0.9 else "Describe"
+        return self._play(self._vector, method, self._vector_messages(rng), 0)
+
+    def check(self) -> None:
+        """A sound learner is served."""
+        for address in (self._original, self._vector):
+            with playing([address]) as game:
+                game.rollouts(2)
+
+    def _original_messages(self, rng: random.Random) -> list[bytes]:
+        return _messages(rng, hostile.action)
+
+    def _vector_messages(self, rng: random.Random) -> list[bytes]:
+        first = _messages(rng, hostile.seed, most=1)
+        messages = [*first, *_messages(rng, lambda rng: hostile.vector_action(rng, _NUM_ENVS))]
+        if rng.random() < 0.1:
+            rng.shuffle(messages)
+        return messages
+
+    def _play(self, address: str, method: str, messages: list[bytes], unasked: int) -> str:
+        """Sends the messages, each after the answer to the one before.
+
+        unasked: messages that the server sends first.
+        """
+        with RawStream(address, method) as stream:
+            try:
+                for _ in range(unasked):
+                    stream.read()
+                for message in messages:
+                    stream.send(message)
+                    stream.read()
+            except StopIteration:
+                pass
+            except grpc.RpcError as error:
+                return _known(error.code())
+            stream.half_close()
+            return _known(stream.end()[0])
+
+
+class LearnerSessions:
+    """Servers, one of each protocol, that send nonsense to our learner."""
+
+    def __init__(self, folder: Path) -> None:
+        self._original, self._vector = f"unix:{folder}/original", f"unix:{folder}/vector"
+        self._description = b""
+        self._steps: list[bytes] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        answer = Unary(lambda: self._description)
+        methods = {"Describe": answer, "StreamingVectorEnv": partial(self._stream, unasked=0)}
+        with raw_server(self._vector, **methods):
+            with raw_server(self._original, StreamingEnv=partial(self._stream, unasked=1)):
+                yield
+
+    def session(self, rng: random.Random) -> str:
+        """Plays one session; returns how it ended."""
+        if rng.random() < 0.3:
+            self._steps = _messages(rng, hostile.step, most=12)
+            return self._play(self._original)
+        describes_well = rng.random() < 0.8
+        teller = hostile.Calm() if describes_well else rng
+        self._description = hostile.description(teller, _NUM_ENVS)
+        self._steps = _messages(rng, lambda rng: hostile.vector_step(rng, _NUM_ENVS), most=12)
+        return self._play(self._vector)
+
+    def check(self) -> None:
+        """Each session has a learner of its own: there is none to check."""
+
+    def _stream(
+        self, requests: Iterator[bytes], context: grpc.ServicerContext, unasked: int
+    ) -> Iterator[bytes]:
+        """Answers requests with the steps, then ends the call; unasked: sent before one."""
+        for number, message in enumerate(self._steps):
+            if number >= unasked and next(requests, None) is None:
+                return
+            yield message
+
+    def _play(self, address: str) -> str:
+        game = Game(
+            [address],
+            unroll_length=2,
+            connect_timeout_s=2.0,
+            reconnect_timeout_s=0.0,
+            step_timeout_s=0.2,
+            queue_size=64,
+        )
+        try:
+            game.end()
+        except ERRORS as error:
+            if address not in str(error):
+                raise Finding(f"{error!r} does not name its server") from error
+            return type(error).__name__
+        finally:
+            game.close()
+        raise Finding("the learner ended without an error")
+
+
+def _messages(
+    rng: random.Random, make: Callable[[random.Random], bytes], most: int = 6
+) -> list[bytes]:
+    """Returns some messages: sound ones, then others."""
+    count = rng.randint(1, most)
+    sound = rng.randint(0, count)
+    return [make(hostile.Calm() if number < sound else rng) for number in range(count)]
+
+
+def _known(code: Any) -> str:
+    if code not in STATUSES:
+        raise Finding(f"a stream ended with {code}")
+    return str(code.name)
+
+
+def fuzz(sessions: Any, seconds: float, seed: int, first: int) -> Counter[str]:
+    """Plays sessions until the time is up; returns how they ended."""
+    ends: Counter[str] = Counter()
+    until, memory, at_first = time.monotonic() + seconds, psutil.Process().memory_info, 0
+    with sessions.running():
+        number = first
+        while time.monotonic() < until:
+            if number % _CHECK_EVERY == 0:
+                print(f"session {number}", file=sys.stderr, flush=True)
+                sessions.check()
+            try:
+                ends[sessions.session(random.Random(f"{seed} {number}"))] += 1
+            except Finding as finding:
+                raise Finding(f"session {number} of seed {seed}: {finding}") from finding
+            number += 1
+            if number == first + _WARM_UP:
+                at_first = memory().rss
+            if at_first and memory().rss > at_first + MOST_GROWTH:
+                raise Finding(f"after session {number - 1} memory has grown by 300 MiB")
+        sessions.check()
+    return ends
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("peer", choices=["server", "learner"])
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        kind = ServerSessions if given.peer == "server" else LearnerSessions
+        try:
+            ends = fuzz(kind(Path(folder)), given.seconds, given.seed, given.first)
+        except Finding as finding:
+            print(finding, file=sys.stderr)
+            return 1
+    print(json.dumps(ends))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random nonsense over a live connection, for a while; scripts/fuzz.sh does it to the decoder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 12
+FEWEST = 50  # sessions, on a machine with much other work
+_HERE = Path(__file__).parent
+
+
+@pytest.mark.parametrize("peer", ["server", "learner"])
+def test_nonsense_ends_its_stream_and_nothing_else(peer: str, tmp_path: Path) -> None:
+    """In a process of its own, whose crash would be a finding too."""
+    paths = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE)]
+    done = subprocess.run(
+        [sys.executable, str(_HERE / "fuzz_peers.py"), peer, "--seconds", str(SECONDS)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=20 * SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-4_000:]
+    ends = json.loads(done.stdout.splitlines()[-1])
+    assert sum(ends.values()) >= FEWEST
+    refused = {"server": "INVALID_ARGUMENT", "learner": "ValueError"}[peer]
+    assert ends[refused] > 0 and len(ends) > 1, ends
