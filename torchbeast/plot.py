@@ -37,7 +37,8 @@ _INCIDENTAL = (
     *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
     *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
     *("pipes_basename", "connect_timeout", "replay_service"),
-    *("env_servers", "insecure", "tls_ca", "tls_cert", "tls_key", "token_file"),
+    *("env_servers", "listen", "insecure", "token_file"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca"),
 )
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
 

@@ -4,14 +4,19 @@
 python -m torchbeast.polybeast_env --num_servers 10
 python -m torchbeast.polybeast_env --listen 0.0.0.0:50051 --tls_cert FILE --tls_key FILE \\
     --token_file FILE
+python -m torchbeast.polybeast_env --learner HOST:PORT --tls_ca FILE --token_file FILE
 """
 
 from __future__ import annotations
 
 import logging
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags
@@ -20,14 +25,24 @@ from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
-from torchbeast.sources.servers.addresses import server_addresses, user_basename
+from torchbeast.sources.servers.addresses import (
+    folder_basename,
+    new_run_folder,
+    server_addresses,
+    socket_path,
+    user_basename,
+)
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.hosts import check_free, shown_to_learners
 from torchbeast.sources.servers.plan import spread
 
+if TYPE_CHECKING:
+    from torchbeast.sources.tunnel.dialler import Dialler
+
 PROGRAM = "polybeast_env"
 _POLL_S = 1.0
+_JOIN_S = 5.0  # for connections to the learner to end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,26 +56,53 @@ def run(flags: PolyBeastEnvFlags) -> int:
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     count = flags.servers.num_servers
     plans = spread(flags.servers.num_actors or count, count)
-    addresses = server_addresses(
-        flags.servers.listen or flags.servers.pipes_basename or user_basename(), count
-    )
-    security = flags.security if flags.servers.listen else None
-    if security is not None:
-        _check_other_machines_can_be_served(addresses, security)
+    security = None if flags.servers.listen is None else flags.security.listening()
     supervisor = Supervisor()
-    with supervisor.signals():
-        servers = EnvServers(
-            supervisor, flags.environment.spec, plans, addresses, security=security
-        )
+    with supervisor.signals(), _addresses(flags) as (addresses, folder):
+        if security is not None:
+            _check_other_machines_can_be_served(addresses, security)
+        dialler = _dialler(flags, addresses)
+        servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder, security)
         try:
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
+                if dialler is not None:
+                    supervisor.on_close(dialler.stop)
+                    supervisor.start_thread("", dialler.run)
             while not supervisor.wait(_POLL_S):
                 pass
+            supervisor.join(_JOIN_S)
         finally:
             servers.close()
     raise_failure(supervisor.failure)
     return EXIT_DONE
+
+
+@contextmanager
+def _addresses(flags: PolyBeastEnvFlags) -> Iterator[tuple[list[str], Path | None]]:
+    """Yields the servers' addresses, and the folder of this run if they are in one."""
+    served, count = flags.servers, flags.servers.num_servers
+    if served.learner is None:
+        named = served.listen or served.pipes_basename or user_basename()
+        yield server_addresses(named, count), None
+        return
+    folder = new_run_folder()
+    try:
+        yield server_addresses(folder_basename(folder), count), folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _dialler(flags: PolyBeastEnvFlags, addresses: Sequence[str]) -> Dialler | None:
+    """Returns what dials the learner of the flags; None if the learner connects."""
+    if flags.servers.learner is None:
+        return None
+    from torchbeast.sources.tunnel.dialler import Dialler
+
+    sockets = [str(socket_path(address)) for address in addresses]
+    return Dialler(
+        flags.servers.learner, sockets, flags.security_of_learner(), lambda s: print(s, flush=True)
+    )
 
 
 def _check_other_machines_can_be_served(
@@ -75,10 +117,13 @@ def _check_other_machines_can_be_served(
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
     """Describes what is served, with the command that learns from it."""
+    what = f"Serving {num_envs} environments of {flags.environment.env_id}"
+    if flags.servers.learner is not None:
+        return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
     return (
-        f"Serving {num_envs} environments of {flags.environment.env_id} at {where}; Ctrl-C ends it."
+        f"{what} at {where}; Ctrl-C ends it."
         f"\nLearn from them: python -m torchbeast.polybeast_learner{_flags_of_learner(flags)}"
     )
 
@@ -91,7 +136,7 @@ def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:
     if not flags.servers.listen:
         return ""
     words = [f" --env_servers {shown_to_learners(flags.servers.listen)}"]
-    words += ["--tls_ca CA"] if security.has_tls else ["--insecure"]
+    words += ["--tls_ca CA"] if security.tls_cert else ["--insecure"]
     words += ["--tls_cert CERTIFICATE --tls_key KEY"] if security.tls_client_ca else []
     words += [f"--token_file {shlex.quote(security.token_file)}"] if security.token_file else []
     return " ".join(words)

@@ -5,6 +5,8 @@ python -m torchbeast.polybeast_env --num_servers 10          in one terminal
 python -m torchbeast.polybeast_learner                       in another
 
 On other machines: polybeast_learner --env_servers HOST:PORT --tls_ca FILE --token_file FILE
+Hosts that dial in: polybeast_learner --listen HOST:PORT --tls_cert FILE --tls_key FILE \\
+    --token_file FILE
 Several that learn as one: torchrun --nproc_per_node=2 -m torchbeast.polybeast_learner
 """
 
@@ -14,7 +16,8 @@ import dataclasses
 import functools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import flatten, parse
@@ -33,7 +36,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.hosts import hosts
+from torchbeast.sources.servers.hosts import hosts, shown_to_learners
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
@@ -74,9 +77,11 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         _check_shared(flags, replica)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    find = _finder(flags)
     is_kept = replica is None or replica.leads
-    with session(flags.run.folder, flatten(flags), is_kept) as opened:
+    with (
+        session(flags.run.folder, flatten(flags), is_kept) as opened,
+        _finder(flags, opened.supervisor, is_kept) as find,
+    ):
         if replica is None:
             fleet = find(stopped=lambda: opened.supervisor.wait(0))
         else:
@@ -121,18 +126,39 @@ def _found_together(
     if not told:
         raise RunError("it was stopped before the run began")
     reaches_out = flags.fleet.env_servers is not None
-    return fleet_of(json.loads(told), learner_credentials(flags.security) if reaches_out else None)
+    own = learner_credentials(flags.security_of_servers()) if reaches_out else None
+    return fleet_of(json.loads(told), own)
 
 
-def _finder(flags: PolyBeastLearnerFlags) -> Callable[..., Fleet]:
-    """Returns what asks the servers of the flags, on this machine or on others."""
+@contextmanager
+def _finder(
+    flags: PolyBeastLearnerFlags, supervisor: Supervisor, leads: bool
+) -> Iterator[Callable[..., Fleet]]:
+    """Yields what finds the servers of the flags: on this machine, on others, or of hosts that dial
+    in, for which the learner that leads opens a door for the duration of the block.
+    """
     from torchbeast.sources.servers.discovery import find, find_on
+    from torchbeast.sources.tunnel.door_process import door, find_visitors
 
     served = flags.fleet
     wanted, timeout = served.num_actors, served.connect_timeout
-    if served.env_servers is None:
-        return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
-    return functools.partial(find_on, hosts(served.env_servers), wanted, timeout, flags.security)
+    if served.listen is not None and leads:
+        with door(supervisor, served.listen, flags.security.listening()) as opened:
+            print(_waiting(served.listen), flush=True)
+            yield functools.partial(find_visitors, opened, wanted, timeout)
+    elif served.env_servers is not None:
+        named, security = hosts(served.env_servers), flags.security_of_servers()
+        yield functools.partial(find_on, named, wanted, timeout, security)
+    else:
+        basename = served.pipes_basename or user_basename()
+        yield functools.partial(find, basename, wanted, timeout)
+
+
+def _waiting(listen: str) -> str:
+    return (
+        f"Waiting for hosts at {listen}: python -m torchbeast.polybeast_env --learner "
+        f"{shown_to_learners(listen)}"
+    )
 
 
 def train(

@@ -18,7 +18,7 @@ from torchbeast.cli.command_line import parse
 from torchbeast.core.checks import above
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, exit_code_of
 from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.hosts import hosts
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
@@ -53,10 +53,13 @@ class StatusFlags:
     """Shows what environment servers serve, and how busy they are."""
 
     asked: StatusConfig = field(default_factory=StatusConfig)
-    security: LearnerSecurityConfig = field(default_factory=LearnerSecurityConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
-        self.security.check_used(not self.asked.is_here)
+        if self.asked.is_here:
+            self.security.check_unused("HOST:PORT")
+        else:
+            self.security.connecting("HOST:PORT", "the servers'")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +74,8 @@ def run(flags: StatusFlags) -> int:
 
     asked = flags.asked
     basenames = [asked.servers or user_basename()] if asked.is_here else hosts(asked.servers)
-    security = None if asked.is_here else flags.security
+    is_here = asked.is_here
+    security = None if is_here else flags.security.connecting("HOST:PORT", "the servers'")
     found = ask(basenames, Asking(asked.timeout, security=security))
     print(table(found))
     return EXIT_FAILURE if any(server.error for server in found) else EXIT_DONE

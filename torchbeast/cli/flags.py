@@ -27,10 +27,10 @@ from torchbeast.sources.servers.config import (
     FleetConfig,
     LearnerSecurityConfig,
     PipelineConfig,
+    SecurityConfig,
     ServedEnvConfig,
     ServedFleetConfig,
     ServersConfig,
-    ServerSecurityConfig,
 )
 
 
@@ -205,16 +205,28 @@ class PolyBeastLearnerFlags(ServedLearnerFlags):
 
     environment: ServedEnvConfig = field(default_factory=ServedEnvConfig)
     fleet: ServedFleetConfig = field(default_factory=ServedFleetConfig)
-    security: LearnerSecurityConfig = field(default_factory=LearnerSecurityConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.security.check_used(self.fleet.env_servers is not None)
+        self._check_security()
         require(
             self.command.mode != "train" or not self.environment.env_kwargs,
             "--env_kwargs is for --mode test; in training the servers decide: "
             "give it to polybeast_env",
         )
+
+    def _check_security(self) -> None:
+        if self.fleet.listen is not None:
+            self.security.listening()
+        elif self.fleet.env_servers is not None:
+            self.security_of_servers()
+        else:
+            self.security.check_unused("--env_servers or --listen")
+
+    def security_of_servers(self) -> LearnerSecurityConfig:
+        """Returns the protection of connections to --env_servers."""
+        return self.security.connecting("--env_servers", "the servers'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +235,16 @@ class PolyBeastEnvFlags:
 
     environment: EnvConfig = field(default_factory=EnvConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
-    security: ServerSecurityConfig = field(default_factory=ServerSecurityConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     def __post_init__(self) -> None:
-        self.security.check_used(self.servers.listen is not None)
+        if self.servers.listen is not None:
+            self.security.listening()
+        elif self.servers.learner is not None:
+            self.security_of_learner()
+        else:
+            self.security.check_unused("--listen HOST:PORT or --learner HOST:PORT")
+
+    def security_of_learner(self) -> LearnerSecurityConfig:
+        """Returns the protection of connections to --learner."""
+        return self.security.connecting("--learner", "the learner's")

@@ -12,6 +12,9 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.config import ActorsConfig
 
+MIN_TOKEN = 16  # characters; 22 of base64 are as good as an AES key
+MAX_TOKEN = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
@@ -75,8 +78,8 @@ class ServedFleetConfig:
 
     num_actors: int | None = None
     """Number of environments: servers {pipes_basename}.0, .1, ... are asked until exactly this many
-    are found; those of --env_servers must have exactly this many. Default: the environments of all
-    servers that are found."""
+    are found; those of --env_servers must have exactly this many, and hosts that dial in (--listen)
+    at least as many. Default: the environments of all servers that are found."""
     pipes_basename: str | None = None
     """Common part of the servers' addresses. Default: that of polybeast_env, in a folder of this
     user."""
@@ -84,8 +87,12 @@ class ServedFleetConfig:
     """Servers on other machines: HOST:PORT,HOST:PORT with the port of each host's first server,
     whose others follow at the next ports; or a file with one HOST:PORT on a line; or
     dns:///NAME:PORT for a host at each address of a name. Default: servers on this machine."""
+    listen: str | None = None
+    """HOST:PORT to which hosts of servers dial in (polybeast_env --learner), where this machine
+    cannot reach them. HOST 0.0.0.0 is every network of this machine. The run begins with the first
+    host, or with as many as have --num_actors environments."""
     connect_timeout: float = 20.0
-    """Seconds to wait for each server to answer at the start."""
+    """Seconds to wait for each server to answer at the start, or for hosts to dial in."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actors=self.num_actors)
@@ -93,6 +100,11 @@ class ServedFleetConfig:
         require(
             self.env_servers is None or self.pipes_basename is None,
             "env_servers are on other machines, those of pipes_basename on this one: give either",
+        )
+        require(
+            self.listen is None or (self.env_servers is None and self.pipes_basename is None),
+            "with listen hosts dial in, with env_servers and pipes_basename the learner connects: "
+            "give one of them",
         )
 
 
@@ -132,12 +144,20 @@ class ServersConfig:
     listen: str | None = None
     """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 is every
     network of this machine. Default: sockets, for learners on this machine."""
+    learner: str | None = None
+    """HOST:PORT of a learner on another machine (polybeast_learner --listen), to which this host
+    dials in because the learner cannot reach it. It dials again for as long as it runs."""
 
     def __post_init__(self) -> None:
         at_least(1, num_servers=self.num_servers)
         require(
             self.listen is None or self.pipes_basename is None,
             "listen is for learners on other machines, pipes_basename for this one: give either",
+        )
+        require(
+            self.learner is None or (self.listen is None and self.pipes_basename is None),
+            "with learner this host connects, with listen and pipes_basename the learner does: "
+            "give one of them",
         )
         require(
             self.num_actors is None or self.num_actors >= self.num_servers,
@@ -149,46 +169,86 @@ class ServersConfig:
 @dataclass(frozen=True, kw_only=True)
 class SecurityConfig:
     """Protection of connections between machines. Flags name files, so that no secret is shown by
-    ps or recorded.
+    ps or recorded. Which of them fit depends on who listens and who connects.
     """
 
     insecure: bool = False
     """Use TCP without TLS: whoever is on the network can read and change everything, a token too.
     Only for networks that are protected otherwise, such as a VPN."""
+    tls_ca: str | None = None
+    """For the side that connects: file with the authority (PEM) that must have signed the
+    certificates of the other side, which must name their hosts."""
+    tls_cert: str | None = None
+    """File with this side's certificate (PEM), and any between it and the authority's. The side
+    that listens always has one, which names its host; the other side where --tls_client_ca asks
+    for it."""
+    tls_key: str | None = None
+    """File with the key of --tls_cert (PEM), which nobody else may read."""
+    tls_client_ca: str | None = None
+    """For the side that listens: file with the authority (PEM) that must have signed the
+    certificates of those that connect: mutual TLS. Default: they need no certificate."""
+    token_file: str | None = None
+    """File with a token, which nobody else may read: both sides must have the same one."""
 
-    def _check_pair(self, cert: str | None, key: str | None) -> None:
+    def __post_init__(self) -> None:
         require(
-            (cert is None) == (key is None),
+            (self.tls_cert is None) == (self.tls_key is None),
             "tls_cert and tls_key belong together: give both or neither",
         )
-
-    def _check_insecure(self, has_tls: bool) -> None:
+        files = self.tls_ca, self.tls_cert, self.tls_client_ca
         require(
-            not (self.insecure and has_tls),
+            not self.insecure or not any(files),
             "insecure is TCP without TLS: leave it out, or the TLS files",
         )
+
+    def check_unused(self, flags: str) -> None:
+        """Raises ValueError if anything is given. flags: with which it could be."""
+        require(
+            self == type(self)(),
+            f"insecure, token_file and tls files protect TCP: they need {flags}",
+        )
+
+    def listening(self) -> ServerSecurityConfig:
+        """Returns the protection of --listen; raises ValueError unless it suffices."""
+        own = ServerSecurityConfig(**vars(self))
+        require(
+            own.has_tls or self.insecure,
+            "--listen needs tls_cert and tls_key (python -m torchbeast.keys makes them), or "
+            "--insecure on a network that is protected otherwise",
+        )
+        require(
+            bool(self.token_file or self.tls_client_ca or self.insecure),
+            "--listen needs token_file or tls_client_ca, else anyone could connect",
+        )
+        return own
+
+    def connecting(self, flag: str, whom: str) -> LearnerSecurityConfig:
+        """Returns the protection of a side that connects; raises ValueError unless it suffices.
+
+        flag: names the others. whom: that they are.
+        """
+        own = LearnerSecurityConfig(**vars(self))
+        require(
+            own.has_tls or self.insecure,
+            f"{flag} needs tls_ca, the authority of {whom} certificates, or "
+            "--insecure on a network that is protected otherwise",
+        )
+        return own
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSecurityConfig(SecurityConfig):
-    """Protection of environment servers that listen to other machines."""
-
-    tls_cert: str | None = None
-    """File with the certificate of this host (PEM), and any between it and the authority's."""
-    tls_key: str | None = None
-    """File with the key of --tls_cert (PEM), which nobody else may read."""
-    tls_client_ca: str | None = None
-    """File with the authority (PEM) that must have signed the certificates of learners: mutual
-    TLS. Default: learners need no certificate."""
-    token_file: str | None = None
-    """File with a token, which nobody else may read: learners must have the same one."""
+    """Protection of the side that listens: of servers, or of a learner to which hosts dial in."""
 
     def __post_init__(self) -> None:
-        self._check_pair(self.tls_cert, self.tls_key)
-        self._check_insecure(self.has_tls or self.tls_client_ca is not None)
+        super().__post_init__()
         require(
             self.tls_client_ca is None or self.has_tls,
-            "tls_client_ca needs tls_cert and tls_key: learners check this host in turn",
+            "tls_client_ca needs tls_cert and tls_key: those that connect check this host in turn",
+        )
+        require(
+            self.tls_ca is None,
+            "tls_ca is for the side that connects: this one listens and has tls_client_ca",
         )
 
     @property
@@ -196,64 +256,23 @@ class ServerSecurityConfig(SecurityConfig):
         """Whether connections are encrypted."""
         return self.tls_cert is not None
 
-    def check_used(self, listens: bool) -> None:
-        """Raises ValueError unless these settings fit servers that listen to other machines, or
-        not.
-        """
-        if not listens:
-            require(
-                self == type(self)(),
-                "insecure, token_file and tls files protect TCP: they need --listen HOST:PORT",
-            )
-            return
-        require(
-            self.has_tls or self.insecure,
-            "--listen needs tls_cert and tls_key (python -m torchbeast.keys makes them), or "
-            "--insecure on a network that is protected otherwise",
-        )
-        require(
-            bool(self.token_file or self.tls_client_ca or self.insecure),
-            "--listen needs token_file or tls_client_ca, else anyone could use the environments",
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerSecurityConfig(SecurityConfig):
-    """Protection of connections to environment servers on other machines."""
-
-    tls_ca: str | None = None
-    """File with the authority (PEM) that must have signed the certificates of servers, which must
-    name their hosts."""
-    tls_cert: str | None = None
-    """File with the certificate of this learner (PEM), for servers with --tls_client_ca."""
-    tls_key: str | None = None
-    """File with the key of this learner's --tls_cert (PEM), which nobody else may read."""
-    token_file: str | None = None
-    """File with the token of the servers, which nobody else may read."""
+    """Protection of the side that connects: of a learner, or of a host that dials in."""
 
     def __post_init__(self) -> None:
-        self._check_pair(self.tls_cert, self.tls_key)
-        self._check_insecure(self.has_tls or self.tls_cert is not None)
+        super().__post_init__()
         require(
             self.tls_cert is None or self.has_tls,
             "tls_cert needs tls_ca, the authority of the servers",
+        )
+        require(
+            self.tls_client_ca is None,
+            "tls_client_ca is for the side that listens: this one connects and has tls_ca",
         )
 
     @property
     def has_tls(self) -> bool:
         """Whether connections are encrypted."""
         return self.tls_ca is not None
-
-    def check_used(self, reaches_out: bool) -> None:
-        """Raises ValueError unless these settings fit servers on other machines, or not."""
-        if not reaches_out:
-            require(
-                self == type(self)(),
-                "insecure, token_file and tls files protect TCP: they need --env_servers",
-            )
-            return
-        require(
-            self.has_tls or self.insecure,
-            "--env_servers needs tls_ca, the authority of the servers' certificates, or "
-            "--insecure on a network that is protected otherwise",
-        )

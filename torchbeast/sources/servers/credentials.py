@@ -13,9 +13,13 @@ from pathlib import Path
 
 import libtorchbeast
 from torchbeast.errors import UsageError
-from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.servers.config import (
+    MAX_TOKEN,
+    MIN_TOKEN,
+    LearnerSecurityConfig,
+    ServerSecurityConfig,
+)
 
-MIN_TOKEN = 16  # characters; 22 of base64 are as good as an AES key
 _KEYS = "python -m torchbeast.keys makes one"
 
 
@@ -40,7 +44,7 @@ def _credentials(
         ca="" if ca is None else _authority(ca, ca_flag),
         certificate="" if cert is None else _text(cert, "tls_cert"),
         key="" if key is None else _private_text(key, "tls_key"),
-        token="" if token is None else _token(token),
+        token="" if token is None else read_token(token),
     )
 
 
@@ -81,12 +85,18 @@ def _no_password() -> str:
     raise _HasPassword
 
 
-def _token(path: str) -> str:
+def read_token(path: str) -> str:
+    """Returns the token of --token_file; raises UsageError for a file that has none."""
     token = _private_text(path, "token_file").strip()
-    if len(token) < MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if (
+        not MIN_TOKEN <= len(token) <= MAX_TOKEN
+        or not token.isascii()
+        or not token.isprintable()
+        or " " in token
+    ):
         raise UsageError(
-            f"--token_file {path} must contain one word of at least {MIN_TOKEN} printable ASCII "
-            f"characters, and it has something else: {_KEYS}"
+            f"--token_file {path} must contain one word of {MIN_TOKEN} to {MAX_TOKEN} printable "
+            f"ASCII characters, and it has something else: {_KEYS}"
         )
     return token
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds out why a server over TCP does not answer, where gRPC only says that it does not.
+"""Finds out why the other side does not answer over TCP, where gRPC only says that it does not.
 
 A connection is tried with Python's own TLS. It explains only what waiting cannot mend: a host
 without an address, an end that uses TLS while the other does not, and a refused certificate.
@@ -19,11 +19,11 @@ from torchbeast.sources.servers.hosts import resolved
 _TIMEOUT_S = 3.0
 _PORT_OF_TLS = "that port uses TLS: give --tls_ca, the authority of its certificate, for --insecure"
 _NO_TLS = (
-    "that port does not use TLS: start the servers with --tls_cert and --tls_key, or give the port "
-    "of the servers"
+    "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
+    "its own port"
 )
 _CERTIFICATE_WANTED = (
-    "it refused this learner's certificate, or wants one: give --tls_cert and --tls_key, signed by "
+    "it refused this side's certificate, or wants one: give --tls_cert and --tls_key, signed by "
     "its --tls_client_ca and not expired"
 )
 # Verification errors of OpenSSL, from <openssl/x509_vfy.h>.
@@ -86,7 +86,7 @@ def _context(files: LearnerSecurityConfig) -> ssl.SSLContext:
 def _refusal(error: ssl.SSLCertVerificationError, name: str, ca: str) -> str:
     """Says why this side refused the server's certificate, and what to do."""
     if error.verify_code == _EXPIRED:
-        return "its certificate has expired: make a new one and restart the servers there"
+        return "its certificate has expired: make a new one and restart what listens there"
     if error.verify_code == _NOT_YET_VALID:
         return "its certificate is not valid yet: set the clocks of both machines"
     if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):

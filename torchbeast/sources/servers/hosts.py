@@ -81,10 +81,11 @@ def check_free(addresses: Sequence[str]) -> None:
             try:
                 probe.bind(name)
             except OSError as error:
-                raise UsageError(_cannot_listen(address, port, error)) from None
+                raise UsageError(cannot_listen(address, port, error)) from None
 
 
-def _cannot_listen(address: str, port: int, error: OSError) -> str:
+def cannot_listen(address: str, port: int, error: OSError) -> str:
+    """Returns the sentence for an address at which nothing can listen."""
     if error.errno == errno.EADDRINUSE:
         why = f"another program uses port {port}: end it, or choose another port"
     elif error.errno == errno.EADDRNOTAVAIL:

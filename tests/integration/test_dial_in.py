@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that dial in to the learner, by whole programs over TLS with a token."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from background import wait_for
+from keys_of_tests import TOKEN, Keys
+from programs import Program, Workshop
+
+from torchbeast import polybeast_env, polybeast_learner
+from torchbeast.reporting.log_files import read_logs
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return Keys(tmp_path / "keys")
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def host(workshop: Workshop, keys: Keys, port: int, servers: int, envs: int) -> Program:
+    """Starts environment servers that dial the learner."""
+    count = ["--num_servers", str(servers), "--num_actors", str(envs)]
+    files = ["--tls_ca", keys.ca, "--tls_cert", keys.client_cert, "--tls_key", keys.client_key]
+    where = ["--learner", f"localhost:{port}", "--token_file", keys.token]
+    return workshop.start("polybeast_env", "--env", "Catch", *count, *where, *files)
+
+
+def of_door(keys: Keys, port: int) -> list[str]:
+    """Returns the flags of a learner to which hosts dial in."""
+    pair = ["--tls_cert", keys.cert, "--tls_key", keys.key]
+    listen = ["--listen", f"127.0.0.1:{port}", "--connect_timeout", "100"]
+    return [*listen, *pair, "--tls_client_ca", keys.ca, "--token_file", keys.token]
+
+
+SMALL = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+
+
+@pytest.mark.long
+def test_catch_is_learnt_from_hosts_that_dial_in(workshop: Workshop, keys: Keys, port: int) -> None:
+    """The servers are there first, and wait for the next learner when theirs has ended."""
+    hosts = [host(workshop, keys, port, 2, 12), host(workshop, keys, port, 1, 4)]
+    for one, envs in zip(hosts, (12, 4), strict=True):
+        one.wait_for(f"Serving {envs} environments of Catch to the learner at localhost:{port}")
+    learner = workshop.start(
+        *("polybeast_learner", "--preset", "catch", "--xpid", "a", *of_door(keys, port)),
+        *("--num_actors", "16", "--total_steps", "60000"),
+    )
+    learner.wait_for("Found 16 environments of Catch, on 3 servers")
+    assert learner.end() == 0, learner.said
+    rows = list(read_logs(workshop.run_folder("a")))
+    assert max(row["mean_episode_return"] for row in rows[len(rows) // 2 :]) > 0.8
+    kept = [path for path in workshop.run_folder("a").rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if TOKEN.encode() in path.read_bytes()]
+    for one in hosts:
+        one.wait_for("the learner has ended; dialling again")
+        one.send(signal.SIGINT)
+        assert one.end(timeout=20) == 0, one.said
+        assert TOKEN not in one.said
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.long
+def test_a_host_is_killed_and_comes_back_and_a_killed_learner_resumes(
+    workshop: Workshop, keys: Keys, port: int
+) -> None:
+    """Neither leaves a process or a socket, and the other waits for it."""
+    kept, killed = host(workshop, keys, port, 1, 2), host(workshop, keys, port, 1, 2)
+    command = ["polybeast_learner", *of_door(keys, port), "--num_actors", "4", *SMALL]
+    endless = ["--total_steps", str(10**8), "--xpid", "a", "--checkpoint_interval", "1"]
+    learner = workshop.start(*command, *endless)
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    killed.kill()
+    learner.wait_for("Warning: the host .* has gone: the other end closed the connection")
+    wait_for(lambda: streams(workshop) == {"live_streams": 2, "lost_streams": 2})
+    again = host(workshop, keys, port, 1, 2)
+    again.wait_for("Connected to the learner")
+    wait_for(lambda: streams(workshop) == {"live_streams": 4, "lost_streams": 2})
+    checkpoint = workshop.run_folder("a") / "model.tar"
+    wait_for(checkpoint.exists)
+    learner.kill()
+    for one in (kept, again):
+        one.wait_for("dialling again")
+    wait_for(lambda: not workshop.processes("torchbeast.sources.tunnel.door_main"))
+    resumed = workshop.start(*command, *endless)
+    resumed.wait_for("Found 4 environments")
+    resumed.wait_for(r"steps ([1-9][\d,]*) of ")
+    for program in (resumed, kept, again):
+        program.send(signal.SIGINT)
+        assert program.end(timeout=30) == 0, program.said
+    workshop.assert_nothing_is_left()
+
+
+def streams(workshop: Workshop) -> dict[str, float]:
+    """Returns the numbers of streams in the learner's last row, which may be half written."""
+    row = list(read_logs(workshop.run_folder("a")))[-1]
+    return {name: row.get(name, -1) for name in ("live_streams", "lost_streams")}
+
+
+@pytest.mark.long
+def test_a_door_that_is_killed_ends_the_run(workshop: Workshop, keys: Keys, port: int) -> None:
+    serving = host(workshop, keys, port, 1, 2)
+    learner = workshop.start("polybeast_learner", *of_door(keys, port), *SMALL, "--xpid", "a")
+    learner.wait_for("Found 2 environments")
+    (door,) = workshop.processes("torchbeast.sources.tunnel.door_main")
+    door.kill()
+    assert learner.end() == 1
+    assert f"the door at 127.0.0.1:{port}: process {door.pid} was killed" in learner.said
+    serving.wait_for("dialling again")
+    serving.send(signal.SIGINT)
+    assert serving.end(timeout=20) == 0, serving.said
+    workshop.assert_nothing_is_left()
+
+
+def test_a_learner_to_which_no_host_dials_in_ends_with_a_sentence(
+    keys: Keys, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--savedir", str(tmp_path / "runs"), "--xpid", "a"]
+    assert polybeast_learner.main([*of_door(keys, port), *where, "--connect_timeout", "0.2"]) == 1
+    said = capsys.readouterr()
+    assert f"Waiting for hosts at 127.0.0.1:{port}" in said.out
+    assert f"no host dialled in at 127.0.0.1:{port} within 0.2 s: start python -m" in said.err
+
+
+def test_a_learner_that_cannot_listen_or_has_unusable_files_ends_at_once(
+    keys: Keys, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--savedir", str(tmp_path / "runs"), "--xpid", "a"]
+    with socket.create_server(("127.0.0.1", port)):
+        assert polybeast_learner.main([*of_door(keys, port), *where]) == 2
+    assert f"cannot listen at 127.0.0.1:{port}: another program uses" in capsys.readouterr().err
+    args = of_door(keys, port)
+    args[args.index("--token_file") + 1] = "/none"
+    assert polybeast_learner.main([*args, *where]) == 2
+    assert "--token_file /none cannot be read" in capsys.readouterr().err
+
+
+def test_a_host_with_unusable_files_ends_before_it_makes_an_environment(
+    keys: Keys, port: int, runtime_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = ["--learner", f"localhost:{port}", "--tls_ca", "/none", "--token_file", keys.token]
+    assert polybeast_env.main(["--env", "Catch", *args]) == 2
+    assert "--tls_ca /none cannot be read" in capsys.readouterr().err
+    assert list(runtime_folder.iterdir()) == []
+
+
+@pytest.mark.long
+def test_a_host_with_another_token_ends_at_once(
+    workshop: Workshop, keys: Keys, port: int, tmp_path: Path
+) -> None:
+    other = Keys(tmp_path / "other")
+    Path(other.token).write_text("another-token-of-this-test")
+    learner = workshop.start("polybeast_learner", *of_door(keys, port), "--xpid", "a")
+    learner.wait_for("Waiting for hosts")
+    keys.token = other.token
+    refused = host(workshop, keys, port, 1, 1)
+    assert refused.end() == 1
+    assert f"localhost:{port}: this learner admits only hosts with its token" in refused.said
+    learner.send(signal.SIGINT)
+    assert learner.end(timeout=30) == 0, learner.said
+    workshop.assert_nothing_is_left()

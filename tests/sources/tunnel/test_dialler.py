@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A host stays within the learner's reach, whatever happens, or says why it cannot."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from background import SOON, Background, wait_for
+from doors import TOKEN, learner, opened
+from keys_of_tests import Keys, write
+
+from torchbeast.errors import RunError, UsageError
+from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.tunnel import dialler as dialler_module
+from torchbeast.sources.tunnel import tls
+from torchbeast.sources.tunnel.dialler import Dialler
+
+pytest.importorskip("libtorchbeast._C")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys") / "ours")
+
+
+class Echo:
+    """A server at a Unix socket that sends back what it gets."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = str(path)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.path)
+        self._listener.listen()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connected, _ = self._listener.accept()
+                threading.Thread(target=self._echo, args=(connected,), daemon=True).start()
+
+    @staticmethod
+    def _echo(connected: socket.socket) -> None:
+        with connected, contextlib.suppress(OSError):
+            while data := connected.recv(1 << 16):
+                connected.sendall(data)
+
+
+class Dialling:
+    """A dialler in a thread of its own, and what it told."""
+
+    def __init__(self, port: int, sockets: list[str], files: LearnerSecurityConfig) -> None:
+        self.told: queue.Queue[str] = queue.Queue()
+        self.dialler = Dialler(f"localhost:{port}", sockets, files, self.told.put)
+        self.run = Background(self.dialler.run)
+
+    def hears(self, text: str) -> None:
+        while text not in (said := self.told.get(timeout=SOON)):
+            pass
+        assert said
+
+    def close(self) -> None:
+        self.dialler.stop()
+        self.run.result()
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Echo]:
+    with contextlib.closing(Echo(tmp_path / "echo")) as made:
+        yield made
+
+
+def of_host(keys: Keys, **files: str) -> LearnerSecurityConfig:
+    return LearnerSecurityConfig(**({"tls_ca": keys.ca, "token_file": keys.token} | files))
+
+
+def of_door(keys: Keys, **files: str) -> ssl.SSLContext | None:
+    pair = {"tls_cert": keys.cert, "tls_key": keys.key}
+    return tls.of_door(ServerSecurityConfig(**(pair | files)))
+
+
+def echoes(address: str, data: bytes) -> None:
+    """Sends data to a server as the learner would, and checks what comes back."""
+    with learner(address) as ours:
+        sending = Background(ours.sendall, data)
+        received = b""
+        while len(received) < len(data):
+            chunk = ours.recv(1 << 16)
+            assert chunk, "the connection ended"
+            received += chunk
+        assert received == data
+        sending.result()
+
+
+def test_the_learner_reaches_a_server_over_tls(
+    runtime_folder: Path, echo: Echo, keys: Keys
+) -> None:
+    """One connection after the other, and several at once."""
+    with opened(runtime_folder, of_door(keys)) as door:
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys))):
+            address = door.visit().addresses[0]
+            for _ in range(3):
+                echoes(address, bytes(range(256)) * 4000)
+            together = [Background(echoes, address, b"%d" % i * 50_000) for i in range(6)]
+            for one in together:
+                one.result()
+
+
+def test_a_host_whose_server_is_being_replaced_stays_and_serves_again(
+    runtime_folder: Path, tmp_path: Path, keys: Keys
+) -> None:
+    path = tmp_path / "later"
+    with opened(runtime_folder, of_door(keys)) as door:
+        with contextlib.closing(Dialling(door.port, [str(path)], of_host(keys))):
+            address = door.visit().addresses[0]
+            with learner(address) as ours:
+                ours.sendall(b"x")
+                assert ours.recv(1) == b""
+            with contextlib.closing(Echo(path)):
+                echoes(address, b"again")
+            assert door.visits.empty()
+
+
+def test_a_host_comes_back_to_the_next_learner_at_the_same_port(
+    runtime_folder: Path, echo: Echo, keys: Keys
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with contextlib.closing(Dialling(port, [echo.path], of_host(keys))) as host:
+        host.hears("nobody listens there now; dialling again")
+        for name in ("one", "two"):
+            (runtime_folder / name).mkdir()
+            with opened(runtime_folder / name, of_door(keys), port=port) as door:
+                host.hears("Connected to the learner")
+                echoes(door.visit().addresses[0], b"hello")
+                door.stop_listening()
+                door.call(door.door.say_ended)
+                host.hears("the learner has ended; dialling again")
+
+
+def test_a_wrong_token_ends_it_with_a_sentence(
+    runtime_folder: Path, echo: Echo, keys: Keys, tmp_path: Path
+) -> None:
+    other = write(tmp_path / "other", "another-token-of-this-test")
+    with opened(runtime_folder, of_door(keys)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys, token_file=other))
+        with pytest.raises(RunError, match=f"localhost:{door.port}: this learner admits only host"):
+            host.run.result()
+        assert door.visits.empty()
+
+
+def test_a_certificate_of_another_authority_ends_it_before_the_token_is_sent(
+    runtime_folder: Path, echo: Echo, keys: Keys, tmp_path: Path
+) -> None:
+    foreign = Keys(tmp_path / "foreign")
+    with opened(runtime_folder, of_door(foreign)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys))
+        with pytest.raises(RunError, match="is not signed by --tls_ca .*ca.pem"):
+            host.run.result()
+
+
+def test_a_missing_certificate_of_the_host_ends_it(
+    runtime_folder: Path, echo: Echo, keys: Keys
+) -> None:
+    with opened(runtime_folder, of_door(keys, tls_client_ca=keys.ca)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys))
+        with pytest.raises(RunError, match="certificate, or wants one: give --tls_cert and --tls_"):
+            host.run.result()
+        pair = {"tls_cert": keys.client_cert, "tls_key": keys.client_key}
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys, **pair))):
+            echoes(door.visit().addresses[0], b"mutual")
+
+
+def test_plain_tcp_and_tls_that_meet_are_told_apart(
+    runtime_folder: Path, echo: Echo, keys: Keys
+) -> None:
+    plain = LearnerSecurityConfig(insecure=True, token_file=keys.token)
+    with opened(runtime_folder, of_door(keys)) as door:
+        with pytest.raises(RunError, match="that port uses TLS: give --tls_ca"):
+            Dialling(door.port, [echo.path], plain).run.result()
+    with opened(runtime_folder) as door:
+        with pytest.raises(RunError, match="that port does not use TLS: start what listens there"):
+            Dialling(door.port, [echo.path], of_host(keys)).run.result()
+        with contextlib.closing(Dialling(door.port, [echo.path], plain)):
+            echoes(door.visit().addresses[0], b"plain")
+
+
+def test_the_port_of_another_program_is_named_and_gets_no_token(echo: Echo, keys: Keys) -> None:
+    heard: queue.Queue[bytes] = queue.Queue()
+
+    def serve(listener: socket.socket) -> None:
+        for _ in range(2):  # a look at whether it uses TLS, and the call itself
+            connected, _ = listener.accept()
+            with connected, contextlib.suppress(ConnectionError):
+                connected.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                while data := connected.recv(4096):
+                    heard.put(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = Background(serve, listener)
+        plain = LearnerSecurityConfig(insecure=True, token_file=keys.token)
+        host = Dialling(listener.getsockname()[1], [echo.path], plain)
+        with pytest.raises(RunError, match="that port belongs to another program"):
+            host.run.result()
+        serving.result()
+    assert not any(TOKEN in said for said in heard.queue)
+
+
+def test_an_unknown_name_ends_it(echo: Echo, keys: Keys) -> None:
+    dialler = Dialler("no-such-host.invalid:1", [echo.path], of_host(keys), print)
+    with pytest.raises(UsageError, match="no-such-host.invalid is unknown on this machine"):
+        dialler.run()
+
+
+def test_a_learner_that_falls_silent_is_dialled_again(
+    runtime_folder: Path, echo: Echo, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a pulled cable: bytes of the old connections end, and new ones take over."""
+    monkeypatch.setattr(dialler_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(dialler_module, "BEAT_S", 100.0)
+    with opened(runtime_folder, of_door(keys)) as door:
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys))) as host:
+            with learner(door.visit().addresses[0]) as ours:
+                ours.sendall(b"x")
+                assert ours.recv(1) == b"x"
+                host.hears("nothing was heard of the learner for 0.2 s; dialling again")
+                assert ours.recv(1) == b""
+            host.hears("Connected to the learner")
+
+
+def test_it_stops_while_it_dials_and_leaves_no_thread(echo: Echo, keys: Keys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        before = threading.active_count()
+        plain = LearnerSecurityConfig(insecure=True)
+        host = Dialling(deaf.getsockname()[1], [echo.path], plain)
+        connected, _ = deaf.accept()
+        connected.close()
+        second, _ = deaf.accept()
+        with second:
+            host.close()
+        wait_for(lambda: threading.active_count() <= before)

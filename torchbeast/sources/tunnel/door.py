@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The door to which hosts dial in, beside the learner.
+
+Whoever connects is a stranger until it has sent the token, and with --tls_client_ca has shown its
+certificate; it has ten seconds for that, and there are bounds for the number of strangers, of
+hosts, of connections and of bytes. No connection waits for another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbeast.sources.tunnel.connection import Connection
+from torchbeast.sources.tunnel.messages import (
+    BANNER,
+    HANDSHAKE_S,
+    Hello,
+    HostHello,
+    LaterError,
+    RefusedError,
+    SpareHello,
+    has_token,
+    parse_hello,
+)
+from torchbeast.sources.tunnel.place import Place
+
+_log = logging.getLogger("torchbeast.door")
+
+_MOST_HOSTS = 256
+_MOST_STRANGERS = 256
+_MOST_STRANGERS_OF_ONE = 128  # address; many hosts may be behind one
+_PAUSE_S = 0.1  # when the system accepts no connection
+_WRONG_TOKEN = "this learner admits only hosts with its token: give the same --token_file"
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A host has come or gone; `addresses` are those of its servers for the learner."""
+
+    label: str
+    addresses: Sequence[str]
+    is_here: bool
+    why: str = ""  # it has gone
+
+
+class Door:
+    """Admits hosts and relays between them and the learner. For one event loop."""
+
+    def __init__(
+        self,
+        folder: Path,
+        tls: ssl.SSLContext | None,
+        token: str,
+        on_visit: Callable[[Visit], None],
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        """Makes a door that nobody can reach yet.
+
+        folder: for the Unix sockets; only this user can enter it.
+        tls: None: plain TCP. token: "": none is wanted.
+        """
+        self._folder, self._tls, self._token = folder, tls, token
+        self._on_visit = on_visit
+        self._handshake_s = handshake_s
+        self._places: dict[str, Place] = {}
+        self._strangers: collections.Counter[str] = collections.Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._entering = asyncio.Lock()  # one host after the other takes a place
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Admits whoever connects, until it is cancelled. listener: does not block."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connected, peer = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptors are left, or the peer has gone again
+                _log.info("no connection was accepted: %s", error)
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if self._is_crowded(peer[0]):
+                connected.close()
+                continue
+            self._start(connected, peer[0])
+
+    def say_ended(self) -> None:
+        """Tells all hosts that the learner has ended."""
+        for place in self._places.values():
+            place.say_ended()
+
+    def close(self) -> None:
+        """Ends everything and removes the sockets."""
+        for task in self._tasks:
+            task.cancel()
+        for place in self._places.values():
+            place.close()
+
+    def _is_crowded(self, peer: str) -> bool:
+        of_one, of_all = self._strangers[peer], self._strangers.total()
+        return of_one >= _MOST_STRANGERS_OF_ONE or of_all >= _MOST_STRANGERS
+
+    def _start(self, connected: socket.socket, peer: str) -> None:
+        self._strangers[peer] += 1
+        task = asyncio.get_running_loop().create_task(self._receive(connected, peer))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _receive(self, connected: socket.socket, peer: str) -> None:
+        """Serves one connection of TCP to the end of its conversation."""
+        connection = Connection()
+        try:
+            hello = await asyncio.wait_for(
+                self._hello(connected, connection), self._handshake_s + 1.0
+            )
+        except (OSError, ValueError, asyncio.TimeoutError) as error:
+            _log.info("a connection of %s was refused: %r", peer, error)
+            connection.close()
+            return
+        finally:
+            self._strangers -= collections.Counter({peer: 1})
+        try:
+            await self._admit(hello, connection)
+        except RefusedError as error:
+            connection.send(b"refused " + str(error).encode())
+            connection.close()
+        except LaterError as error:
+            connection.send(b"later " + str(error).encode())
+            connection.close()
+
+    async def _hello(self, connected: socket.socket, connection: Connection) -> Hello:
+        """Lets a stranger in; raises OSError or ValueError for one that does not get in."""
+        loop = asyncio.get_running_loop()
+        timeout = None if self._tls is None else self._handshake_s
+        await loop.connect_accepted_socket(
+            lambda: connection, connected, ssl=self._tls, ssl_handshake_timeout=timeout
+        )
+        connection.send(BANNER)
+        if not has_token(await connection.line(), self._token):
+            connection.send(b"refused " + _WRONG_TOKEN.encode())
+            raise ValueError("it does not have the token")
+        return parse_hello(await connection.line())
+
+    async def _admit(self, hello: Hello, connection: Connection) -> None:
+        if isinstance(hello, HostHello):
+            await self._admit_host(hello, connection)
+        elif isinstance(hello, SpareHello):
+            self._admit_spare(hello, connection)
+        else:
+            for place in self._places.values():
+                connection.send(_told(place))
+            connection.close()
+
+    async def _admit_host(self, hello: HostHello, control: Connection) -> None:
+        async with self._entering:
+            place = await self._enter(hello, control)
+        control.send(f"admitted {place.label}".encode())
+        self._on_visit(Visit(place.label, place.addresses, True))
+        why = await place.attend(control)
+        if place.is_held_by(control):
+            place.leave()
+            self._on_visit(Visit(place.label, place.addresses, False, why))
+        control.close()
+
+    async def _enter(self, hello: HostHello, control: Connection) -> Place:
+        place = self._place_for(hello)
+        try:
+            await place.enter(hello, control)
+        except OSError as error:
+            place.leave()
+            raise LaterError(f"the learner's machine makes no socket: {error.strerror}") from None
+        return place
+
+    def _place_for(self, hello: HostHello) -> Place:
+        """Returns the place of a host: that of its process, of its name, or a new one."""
+        own = [place for place in self._places.values() if place.id == hello.id]
+        if own:
+            return own[0]
+        labels = (hello.name, *(f"{hello.name}-{i}" for i in range(2, _MOST_HOSTS)))
+        for label in labels:
+            place = self._places.get(label)
+            if place is None:
+                return self._new_place(label)
+            if place.may_be_taken_by(hello):
+                return place
+        raise LaterError("there are too many hosts of this name")
+
+    def _new_place(self, label: str) -> Place:
+        if len(self._places) >= _MOST_HOSTS:
+            raise LaterError(f"the learner has its {_MOST_HOSTS} hosts")
+        return self._places.setdefault(label, Place(label, self._folder))
+
+    def _admit_spare(self, hello: SpareHello, spare: Connection) -> None:
+        for place in self._places.values():
+            if place.id == hello.id and hello.server < len(place.servers):
+                place.servers[hello.server].offer(spare)
+                return
+        raise LaterError("its host is not here")
+
+
+def _told(place: Place) -> bytes:
+    """Returns the line about a place for whoever asks for the status."""
+    state = "here" if place.id else "away"
+    age = time.monotonic() - place.since
+    return f"{place.label} {state} {len(place.servers)} {place.relayed} {age:.0f}".encode()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main module of the door's process; started by door_process.py, never by a user.
+
+A process of its own, because relaying must not wait for the interpreter lock of the learner. It
+runs until its stdin is closed, which also happens when the learner dies in any way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import resource
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torchbeast.errors import UsageError
+from torchbeast.processes.child_main import Report, failure, take_stdout
+from torchbeast.sources.servers.addresses import host_and_port
+from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.hosts import cannot_listen, resolved
+from torchbeast.sources.tunnel import tls
+from torchbeast.sources.tunnel.door import Door
+
+_BACKLOG = 512
+_FAREWELL_S = 0.5  # for hosts to be told that the learner has ended
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Runs the door of `arguments`; returns the exit code."""
+    report = take_stdout()
+    _allow_descriptors()
+    try:
+        asyncio.run(_run(arguments, report))
+    except Exception as error:
+        report(failure(error))
+        return 1
+    finally:
+        shutil.rmtree(arguments["folder"], ignore_errors=True)
+    return 0
+
+
+async def _run(arguments: dict[str, Any], report: Report) -> None:
+    """Opens the door until stdin ends."""
+    listener, door = _open(arguments, report)
+    accepting = asyncio.create_task(door.accept(listener))
+    report({"ready": True})
+    try:
+        has_ended = await _end_of_stdin()
+        accepting.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await accepting
+        listener.close()  # hosts that are told of the end dial again at once
+        if has_ended:
+            door.say_ended()
+            await asyncio.sleep(_FAREWELL_S)
+    finally:
+        door.close()
+
+
+def _open(arguments: dict[str, Any], report: Report) -> tuple[socket.socket, Door]:
+    """Makes the door; raises UsageError for unusable files and addresses."""
+    from torchbeast.sources.servers.credentials import read_token, server_credentials
+
+    files = ServerSecurityConfig(**arguments["security"])
+    server_credentials(files)  # says what is wrong with them
+    token = "" if files.token_file is None else read_token(files.token_file)
+    door = Door(
+        Path(arguments["folder"]),
+        tls.of_door(files),
+        token,
+        lambda visit: report({"visit": dataclasses.asdict(visit)}),
+    )
+    return _listen(arguments["listen"]), door
+
+
+def _listen(address: str) -> socket.socket:
+    """Returns the socket at HOST:PORT; raises UsageError if there can be none."""
+    host, port = host_and_port(address)
+    family, kind, protocol, _, name = resolved(host, port)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(name)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UsageError(cannot_listen(address, port, error)) from None
+    listener.setblocking(False)
+    return listener
+
+
+async def _end_of_stdin() -> bool:
+    """Waits until stdin is closed; returns whether the learner said before that it has ended."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[bool] = loop.create_future()
+    threading.Thread(target=_read_stdin, args=(loop, ended.set_result), daemon=True).start()
+    return await ended
+
+
+def _read_stdin(loop: asyncio.AbstractEventLoop, on_end: Callable[[bool], None]) -> None:
+    said = b""
+    while chunk := os.read(0, 4096):
+        said += chunk
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(on_end, b"ended" in said)
+
+
+def _allow_descriptors() -> None:
+    """Raises the limit of open files, of which each relayed connection takes two."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
