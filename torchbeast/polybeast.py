@@ -65,7 +65,7 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
 
     Their sockets are in a folder of the run unless --pipes_basename is given.
     """
-    plans = plans_for_local_servers(flags.fleet, flags.hardware.disable_cuda)
+    plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
     basename, folder = flags.fleet.pipes_basename, None
     if basename is None:
         folder = new_run_folder()

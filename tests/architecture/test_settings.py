@@ -28,7 +28,8 @@ from torchbeast.core.algos.registry import ALGOS, DEFAULT
 from torchbeast.sweep.flags import SweepFlags
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
-SENT = ("torchbeast.core.specs",)  # what processes send each other; JSON may lack fields
+# What processes send each other, where JSON may lack fields; what a gradient worker is made of.
+SENT = ("torchbeast.core.specs", "torchbeast.schemes.gradients.contract")
 PROGRAMS = [
     MonoBeastFlags,
     PolyBeastFlags,

@@ -13,6 +13,7 @@ import torch
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
+from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.hardware import Compute, choose, share_cores
 from torchbeast.sources.servers.inference import inference_threads
@@ -23,6 +24,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
 @pytest.fixture
 def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
 
@@ -47,6 +49,25 @@ def test_one_gpu_suffices_and_learns_whole_batches_in_bfloat16() -> None:
 @pytest.mark.usefixtures("a_gpu")
 def test_disable_cuda_selects_the_cpu() -> None:
     assert chosen(disable_cuda=True).device == CPU
+    assert chosen(device="cpu").device == CPU
+
+
+@pytest.mark.usefixtures("a_gpu")
+def test_a_gpu_is_chosen_by_its_number_and_refused_if_it_is_not_there() -> None:
+    assert chosen(device="cuda:1").device == torch.device("cuda:1")
+    with pytest.raises(UsageError, match="--device cuda:2 is not there, torch finds 2 GPUs"):
+        chosen(device="cuda:2")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda", "cuda:-1", "cuda:0,1"])
+def test_a_device_of_no_known_form_is_refused(device: str) -> None:
+    with pytest.raises(ValueError, match="must be auto, cpu, or a GPU's number as in cuda:0, got"):
+        HardwareConfig(device=device)
+
+
+def test_a_gpu_without_cuda_is_refused() -> None:
+    with pytest.raises(ValueError, match="leave out one of them"):
+        HardwareConfig(device="cuda:0", disable_cuda=True)
 
 
 def test_on_the_cpu_slices_have_2_7_mb_of_observations(monkeypatch: pytest.MonkeyPatch) -> None:

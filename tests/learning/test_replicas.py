@@ -19,13 +19,17 @@ import torch
 from background import SOON
 from one_replica import UPDATES
 
+from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.algos.torch_ranks import RankGone, store_of_torchrun
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.replicas import Replica
 from torchbeast.processes.torchrun import Launch
+from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
 
 TESTS = Path(__file__).parents[1]
@@ -198,6 +202,105 @@ def test_ranks_that_do_not_meet_end_after_the_time_limit(
         monkeypatch.setenv(name, value)
     with pytest.raises(RankGone, match="did not meet within 1 s"):
         store_of_torchrun(timeout_s=1.0)
+
+
+class Broadcast:
+    """Ranks that keep what rank 0 sends."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def broadcast(self, data: bytes) -> bytes:
+        self.sent.append(data)
+        return data
+
+
+def test_the_newest_checkpoint_that_is_not_damaged_is_sent_to_the_others(tmp_path: Path) -> None:
+    good = {key: {} for key in checkpoints.KEYS}
+    run = RunConfig(savedir=str(tmp_path), xpid="a", seed=3)
+    run.folder.mkdir()
+    (run.folder / "model.tar").write_bytes(b"half of a che")
+    checkpoints.save(run.folder / "model.1.tar", good)
+    ranks: Any = Broadcast()
+    with Replica(Launch(0, 2, 0, 2), ranks).words(["--x"], lambda words: run) as words:
+        assert words == ["--x", "--xpid", "a", "--seed", "3"]
+    assert ranks.sent[1] == (run.folder / "model.1.tar").read_bytes()
+
+
+class Places(Broadcast):
+    """Ranks at given places."""
+
+    def __init__(self, *places: tuple[str, str]) -> None:
+        super().__init__()
+        self._places = places
+        self.device = torch.device("meta")
+
+    def gather(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"host": host, "device": device} for host, device in self._places]
+
+    def add_on(self, device: torch.device) -> None:
+        self.device = device
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (("a", "cuda:1"), "cuda:0"),
+        (("b", "cuda:0"), "cuda:0"),
+        (("a", "cuda:0"), "cpu"),
+        (("b", "cpu"), "cpu"),
+    ],
+)
+def test_gradients_are_added_on_gpus_if_each_rank_has_one_of_its_own(
+    second: tuple[str, str], expected: str
+) -> None:
+    ranks: Any = Places(("a", "cuda:0"), second)
+    Replica(Launch(0, 2, 0, 2), ranks).add_where(torch.device("cuda:0"))
+    assert ranks.device == torch.device(expected)
+
+
+def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "expected"),
+    [(4, "auto", "cuda:1"), (0, "auto", "auto"), (1, "cuda:0", "cuda:0"), (1, "cpu", "cpu")],
+)
+def test_a_rank_has_the_gpu_with_its_number_on_its_machine(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, asked: str, expected: str
+) -> None:
+    with_gpus(monkeypatch, gpus)
+    assert settings_of_rank(HardwareConfig(device=asked)).learner.hardware.device == expected
+
+
+def test_more_ranks_than_gpus_are_refused_with_both_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_gpus(monkeypatch, 1)
+    with pytest.raises(UsageError, match="2 learners on this machine need a GPU each, .* are 1:"):
+        settings_of_rank(HardwareConfig())
+    off = HardwareConfig(disable_cuda=True)
+    assert settings_of_rank(off).learner.hardware.device == "auto"
+
+
+def settings_of_rank(hardware: HardwareConfig) -> Any:
+    """Returns the settings of rank 3 of 4 learners, the second one on its machine."""
+    ranks: Any = None
+    here = Collection(program="polybeast_learner", num_actors=4, processes=2, fixed_lag=None)
+    flags = MonoBeastFlags(hardware=hardware)
+    settings = run_settings(flags, "Catch", here)
+    return Replica(Launch(3, 4, 1, 2), ranks).share_of(settings)
+
+
+def test_a_rank_learns_from_its_part_and_writes_nothing() -> None:
+    settings = settings_of_rank(HardwareConfig())
+    assert settings.learner.rollouts.batch_size == RolloutConfig.batch_size // 4
+    assert settings.learner.hardware.num_learner_threads == 1
+    assert settings.checkpoints.disable_checkpoint and not settings.becomes_latest
+    assert not settings.loggers and settings.display.suppress_logs
+    assert settings.recorded["batch_size"] == RolloutConfig.batch_size
 
 
 class Told:

@@ -47,7 +47,7 @@ class Stages:
         self._env = flags.environment.spec
         self._config = learner_config(flags, self._env.name)
         check_batches(Rollout, self._config.algo, "bench makes")
-        self._plans = plans_for_local_servers(flags.fleet, flags.hardware.disable_cuda)
+        self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
         with closing(make_environment(self._env, 1)) as env:
             spaces = env.observation_space, env.action_space, env.frame_stack
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-from torchbeast.core.checks import at_least
+from torchbeast.core.checks import at_least, require
 from torchbeast.core.choices import Precision
 
 
@@ -32,16 +33,33 @@ class HardwareConfig:
     """Compile the network for learning with torch.compile. Needs a C++ compiler, and a minute or
     more at the start. It gained nothing on the CPU it was measured on.
     """
+    device: str = "auto"
+    """Where the learner computes: cpu; cuda:1, the GPU with this number; auto, the first GPU, or
+    the CPU if there is none. Of several learners that torchrun starts, auto gives each a GPU of its
+    own."""
     disable_cuda: bool = False
-    """Use the CPU even if there is a GPU."""
+    """Use the CPU even if there is a GPU, as --device cpu."""
     write_profiler_trace: bool = False
     """Write a trace of some updates on one thread (trace.json, for chrome://tracing) to the run's
     folder. Slows those updates."""
+
+    @property
+    def stays_on_cpu(self) -> bool:
+        """Whether no GPU is used, even if there is one."""
+        return self.disable_cuda or self.device == "cpu"
 
     def __post_init__(self) -> None:
         at_least(1, num_learner_threads=self.num_learner_threads)
         at_least(1, torch_threads=self.torch_threads)
         at_least(0, megabytes_at_once=self.megabytes_at_once)
+        require(
+            re.fullmatch(r"auto|cpu|cuda:\d+", self.device) is not None,
+            f"device must be auto, cpu, or a GPU's number as in cuda:0, got {self.device!r}",
+        )
+        require(
+            not self.disable_cuda or not self.device.startswith("cuda"),
+            f"device {self.device} is a GPU, which disable_cuda rules out: leave out one of them",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.algos.slices import columns_of_a_slice
 from torchbeast.core.choices import Precision
 from torchbeast.core.precision import has_bfloat16
+from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
 
@@ -56,11 +57,13 @@ class Compute:
 def choose(config: HardwareConfig, reproducible: bool = False) -> Compute:
     """Chooses what the Config leaves open from the hardware.
 
+    Raises UsageError for a GPU that is not there.
+
     reproducible: choose the same on every machine, and only sums that do not depend on the order in
         which threads finish.
     """
-    use_cuda = torch.cuda.is_available() and not config.disable_cuda
-    device = torch.device("cuda:0" if use_cuda else "cpu")
+    device = _device(config)
+    use_cuda = device.type == "cuda"
     return Compute(
         device=device,
         precision=precision(config, reproducible),
@@ -91,6 +94,20 @@ def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent
 def precision(config: HardwareConfig, reproducible: bool) -> Precision:
     """Returns the precision of features on all devices; "auto": each device chooses."""
     return "float32" if reproducible and config.precision == "auto" else config.precision
+
+
+def _device(config: HardwareConfig) -> torch.device:
+    """Returns the device of a Config; raises UsageError for a GPU that is not there."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.stays_on_cpu or (config.device == "auto" and not count):
+        return torch.device("cpu")
+    device = torch.device("cuda:0" if config.device == "auto" else config.device)
+    if device.index >= count:
+        raise UsageError(
+            f"--device {config.device} is not there, torch finds {count} GPUs: give one below "
+            f"{count}, or --device auto"
+        )
+    return device
 
 
 def _bytes_at_once(megabytes: float | None, device: torch.device) -> int | None:

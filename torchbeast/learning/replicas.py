@@ -16,6 +16,7 @@ import dataclasses
 import io
 import json
 import os
+import socket
 import sys
 import tempfile
 import traceback
@@ -29,6 +30,7 @@ import torch
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_of_torchrun
 from torchbeast.errors import RunError, UsageError
+from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.recorded import OF_ONE_COMMAND
@@ -50,7 +52,7 @@ MEET_S = 300.0
 
 _CHECKPOINT = "model.tar"
 # Flags that may differ between ranks: of one command, and of one machine.
-_OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads")
+_OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads", "device")
 
 
 class Replica:
@@ -59,6 +61,7 @@ class Replica:
     def __init__(self, launch: Launch, ranks: TorchRanks) -> None:
         self.rank, self.size = launch.rank, launch.size
         self.ranks = ranks
+        self._launch = launch
 
     @property
     def leads(self) -> bool:
@@ -78,7 +81,7 @@ class Replica:
         if self.leads:
             asked = run_of(words)
             run = {"xpid": asked.xpid, "seed": EarlierRun().seed(asked.seed)}
-            checkpoint = _contents(asked.folder / _CHECKPOINT)
+            checkpoint = _newest(asked.folder / _CHECKPOINT)
         run = json.loads(self.ranks.broadcast(json.dumps(run).encode()))
         checkpoint = self.ranks.broadcast(checkpoint)
         same = [*words, "--xpid", run["xpid"], "--seed", str(run["seed"])]
@@ -137,7 +140,7 @@ class Replica:
         learner = dataclasses.replace(
             config,
             rollouts=dataclasses.replace(config.rollouts, batch_size=batch_size),
-            hardware=dataclasses.replace(config.hardware, num_learner_threads=1),
+            hardware=self._hardware(config.hardware),
         )
         if self.leads:
             return dataclasses.replace(settings, learner=learner)
@@ -150,8 +153,33 @@ class Replica:
             becomes_latest=False,
         )
 
+    def _hardware(self, config: HardwareConfig) -> HardwareConfig:
+        """Returns this rank's use of the machine: with "auto" a GPU of its own."""
+        device = config.device
+        if device == "auto" and not config.disable_cuda and torch.cuda.is_available():
+            gpus = torch.cuda.device_count()
+            if gpus < self._launch.local_size:
+                raise UsageError(
+                    f"{self._launch.local_size} learners on this machine need a GPU each, and "
+                    f"there are {gpus}: start {gpus} (torchrun --nproc_per_node), or give "
+                    "--device cpu, or --device cuda:0 for all"
+                )
+            device = f"cuda:{self._launch.local_rank}"
+        return dataclasses.replace(config, device=device, num_learner_threads=1)
+
+    def add_where(self, device: torch.device) -> None:
+        """Adds gradients on the GPUs if every rank has one of its own, else on the CPU: nccl
+        refuses two ranks of one GPU. device: of this rank's network.
+        """
+        messages = self.ranks.gather({"host": socket.gethostname(), "device": str(device)})
+        places = {(message["host"], message["device"]) for message in messages}
+        on_gpus = all(where.startswith("cuda") for _, where in places)
+        is_own = on_gpus and len(places) == len(messages)
+        self.ranks.add_on(device if is_own else torch.device("cpu"))
+
     def equalise(self, step: OptimiserStep[Any]) -> None:
-        """Gives the learner the state of rank 0's."""
+        """Gives the learner the state of rank 0's, and chooses where gradients are added."""
+        self.add_where(next(step.algo.actor.parameters()).device)
         file = io.BytesIO()
         if self.leads:
             torch.save(step.state_dict(), file)
@@ -173,7 +201,8 @@ def replica(launch: Launch) -> Iterator[Replica]:
     """
     with _named(launch.rank):
         store = store_of_torchrun(MEET_S)
-        ranks = TorchRanks(store, launch.rank, launch.size, timeout_s=SILENT_S)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        ranks = TorchRanks(store, launch.rank, launch.size, device=device, timeout_s=SILENT_S)
         try:
             yield Replica(launch, ranks)
         except BaseException as error:
@@ -230,5 +259,8 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _contents(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
+def _newest(path: Path) -> bytes:
+    """Returns the run's newest checkpoint that is not damaged; b"" if there is none."""
+    if not kept_checkpoints.existing(path):
+        return b""
+    return kept_checkpoints.load_newest(path).path.read_bytes()

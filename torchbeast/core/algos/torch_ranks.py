@@ -160,6 +160,10 @@ class TorchRanks:
             message: str = self._store.get(f"{_TOLD}{name}").decode()
             return message
 
+    def add_on(self, device: torch.device) -> None:
+        """Adds vectors on another device from now on, in all ranks; a GPU if it was one before."""
+        self._device = device
+
     def leave(self, reason: str) -> None:
         """Ends the membership: the others fail with this reason, unless they leave too.
 
