@@ -27,7 +27,7 @@ RUN apt-get update -qq \
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 COPY --from=build /torchbeast/dist/*.whl /torchbeast/constraints.txt /tmp/
 RUN /opt/torchbeast/bin/pip install -q --no-cache-dir -c /tmp/constraints.txt \
-  "$(echo /tmp/torchbeast-*.whl)[plot,tensorboard,video]" && rm /tmp/*.whl
+  "$(echo /tmp/torchbeast-*.whl)[metrics,plot,tensorboard,video]" && rm /tmp/*.whl
 USER torchbeast
 WORKDIR /home/torchbeast
 # --init is not needed: the program ends its own children and handles SIGTERM.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every fault in docs/known-faults.md and docs/machines.md names tests that exist."""
+"""Every fault in docs/known-faults.md, machines.md and operations.md names tests that exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ DOCS = TESTS.parent / "docs"
 PAGE = DOCS / "known-faults.md"
 
 
-@pytest.mark.parametrize(("page", "at_least"), [("known-faults.md", 50), ("machines.md", 10)])
+@pytest.mark.parametrize(
+    ("page", "at_least"), [("known-faults.md", 50), ("machines.md", 10), ("operations.md", 25)]
+)
 def test_every_test_named_in_the_document_exists(page: str, at_least: int) -> None:
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (DOCS / page).read_text(encoding="utf-8"))
     assert len(named) > at_least
@@ -30,4 +32,12 @@ def test_every_fault_names_a_test() -> None:
     rows = [line for line in shown.splitlines() if line.startswith("|")]
     faults = [row for row in rows if not row.startswith(("| fault |", "| ---"))]
     assert len(faults) > 30
+    assert all("::test_" in row.rsplit("|", 2)[1] for row in faults)
+
+
+def test_every_fault_of_operations_names_a_test() -> None:
+    tables = (DOCS / "operations.md").read_text(encoding="utf-8").partition("\n## Checkpoints")[0]
+    rows = [line for line in tables.splitlines() if line.startswith("|")]
+    faults = [row for row in rows if not row.startswith(("| fault |", "| ---"))]
+    assert len(faults) > 25
     assert all("::test_" in row.rsplit("|", 2)[1] for row in faults)

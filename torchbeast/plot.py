@@ -36,6 +36,7 @@ _LABEL_PARTS = 3
 _INCIDENTAL = (
     *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
     *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
+    "metrics_port",
     *("pipes_basename", "connect_timeout", "replay_service"),
     *("env_servers", "listen", "insecure", "token_file"),
     *("tls_ca", "tls_cert", "tls_key", "tls_client_ca"),

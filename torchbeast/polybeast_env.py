@@ -24,6 +24,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import check_alone
+from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import (
     folder_basename,
@@ -33,9 +34,10 @@ from torchbeast.sources.servers.addresses import (
     user_basename,
 )
 from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.hosts import check_free, shown_to_learners
-from torchbeast.sources.servers.plan import spread
+from torchbeast.sources.servers.plan import ServerPlan, spread
 
 if TYPE_CHECKING:
     from torchbeast.sources.tunnel.dialler import Dialler
@@ -58,11 +60,18 @@ def run(flags: PolyBeastEnvFlags) -> int:
     plans = spread(flags.servers.num_actors or count, count)
     security = None if flags.servers.listen is None else flags.security.listening()
     supervisor = Supervisor()
-    with supervisor.signals(), _addresses(flags) as (addresses, folder):
+    with (
+        supervisor.signals(),
+        _addresses(flags) as (addresses, folder),
+        Metrics().served(flags.metrics) as metrics,
+    ):
         if security is not None:
             _check_other_machines_can_be_served(addresses, security)
         dialler = _dialler(flags, addresses)
-        servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder, security)
+        counts = flags.metrics.metrics_port is not None
+        servers = EnvServers(
+            supervisor, flags.environment.spec, plans, addresses, folder, security, counts
+        )
         try:
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
@@ -70,7 +79,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
                     supervisor.on_close(dialler.stop)
                     supervisor.start_thread("", dialler.run)
             while not supervisor.wait(_POLL_S):
-                pass
+                metrics.show(_metrics(servers, plans))
             supervisor.join(_JOIN_S)
         finally:
             servers.close()
@@ -103,6 +112,42 @@ def _dialler(flags: PolyBeastEnvFlags, addresses: Sequence[str]) -> Dialler | No
     return Dialler(
         flags.servers.learner, sockets, flags.security_of_learner(), lambda s: print(s, flush=True)
     )
+
+
+def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
+    """Returns the metrics of all servers; docs/operations.md lists them."""
+    activity = servers.activity()
+    streams = {
+        address: float(plan.num_streams)
+        for address, plan in zip(servers.addresses, plans, strict=True)
+    }
+    return [
+        Metric(
+            name="served_env_steps",
+            help="Environment steps of a server, since its process started.",
+            values=total(activity, "steps"),
+            label="server",
+            kind="counter",
+        ),
+        Metric(
+            name="open_streams",
+            help="Streams of a server whose environments exist now.",
+            values=total(activity, "open_streams"),
+            label="server",
+        ),
+        Metric(
+            name="served_streams",
+            help="Streams that a learner opens to a server.",
+            values=streams,
+            label="server",
+        ),
+        Metric(
+            name="replaced_servers",
+            help="Processes that took the place of one that died, since the program started.",
+            values=float(servers.replaced),
+            kind="counter",
+        ),
+    ]
 
 
 def _check_other_machines_can_be_served(

@@ -19,6 +19,7 @@ from torchbeast.envs.config import EnvConfig
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.reporting.config import DisplayConfig, LogConfig
+from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
@@ -73,6 +74,7 @@ class LearnerFlags:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     display: DisplayConfig = field(default_factory=DisplayConfig)
     logs: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     rollouts: RolloutConfig = field(default_factory=RolloutConfig)
@@ -236,6 +238,7 @@ class PolyBeastEnvFlags:
     environment: EnvConfig = field(default_factory=EnvConfig)
     servers: ServersConfig = field(default_factory=ServersConfig)
     security: SecurityConfig = field(default_factory=SecurityConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
 
     def __post_init__(self) -> None:
         if self.servers.listen is not None:

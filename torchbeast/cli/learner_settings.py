@@ -32,6 +32,7 @@ def run_settings(
         collection=collection,
         recorded={**flatten(flags), **flatten(learner.algorithm)},
         loggers=flags.logs.loggers(),
+        metrics=flags.metrics,
     )
 
 

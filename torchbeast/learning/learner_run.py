@@ -60,6 +60,7 @@ from torchbeast.processes.memory import free_memory
 from torchbeast.reporting.config import FILES, DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
 from torchbeast.reporting.logger import LoggedRun, Logger, Logs
+from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.summary import next_commands, summary
@@ -124,6 +125,7 @@ class RunSettings:
     collection: Collection
     recorded: Mapping[str, Any]  # every setting by the name of its flag
     loggers: Sequence[Logger] = FILES
+    metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
     becomes_latest: bool = True  # the link `latest` beside its folder then points to it
 
 
@@ -302,8 +304,11 @@ class LearnerRun:
         progress: Progress,
         saved: SavedReplay | None,
     ) -> None:
-        with self.training(made, source, progress, saved) as (training, saving):
-            watch = self._watch(training, source, saving, self._adviser(made))
+        with (
+            Metrics().served(self._settings.metrics) as metrics,
+            self.training(made, source, progress, saved) as (training, saving),
+        ):
+            watch = self._watch(training, source, saving, self._adviser(made), metrics)
             began, first_step = time.monotonic(), progress.step
             source.start(self._session.supervisor)
             training.start(made.compute.learner_threads)
@@ -381,7 +386,14 @@ class LearnerRun:
             learns_all=self._replica is not None,
         )
 
-    def _watch(self, training: Training, source: Source, saving: Saving, advise: Adviser) -> Watch:
+    def _watch(
+        self,
+        training: Training,
+        source: Source,
+        saving: Saving,
+        advise: Adviser,
+        metrics: Metrics,
+    ) -> Watch:
         return Watch(
             training=training,
             source=source,
@@ -392,6 +404,8 @@ class LearnerRun:
             rollouts_at_once=self._settings.learner.online_rollouts.batch_size * self._learners,
             save_every_s=self._settings.checkpoints.checkpoint_interval,
             only_warnings=self._settings.display.suppress_logs,
+            run=self._settings.run.xpid,
+            metrics=metrics,
         )
 
     @property

@@ -33,6 +33,7 @@ OF_ONE_COMMAND = (
     "replay_service",
     "working_dir",
     "dashboard",
+    "metrics_port",
 )
 
 # Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.

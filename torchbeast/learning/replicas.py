@@ -35,6 +35,7 @@ from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.processes.torchrun import Launch
+from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
@@ -150,6 +151,7 @@ class Replica:
             checkpoints=dataclasses.replace(settings.checkpoints, disable_checkpoint=True),
             display=dataclasses.replace(settings.display, suppress_logs=True),
             loggers=(),
+            metrics=MetricsConfig(),  # none
             becomes_latest=False,
         )
 

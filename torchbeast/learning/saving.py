@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -60,6 +62,8 @@ class Saving:
         self._replay = replay
         self._replay_path = self._path.with_name(FILE)
         self._inserted: int | None = None  # steps in what is saved; None: nothing was saved here
+        self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none was written here
+        self.failed = 0  # number of checkpoints that could not be written as a whole
 
     def save(self, training: Training) -> None:
         """Writes a checkpoint, then the replay; a no-op before anything was learnt.
@@ -68,6 +72,18 @@ class Saving:
         """
         if self._disabled or not training.updates:
             return
+        try:
+            self._save(training)
+        except CheckpointNotWritten:
+            self.failed += 1
+            raise
+        self.saved_at = time.time()
+
+    def checkpoint(self, training: Training) -> dict[str, Any]:
+        """Returns everything that a resumed run needs, without the replay."""
+        return {**training.checkpoint(self._labels), **self._also()}
+
+    def _save(self, training: Training) -> None:
         data = checkpoints.as_bytes(self.checkpoint(training))
         try:
             kept_checkpoints.write(self._path, data, self._keep)
@@ -79,10 +95,6 @@ class Saving:
             ) from error
         if self._replay is not None and self._replay.inserted != self._inserted:
             self._save_replay(self._replay)
-
-    def checkpoint(self, training: Training) -> dict[str, Any]:
-        """Returns everything that a resumed run needs, without the replay."""
-        return {**training.checkpoint(self._labels), **self._also()}
 
     def _save_replay(self, replay: SavedReplay) -> None:
         inserted = replay.inserted  # before: where more is inserted meanwhile, it is saved again

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
 from torchbeast.learning.training import Training
@@ -19,6 +19,8 @@ from torchbeast.reporting.diagnosis import (
     lost_streams,
 )
 from torchbeast.reporting.display import Display, Shown
+from torchbeast.reporting.learner_metrics import LearnerFigures, learner_metrics
+from torchbeast.reporting.metrics import Metrics
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.watchdog import Watchdog
 from torchbeast.sources.contract import Away, Source
@@ -41,6 +43,8 @@ class Watch:
     rollouts_at_once: int  # rollouts in a batch
     save_every_s: float
     only_warnings: bool = False  # show no progress
+    run: str = ""  # name of the run, for its metrics
+    metrics: Metrics = field(default_factory=Metrics)
 
     def until_the_end(self, supervisor: Supervisor) -> None:
         """Watches until the supervisor ends the run."""
@@ -63,7 +67,21 @@ class Watch:
         shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.source.away()
         diagnosis = lost_streams(away, alive(status)[1]) or self.advise(shares)
-        display.show(self._shown(self.training.progress, status, away, shares, diagnosis))
+        shown = self._shown(self.training.progress, status, away, shares, diagnosis)
+        display.show(shown)
+        self.metrics.show(learner_metrics(self._figures(shown, status)))
+
+    def _figures(self, shown: Shown, status: Mapping[str, float]) -> LearnerFigures:
+        return LearnerFigures(
+            run=self.run,
+            shown=shown,
+            updates=self.training.updates,
+            status=status,
+            seconds=self.training.reading().seconds,
+            row=self.training.figures,
+            saved_at=self.saving.saved_at,
+            failed_saves=self.saving.failed,
+        )
 
     def _save_if_possible(self, display: Display) -> None:
         """Saves; a failure is only a warning, since a full disk may have room again next time."""

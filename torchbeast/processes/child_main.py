@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -24,9 +25,12 @@ def take_stdout() -> Report:
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
+    lock = threading.Lock()  # several threads report, each whole lines
+
     def report(message: dict[str, Any]) -> None:
-        pipe.write(f"{json.dumps(message)}\n")
-        pipe.flush()
+        with lock:
+            pipe.write(f"{json.dumps(message)}\n")
+            pipe.flush()
 
     return report
 

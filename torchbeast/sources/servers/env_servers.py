@@ -46,11 +46,13 @@ class EnvServers:
         addresses: Sequence[str],
         folder: Path | None = None,
         security: ServerSecurityConfig | None = None,
+        counts: bool = False,
     ) -> None:
         """Starts the processes.
 
         folder: a folder of this run for its sockets, which is removed when the servers end.
         security: of servers that listen to other machines.
+        counts: whether they report what they do, see `activity`.
 
         Raises UsageError when the environment's arguments are too long for a process, or numbers of
         its info are asked for.
@@ -66,8 +68,9 @@ class EnvServers:
         self._lock = threading.Lock()
         self._closed = False
         self._any_has_served = False
+        self._replaced = 0
         self._servers = [
-            _Server(i, self, _arguments(env, plan, len(plans), address, folder, security))
+            _Server(i, self, _arguments(env, plan, len(plans), address, folder, security, counts))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
         try:
@@ -83,6 +86,17 @@ class EnvServers:
         """Ids of the server processes."""
         with self._lock:
             return [child.pid for child in self._children()]
+
+    def activity(self) -> dict[str, Report]:
+        """Returns what each server reported last, by its address: "steps" of its environments since
+        its process started and "open_streams". {} stands for a process that does not serve yet.
+        """
+        return {server.address: server.activity for server in self._servers}
+
+    @property
+    def replaced(self) -> int:
+        """How many processes have taken the place of one that died."""
+        return self._replaced
 
     def wait_ready(self, timeout: float = _READY_S) -> bool:
         """Waits until all servers accept connections; returns false if the run ended first.
@@ -150,6 +164,7 @@ class EnvServers:
             if self._folder is not None:  # the last server to end has removed it
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             server.start()
+            self._replaced += 1
 
 
 def _arguments(
@@ -159,6 +174,7 @@ def _arguments(
     address: str,
     folder: Path | None,
     security: ServerSecurityConfig | None,
+    counts: bool,
 ) -> dict[str, Any]:
     return {
         "env": env.as_json(),
@@ -169,6 +185,7 @@ def _arguments(
         "folder": None if folder is None else str(folder),
         # names of files: whoever lists processes sees the arguments
         "security": None if security is None else dataclasses.asdict(security),
+        "counts": counts,
     }
 
 
@@ -179,7 +196,9 @@ class _Server:
 
     def __init__(self, index: int, servers: EnvServers, arguments: dict[str, Any]) -> None:
         self.index = index
-        self.name = f"environment server {index} at {arguments['address']}"
+        self.address = str(arguments["address"])
+        self.name = f"environment server {index} at {self.address}"
+        self.activity: Report = {}
         self.ready = threading.Event()
         self.deaths = Deaths()
         self._servers = servers
@@ -187,6 +206,7 @@ class _Server:
 
     def start(self) -> None:
         """Starts a process: the first one, or one that replaces another."""
+        self.activity = {}
         self.process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.sources.servers.server_main",
@@ -197,7 +217,10 @@ class _Server:
         )
 
     def _report(self, report: Report) -> None:
-        self._servers.serves(self)
+        if "ready" in report:
+            self._servers.serves(self)
+        else:
+            self.activity = report
 
     def _ended(self, error: Exception) -> None:
         if not isinstance(error, ProcessDied):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.child_main import failure, take_stdout
+from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -37,14 +38,17 @@ def main(arguments: dict[str, Any]) -> int:
     report = take_stdout()
     serving: list[Any] = []
     served, stopped = threading.Event(), threading.Event()
+    activity = Activity() if arguments["counts"] else None
     _thread(lambda: _end_with_stdin(serving, served, stopped, arguments))
     try:
-        server = _make_server(arguments)
+        server = _make_server(arguments, activity)
     except Exception as error:
         report(failure(error))
         return 1
     serving.append(server)
     _thread(lambda: _report_when_serving(server, served, report))
+    if activity is not None:
+        _thread(lambda: report_until(stopped, activity, report))
     try:
         server.run()
     except Exception as error:
@@ -56,7 +60,7 @@ def main(arguments: dict[str, Any]) -> int:
     return 0
 
 
-def _make_server(arguments: dict[str, Any]) -> Any:
+def _make_server(arguments: dict[str, Any], activity: Activity | None = None) -> Any:
     import libtorchbeast
     from torchbeast import envs
     from torchbeast.envs.opening import make_environment
@@ -67,9 +71,10 @@ def _make_server(arguments: dict[str, Any]) -> Any:
 
     def make() -> Any:
         try:
-            return first.pop()
+            env = first.pop()
         except IndexError:
-            return envs.make(spec, num_envs)
+            env = envs.make(spec, num_envs)
+        return env if activity is None else CountedEnv(env, activity)
 
     return libtorchbeast.Server(
         make,

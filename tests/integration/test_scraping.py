@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole programs serve the figures of their display and log to Prometheus."""
+
+from __future__ import annotations
+
+import signal
+import socket
+
+import pytest
+from background import wait_for
+from programs import Workshop, each_program
+from scraping import free_port, scraped
+from test_endings import LEARNING, PROCESSES, SMALL
+
+from torchbeast.reporting.log_files import read_logs
+
+pytest.importorskip("prometheus_client")
+
+
+@each_program("monobeast", "polybeast")
+def test_a_running_learner_serves_what_its_log_has(workshop: Workshop, program: str) -> None:
+    port = free_port()
+    words = ["--env", "Catch", "--xpid", "a", "--total_steps", str(10**8), PROCESSES[program], "2"]
+    words += [*SMALL, "--checkpoint_interval", "1", "--metrics_port", str(port)]
+    run = workshop.start(program, *words)
+    run.wait_for(LEARNING)
+    first = scraped(port)
+    wait_for(lambda: scraped(port)[("torchbeast_env_steps_total",)] > 2000)
+    found = scraped(port)
+    kind = "streams" if program == "polybeast" else "actors"
+    assert found[(f"torchbeast_{kind}", "live")] == 2
+    assert found[("torchbeast_target_env_steps",)] == 10**8
+    assert found[("torchbeast_run_info", "a")] == 1
+    assert -1 <= found[("torchbeast_mean_episode_return",)] <= 1
+    wait_for(lambda: ("torchbeast_last_checkpoint_timestamp_seconds",) in scraped(port))
+    totals = [key for key in first if key[0].endswith("_total")]
+    assert len(totals) > 5 and all(found[key] >= first[key] for key in totals)
+    run.send(signal.SIGINT)
+    assert run.end() == 0, run.said
+    assert f"Metrics are at http://127.0.0.1:{port}/metrics" in run.said
+    with pytest.raises(OSError):
+        scraped(port)
+    row = next(row for row in read_logs(workshop.run_folder("a")) if row["step"] > 2000)
+    assert {f"torchbeast_log {name}" for name in ("entropy", "total_loss")} <= {
+        " ".join(key) for key in found
+    }
+    assert row["step"] == 40 * (row["_tick"] + 1), "an update is 40 steps"
+    steps, updates = (found[(f"torchbeast_{name}_total",)] for name in ("env_steps", "updates"))
+    assert abs(steps - 40 * updates) <= 40, "read between two updates"
+
+
+def test_environment_servers_serve_their_steps_and_streams(workshop: Workshop) -> None:
+    port = free_port()
+    servers = workshop.start(
+        *("polybeast_env", "--env", "Catch", "--num_servers", "2", "--num_actors", "4"),
+        *("--metrics_port", str(port)),
+    )
+    servers.wait_for("Serving 4 environments")
+    wait_for(lambda: len(of(port, "torchbeast_open_streams")) == 2)
+    assert sum(of(port, "torchbeast_open_streams")) == 0
+    learner = workshop.start(
+        "polybeast_learner", "--xpid", "a", "--total_steps", str(10**8), *SMALL
+    )
+    learner.wait_for(LEARNING)
+    wait_for(lambda: of(port, "torchbeast_open_streams") == [2, 2])
+    wait_for(lambda: min(of(port, "torchbeast_served_env_steps_total")) > 100)
+    steps = sum(of(port, "torchbeast_served_env_steps_total"))
+    workshop.servers()[0].kill()
+    servers.wait_for("another takes its place")
+    wait_for(lambda: of(port, "torchbeast_replaced_servers_total") == [1])
+    wait_for(lambda: of(port, "torchbeast_open_streams") == [2, 2])
+    learner.send(signal.SIGINT)
+    assert learner.end() == 0, learner.said
+    learnt = max(row["step"] for row in read_logs(workshop.run_folder("a")))
+    assert steps > 0 and learnt > 0
+    wait_for(lambda: sum(of(port, "torchbeast_open_streams")) == 0)
+    servers.send(signal.SIGINT)
+    assert servers.end() == 0, servers.said
+    workshop.assert_nothing_is_left()
+
+
+def of(port: int, name: str) -> list[float]:
+    """Returns the samples of a metric, one for each server."""
+    return [value for (found, *_), value in sorted(scraped(port).items()) if found == name]
+
+
+def test_a_port_in_use_ends_a_run_before_it_learns(workshop: Workshop) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        words = ["--env", "Catch", "--xpid", "a", "--num_processes", "1", *SMALL]
+        code, said = workshop.run("monobeast", *words, "--metrics_port", port)
+    assert code == 2 and "in use" in said and "give another --metrics_port" in said, said
+    assert not workshop.run_folder("a").exists()
+    workshop.assert_nothing_is_left()

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics are served as Prometheus reads them, and the address is checked before a run begins."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from scraping import free_port, scraped
+
+from torchbeast import polybeast_env
+from torchbeast.errors import UsageError
+from torchbeast.reporting.display import Shown
+from torchbeast.reporting.learner_metrics import LearnerFigures, learner_metrics
+from torchbeast.reporting.metrics import Metric, Metrics, MetricsConfig
+from torchbeast.sources.contract import Away
+
+pytest.importorskip("prometheus_client")
+
+
+def figures(**changed: Any) -> LearnerFigures:
+    shown = Shown(
+        step=1200,
+        total_steps=9000,
+        episodes=7,
+        mean_return=-0.5,
+        loss=1.5,
+        mean_length=math.nan,
+        lag=(1.0, 2.0),
+        learner_queue_size=3,
+        collectors=("streams", 4),
+        away=[Away("unix:a", 2.0)],
+        collected=1500,
+    )
+    return LearnerFigures(
+        **{
+            "run": "mine",
+            "shown": shown,
+            "updates": 30,
+            "status": {"lost_streams": 2},
+            "seconds": {"environment": 5.5, "learning": 1.25},
+            "row": {"entropy": 0.75, "mean_episode_return": math.nan},
+            "saved_at": 1e9,
+            "failed_saves": 1,
+            **changed,
+        }
+    )
+
+
+def test_a_scrape_has_the_newest_figures_under_their_names() -> None:
+    port = free_port()
+    with Metrics().served(MetricsConfig(metrics_port=str(port))) as metrics:
+        assert scraped(port) == {}, "nothing is known yet"
+        metrics.show(learner_metrics(figures(updates=29)))
+        metrics.show(learner_metrics(figures()))
+        found = scraped(port)
+    assert found == {
+        ("torchbeast_run_info", "mine"): 1,
+        ("torchbeast_env_steps_total",): 1200,
+        ("torchbeast_updates_total",): 30,
+        ("torchbeast_episodes_total",): 7,
+        ("torchbeast_collected_env_steps_total",): 1500,
+        ("torchbeast_target_env_steps",): 9000,
+        ("torchbeast_mean_episode_return",): -0.5,
+        ("torchbeast_streams", "live"): 4,
+        ("torchbeast_streams", "lost"): 1,
+        ("torchbeast_learner_queue_rollouts",): 3,
+        ("torchbeast_lost_streams_total",): 2,
+        ("torchbeast_last_checkpoint_timestamp_seconds",): 1e9,
+        ("torchbeast_failed_checkpoints_total",): 1,
+        ("torchbeast_stage_seconds_total", "environment"): 5.5,
+        ("torchbeast_stage_seconds_total", "learning"): 1.25,
+        ("torchbeast_log", "entropy"): 0.75,
+    }, "an unknown figure is left out"
+
+
+def test_the_server_ends_with_the_run() -> None:
+    port = free_port()
+    for _ in range(2):  # the port is free again
+        with Metrics().served(MetricsConfig(metrics_port=str(port))):
+            scraped(port)
+        with pytest.raises(OSError):
+            scraped(port)
+
+
+def test_without_a_host_only_this_machine_is_served() -> None:
+    config = MetricsConfig(metrics_port="9400")
+    assert config.address() == ("127.0.0.1", 9400)
+    assert MetricsConfig(metrics_port="0.0.0.0:9400").address() == ("0.0.0.0", 9400)
+    assert MetricsConfig(metrics_port="[::1]:9400").address() == ("::1", 9400)
+
+
+@pytest.mark.parametrize("wrong", ["", "0", "65536", "host", "host:", "-1", "1.5", "9400:host"])
+def test_a_wrong_port_is_a_sentence(wrong: str) -> None:
+    with pytest.raises(ValueError, match="metrics_port must be PORT or HOST:PORT"):
+        MetricsConfig(metrics_port=wrong)
+
+
+def test_a_port_in_use_is_a_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port} .*in use.*another --metrics_port"):
+            with Metrics().served(MetricsConfig(metrics_port=port)):
+                pass
+
+
+def test_an_unknown_host_is_a_sentence() -> None:
+    with pytest.raises(UsageError, match="metrics cannot be served at no.such.host:9400"):
+        with Metrics().served(MetricsConfig(metrics_port="no.such.host:9400")):
+            pass
+
+
+def test_without_the_package_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(UsageError, match=r"pip install 'torchbeast\[metrics\]'"):
+        with Metrics().served(MetricsConfig(metrics_port=str(free_port()))):
+            pass
+
+
+def test_who_asks_for_none_needs_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with Metrics().served(MetricsConfig()) as metrics:
+        metrics.show([Metric(name="a", help="", values=1.0)])
+
+
+def test_the_documented_metrics_are_those_that_are_served() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text(encoding="utf-8")
+    tables = page.partition("## Metrics")[2].partition("### What to watch")[0]
+    rows = [line for line in tables.splitlines() if line.startswith("| `torchbeast_")]
+    documented = set(
+        re.findall(r"`torchbeast_(\w+)", " ".join(row.split(" | ")[0] for row in rows))
+    )
+    shown = dataclasses.replace(figures().shown, replay_fill=0.5)
+    streams = figures(shown=shown)
+    actors = dataclasses.replace(shown, collectors=("actors", 2))
+    mono = figures(shown=actors, status={"replaced_actors": 1})
+    servers = Mock(activity=dict, addresses=[], replaced=0)
+    served = [
+        *learner_metrics(streams),
+        *learner_metrics(mono),
+        *polybeast_env._metrics(servers, []),
+    ]
+    names = {m.name + ("_total" if m.kind == "counter" else "") for m in served}
+    assert documented == names

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metrics for Prometheus: the newest figures of a program, at http://HOST:PORT/metrics.
+
+    main thread -- show() --> newest metrics <-- reads -- threads of the HTTP server, one a request
+
+Only figures that the display and the log have already are served, under Prometheus' conventions:
+totals end in _total and begin at 0 where nothing says otherwise, shares are ratios, times seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchbeast.core.checks import require
+from torchbeast.errors import UsageError
+
+_LOOPBACK = "127.0.0.1"
+_PREFIX = "torchbeast_"
+_END_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsConfig:
+    """Metrics for Prometheus."""
+
+    metrics_port: str | None = None
+    """PORT or HOST:PORT at which Prometheus finds the program's figures, at /metrics (pip install
+    'torchbeast[metrics]'). Without a HOST only this machine can read them; HOST 0.0.0.0 is every
+    network of this machine. Default: nowhere."""
+
+    def __post_init__(self) -> None:
+        if self.metrics_port is not None:
+            self.address()
+
+    def address(self) -> tuple[str, int]:
+        """Returns host and port."""
+        host, _, port = str(self.metrics_port).rpartition(":")
+        require(
+            port.isdecimal() and 0 < int(port) < 65536,
+            f"metrics_port must be PORT or HOST:PORT with a port of 1 to 65535, got "
+            f"{self.metrics_port!r}",
+        )
+        return host.strip("[]") or _LOOPBACK, int(port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A figure, or one for each value of a label. NaN stands for an unknown one."""
+
+    name: str  # without torchbeast_, and without the _total of a counter
+    help: str
+    values: float | Mapping[str, float]  # by value of the label
+    label: str = ""
+    kind: Literal["gauge", "counter"] = "gauge"
+
+    def known(self) -> dict[tuple[str, ...], float]:
+        """Returns the known figures by the values of labels."""
+        each: dict[tuple[str, ...], float] = {}
+        if isinstance(self.values, Mapping):
+            each |= {(value,): number for value, number in self.values.items()}
+        else:
+            each[()] = self.values
+        return {labels: number for labels, number in each.items() if not math.isnan(number)}
+
+
+class Metrics:
+    """Serves the metrics that were shown last. Any thread may show; None is served before."""
+
+    def __init__(self) -> None:
+        self._newest: Sequence[Metric] = ()
+
+    def show(self, metrics: Sequence[Metric]) -> None:
+        """Replaces what is served."""
+        self._newest = tuple(metrics)
+
+    @contextmanager
+    def served(self, config: MetricsConfig) -> Iterator[Metrics]:
+        """Serves until the block ends; a no-op if nobody asked for it.
+
+        Raises UsageError if the package is missing, or the port cannot be used.
+        """
+        if config.metrics_port is None:
+            yield self
+            return
+        server, thread = _start(config, self)
+        print(f"Metrics are at http://{_shown(config)}/metrics", flush=True)
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+            thread.join(_END_S)
+
+    def collect(self) -> Iterator[Any]:
+        """Yields the metrics for prometheus_client, which calls it for every request."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for metric in self._newest:
+            kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            labels = [metric.label] if metric.label else []
+            family = kind(f"{_PREFIX}{metric.name}", metric.help, labels=labels)
+            for values, number in metric.known().items():
+                family.add_metric(values, number)
+            yield family
+
+
+def _start(config: MetricsConfig, metrics: Metrics) -> tuple[Any, Any]:
+    """Starts the HTTP server; returns it with its thread."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise UsageError(
+            "--metrics_port needs the package of Prometheus: pip install 'torchbeast[metrics]'"
+        ) from None
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    host, port = config.address()
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(
+            f"metrics cannot be served at {_shown(config)} ({reason}): give another --metrics_port"
+        ) from None
+    return server, thread
+
+
+def _shown(config: MetricsConfig) -> str:
+    host, port = config.address()
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
