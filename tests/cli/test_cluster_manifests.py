@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands in examples/cluster have flags that the programs take, and agree with each other."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
+from torchbeast.keys.config import KeysFlags
+from torchbeast.sources.servers.hosts import hosts
+from torchbeast.status import StatusFlags
+
+yaml = pytest.importorskip("yaml")
+
+CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
+PROGRAMS: dict[str, type[Any]] = {
+    "polybeast_env": PolyBeastEnvFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+    "status": StatusFlags,
+    "keys": KeysFlags,
+}
+IMAGE_PYTHON = "/opt/torchbeast/bin/python"
+
+
+def parsed(words: Sequence[str]) -> tuple[str, Any]:
+    """Returns the program that a command starts, and its flags as the program parses them."""
+    module = words[words.index("-m") + 1]
+    program = module.removeprefix("torchbeast.")
+    args = list(words[words.index("-m") + 2 :])
+    return program, parse(PROGRAMS[program], program, args)
+
+
+def of_compose() -> Iterator[list[str]]:
+    services = yaml.safe_load((CLUSTER / "compose.yaml").read_text())["services"]
+    for service in services.values():
+        if service["image"] == "torchbeast":
+            yield [*service["entrypoint"], *service["command"]]
+        if check := service.get("healthcheck"):
+            assert check["test"][0] == "CMD"
+            yield check["test"][1:]
+
+
+def of_kubernetes() -> Iterator[list[str]]:
+    for resource in yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text()):
+        for container in containers(resource):
+            words = [*container["command"], *container["args"]]
+            yield unwrapped(words)
+            if probe := container.get("readinessProbe"):
+                yield unwrapped(probe["exec"]["command"])
+
+
+def containers(resource: dict[str, Any]) -> list[dict[str, Any]]:
+    spec = resource.get("spec", {}).get("template", {}).get("spec", {})
+    return spec.get("containers", [])
+
+
+def unwrapped(words: list[str]) -> list[str]:
+    """Returns the command of ours that a shell runs, with its arguments in place of "$@"."""
+    if words[:2] != ["sh", "-c"]:
+        return words
+    (line,) = (line for line in words[2].splitlines() if IMAGE_PYTHON in line)
+    inner = shlex.split(line.replace("$HOSTNAME", "environments-0").removesuffix("&"))
+    given = [word for word in inner[inner.index(IMAGE_PYTHON) :] if word != "$@"]
+    return [*given, *words[4:]]
+
+
+def of_slurm(folder: Path) -> list[list[str]]:
+    """Runs the script with other commands in the place of Slurm's and Python, which note theirs."""
+    stubs = {
+        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+        "scontrol": '[ "$1" = show ] && printf "node%s\\n" 1 2 3 || true',
+        # the learner ends, and with it the script, after the servers have begun
+        "python": 'printf "%s\\0" "$@" "" > "$NOTES.$2"\n'
+        '[ "$2" != torchbeast.polybeast_learner ] || '
+        'until [ -s "$NOTES.torchbeast.polybeast_env" ]; do :; done',
+    }
+    for name, body in stubs.items():
+        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
+        (folder / name).chmod(0o755)
+    ours = {"PATH": f"{folder}:{os.environ['PATH']}", "NOTES": str(folder / "notes")}
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NAME": "torchbeast"}
+    subprocess.run(
+        ["bash", str(CLUSTER / "slurm.sh")],
+        env={**os.environ, **ours, **slurm, "TORCHBEAST_SAVEDIR": str(folder / "runs")},
+        check=True,
+        timeout=60,
+    )
+    notes = [path.read_text().split("\0")[:-2] for path in folder.glob("notes.*")]
+    return [["python", *words] for words in notes]
+
+
+def test_the_commands_of_docker_compose_are_ones() -> None:
+    found = [parsed(words) for words in of_compose()]
+    assert [name for name, _ in found] == ["polybeast_env", "status", "polybeast_learner"]
+    agree(dict(found), "compose.yaml")
+
+
+def test_the_commands_of_kubernetes_are_ones() -> None:
+    found = [parsed(words) for words in of_kubernetes()]
+    assert [name for name, _ in found] == ["polybeast_env", "status", "polybeast_learner"]
+    agree(dict(found), "kubernetes.yaml")
+
+
+def test_the_commands_of_slurm_are_ones(tmp_path: Path) -> None:
+    found = dict(map(parsed, of_slurm(tmp_path)))
+    assert set(found) == {"keys", "polybeast_env", "polybeast_learner"}
+    served = found["polybeast_learner"].fleet.env_servers
+    assert hosts(served) == ["node2:50051", "node3:50051"]
+    assert found["keys"].keys.hosts == "node2,node3"
+    assert found["polybeast_env"].servers.listen == "0.0.0.0:50051"
+    assert found["polybeast_env"].security.tls_client_ca.endswith("/keys-7/ca.pem")
+    assert found["polybeast_learner"].security.token_file.endswith("/keys-7/token")
+    assert not list((tmp_path / "runs").glob("keys-*")), "the job's keys end with it"
+
+
+def agree(flags: dict[str, Any], file: str) -> None:
+    """Checks what one program's command says of another's."""
+    servers, learner = flags["polybeast_env"], flags["polybeast_learner"]
+    made = re.search(r"torchbeast.keys .*--hosts (\S+)", (CLUSTER / file).read_text())
+    assert made is not None
+    for address in [*hosts(learner.fleet.env_servers), *hosts(flags["status"].asked.servers)]:
+        host, _, port = address.rpartition(":")
+        assert host in made[1].split(",") and servers.servers.listen.endswith(f":{port}")
+    scraped = (CLUSTER / "prometheus.yaml").read_text()
+    for port, program in (("9400", learner), ("9401", servers)):
+        assert program.metrics.metrics_port == f"0.0.0.0:{port}" and f":{port}" in scraped
+    assert not learner.security.insecure and not servers.security.insecure
+
+
+def test_the_keys_that_containers_read_are_given_to_them() -> None:
+    """A learner must not get the key of the servers."""
+    secrets = {
+        "torchbeast-servers": {"ca.pem", "token", "server.pem", "server-key.pem"},
+        "torchbeast-learner": {"ca.pem", "token"},
+    }
+    text = (CLUSTER / "kubernetes.yaml").read_text()
+    header = re.sub(r"\\\n#\s+", "", text)
+    for name, files in secrets.items():
+        (made,) = re.findall(rf"create secret generic {name} (.*)", header)
+        assert set(re.findall(r"--from-file=keys/(\S+)", made)) == files
+    for resource in yaml.safe_load_all(text):
+        for container in containers(resource):
+            (volume,) = (
+                v for v in resource["spec"]["template"]["spec"]["volumes"] if v["name"] == "keys"
+            )
+            used = set(re.findall(r"/keys/([\w.-]+)", str(container)))
+            assert used and used <= secrets[volume["secret"]["secretName"]]
+            assert volume["secret"]["defaultMode"] == 0o440
+
+
+def test_the_wrapper_of_the_learner_says_whether_it_was_stopped(tmp_path: Path) -> None:
+    """A Job takes the exit code 0 for the end of the run."""
+    (wrapper,) = (
+        container["command"]
+        for resource in yaml.safe_load_all((CLUSTER / "kubernetes.yaml").read_text())
+        for container in containers(resource)
+        if container["name"] == "learner"
+    )
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/bash\ntrap "exit 0" TERM\necho "$3"\n'
+        '[ "$3" = wait ] || exit "$3"\nwhile :; do read -rt 0.1 <> <(:) || true; done\n'
+    )
+    python.chmod(0o755)
+    words = [word.replace(IMAGE_PYTHON, str(python)) for word in wrapper]
+    for given in ("0", "1", "2"):
+        assert subprocess.run([*words, given], check=False, timeout=30).returncode == int(given)
+    running = subprocess.Popen([*words, "wait"], stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None and running.stdout.readline() == "wait\n"
+    running.terminate()
+    assert running.wait(30) == 75
