@@ -145,3 +145,14 @@ class Sized(Plain):
 
     def observation(self):
         return np.zeros(self.size, np.float32)
+
+
+class Marked(Plain):
+    """Observes a number of this object, and how often it was stepped."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = np.random.default_rng().integers(1 << 16)
+
+    def observation(self):
+        return np.array([self.number / (1 << 16), self.steps % (1 << 12) / (1 << 12)], np.float32)
