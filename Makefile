@@ -21,7 +21,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
 .PHONY: install train test test-cpp test-python test-long test-families test-tune lint wheel format check-locks \
-  sanitize sanitize-quick fuzz clean
+  sanitize sanitize-quick fuzz soak clean
 
 install: $(VENV)/installed
 
@@ -85,6 +85,11 @@ sanitize-quick: $(VENV)/test-packages
 SECONDS ?= 60
 fuzz: $(VENV)/test-packages
 	scripts/fuzz.sh $(SECONDS)
+
+# A fault every few seconds for MINUTES; needs root. Writes a table and a plot in build/soak.
+MINUTES ?= 60
+soak: $(VENV)/installed-for-tests
+	OMP_NUM_THREADS=1 PYTHONPATH=.:tests:tests/integration $(BIN)/python tests/integration/soak.py build/soak --minutes $(MINUTES)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info *.so libtorchbeast/*.so

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A long run in which something fails every few seconds: sudo make soak MINUTES=60
+
+Writes FOLDER/soak.csv, a row for each second, and FOLDER/soak.png. Ends with code 1 if the run did
+not recover from a fault within two minutes, if a rollout mixed two incarnations of an environment,
+or if the learner's memory grew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from network import Network, Weather
+from programs import Program, Workshop
+from test_network_faults import ENDLESS, Lab
+
+RECOVERED_S = 120.0  # after the end of a fault, with half a minute until it is noticed
+MOST_GROWTH = 0.2  # of the learner's memory, from the first quarter of the run to the last
+FIELDS = ["seconds", "fault", "live_streams", "steps_per_s", "learner_mib", "hosts_mib"]
+_HOSTS = ("one", "two")
+
+
+class Soak:
+    """Injects faults, and writes down every second how the run is."""
+
+    def __init__(self, lab: Lab, table: Path, seed: int) -> None:
+        self._lab, self._table, self._rng = lab, table, random.Random(seed)
+        self._began = time.monotonic()
+        self._fault = ""
+        self._ended = threading.Event()
+        self.rows: list[dict[str, float | str]] = []
+        self.recoveries: list[tuple[str, float]] = []  # fault, and seconds after its end
+        self._hosts = {name: lab.serve(name) for name in _HOSTS}
+        self._learner = lab.learn(*ENDLESS, "--checkpoint_interval", "10")
+        self._everyone = lab.streams()
+
+    def run(self, minutes: float) -> None:
+        """Injects one fault after the other until the time is up, then ends everything."""
+        recorder = threading.Thread(target=self._record)
+        recorder.start()
+        try:
+            while time.monotonic() < self._began + 60 * minutes:
+                time.sleep(self._rng.uniform(2.0, 6.0))
+                self._inject()
+        finally:
+            self._ended.set()
+            recorder.join()
+        self._lab.end(self._learner, *self._hosts.values())
+
+    def _inject(self) -> None:
+        faults: list[tuple[int, str, Callable[[], None]]] = [
+            (4, "link cut", self._cut),
+            (4, "bad weather", self._rain),
+            (3, "server frozen", self._freeze),
+            (1, "server killed", self._kill_server),
+            (2, "host restarted", self._restart_host),
+            (1, "learner killed", self._kill_learner),
+        ]
+        weights = [weight for weight, _, _ in faults]
+        _, self._fault, act = self._rng.choices(faults, weights)[0]
+        act()
+        since = time.monotonic()
+        while self._lab.streams() != self._everyone or not self._steps_go_on():
+            if time.monotonic() > since + RECOVERED_S:
+                raise AssertionError(f"not recovered from: {self._fault}\n{self._lab.row()}")
+            time.sleep(0.2)
+        self.recoveries.append((self._fault, time.monotonic() - since))
+        print(f"{self.recoveries[-1][1]:6.1f} s to recover from: {self._fault}", flush=True)
+        self._fault = ""
+
+    def _steps_go_on(self) -> bool:
+        before = self._lab.row()["step"]
+        time.sleep(1.0)
+        return self._lab.row()["step"] > before
+
+    def _cut(self) -> None:
+        host = self._rng.choice(_HOSTS)
+        self._lab.net.cut(host)
+        time.sleep(self._rng.choice([0.5, 2.0, 10.0, 45.0]))
+        self._lab.net.heal(host)
+
+    def _rain(self) -> None:
+        self._lab.net.weather = Weather(self._rng.uniform(0, 0.1), self._rng.uniform(0, 0.05))
+        time.sleep(self._rng.uniform(2.0, 10.0))
+        self._lab.net.weather = Weather()
+
+    def _freeze(self) -> None:
+        server = self._rng.choice(self._lab.workshop.servers())
+        server.suspend()
+        time.sleep(self._rng.choice([0.5, 5.0, 40.0]))
+        server.resume()
+
+    def _kill_server(self) -> None:
+        self._rng.choice(self._lab.workshop.servers()).kill()
+
+    def _restart_host(self) -> None:
+        name = self._rng.choice(_HOSTS)
+        self._end(self._hosts[name])
+        time.sleep(self._rng.uniform(0.0, 5.0))
+        self._hosts[name] = self._lab.serve(name)
+
+    def _kill_learner(self) -> None:
+        self._learner.send(signal.SIGKILL)
+        self._learner.end()
+        self._learner = self._lab.learn(*ENDLESS, "--checkpoint_interval", "10")
+
+    def _end(self, program: Program) -> None:
+        program.send(signal.SIGINT)
+        assert program.end(timeout=60) == 0, program.said
+
+    def _record(self) -> None:
+        before, since = 0.0, time.monotonic()
+        with self._table.open("w", newline="") as file:
+            writer = csv.DictWriter(file, FIELDS)
+            writer.writeheader()
+            while not self._ended.wait(1.0):
+                row, now = self._lab.row(), time.monotonic()
+                self.rows.append(
+                    {
+                        "seconds": round(now - self._began, 1),
+                        "fault": self._fault,
+                        "live_streams": row.get("live_streams", 0),
+                        "steps_per_s": round((row["step"] - before) / (now - since)),
+                        "learner_mib": _mib([self._learner.pid]),
+                        "hosts_mib": _mib([p.pid for p in self._lab.workshop.servers()]),
+                    }
+                )
+                before, since = row["step"], now
+                writer.writerow(self.rows[-1])
+                file.flush()
+
+
+def _mib(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        try:
+            total += psutil.Process(pid).memory_info().rss
+        except psutil.Error:  # it is being replaced
+            continue
+    return round(total / 2**20, 1)
+
+
+def growth(rows: list[dict[str, float | str]]) -> float:
+    """Returns by which share the learner's memory is larger in the last quarter than in the first.
+
+    Medians, because a learner that has just been started takes less.
+    """
+    taken = [float(row["learner_mib"]) for row in rows if float(row["learner_mib"]) > 0]
+    quarter = max(1, len(taken) // 4)
+    return statistics.median(taken[-quarter:]) / statistics.median(taken[:quarter]) - 1
+
+
+def plot(rows: list[dict[str, float | str]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    minutes = [float(row["seconds"]) / 60 for row in rows]
+    figure, axes = pyplot.subplots(3, 1, sharex=True, figsize=(10, 7))
+    for axis, name in zip(axes, ("steps_per_s", "live_streams", "learner_mib"), strict=True):
+        axis.plot(minutes, [float(row[name]) for row in rows], linewidth=0.7)
+        axis.set_ylabel(name)
+        axis.set_ylim(bottom=0)
+    for minute, row in zip(minutes, rows, strict=True):
+        if row["fault"]:
+            axes[1].axvspan(minute, minute + 1 / 60, color="tab:red", alpha=0.2, linewidth=0)
+    axes[-1].set_xlabel("minutes; red: a fault, until the run has recovered")
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
+
+
+@contextmanager
+def laboratory() -> Iterator[Lab]:
+    with tempfile.TemporaryDirectory() as folder, Network(["learner", *_HOSTS]) as net:
+        runtime = Path(folder) / "runtime"
+        runtime.mkdir(mode=0o700)
+        os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+        home = Path(folder) / "home"
+        home.mkdir()
+        workshop = Workshop(home, runtime)
+        try:
+            yield Lab(workshop, net, home)
+        finally:
+            workshop.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, help="for the table and the plot")
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    with laboratory() as lab:
+        soak = Soak(lab, given.folder / "soak.csv", given.seed)
+        soak.run(given.minutes)
+    plot(soak.rows, given.folder / "soak.png")
+    grown = growth(soak.rows)
+    slowest = max(soak.recoveries, key=lambda recovery: recovery[1])
+    print(
+        f"{len(soak.recoveries)} faults; the slowest recovery took {slowest[1]:.1f} s, from: "
+        f"{slowest[0]}; the learner's memory grew by {100 * grown:.1f} %"
+    )
+    return int(grown > MOST_GROWTH)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
