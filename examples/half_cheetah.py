@@ -18,7 +18,9 @@ from torchbeast.envs import make_pybullet_train_env
 from torchbeast.schemes import Scheme
 
 
-def main(log_dir: str = "/tmp/half_cheetah", target_steps: int = 1000000) -> None:
+def main(
+    log_dir: str = "/tmp/half_cheetah", target_steps: int = 1000000, seed: int | None = None
+) -> None:
     """Trains, and saves the agent now and then."""
     # 1. Environments
     train_envs_factory, action_space, obs_space = VecEnv.create_factory(
@@ -64,7 +66,7 @@ def main(log_dir: str = "/tmp/half_cheetah", target_steps: int = 1000000) -> Non
     scheme = Scheme(**params)
 
     # 6. Learner
-    learner = Learner(scheme, target_steps=target_steps, log_dir=log_dir)
+    learner = Learner(scheme, target_steps=target_steps, log_dir=log_dir, seed=seed)
     iterations = 0
     while not learner.done():
         learner.step()
