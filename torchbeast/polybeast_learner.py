@@ -104,6 +104,11 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
             f"--mode {flags.command.mode} plays in one process, but torchrun started "
             f"{replica.size}: start it without torchrun"
         )
+    if flags.fleet.env_servers is None and not replica.on_one_machine:
+        raise UsageError(
+            "learners on several machines cannot share servers that only one of them reaches: give "
+            "--env_servers, or start all learners on one machine"
+        )
     replica.check_can_share(flags.rollouts, flags.replay, flags.hardware)
     replica.check_same(flatten(flags))
 

@@ -69,6 +69,11 @@ class Replica:
         """Whether this rank keeps the log and the checkpoint."""
         return self.rank == 0
 
+    @property
+    def on_one_machine(self) -> bool:
+        """Whether all ranks are on this machine."""
+        return self._launch.local_size == self.size
+
     @contextmanager
     def words(
         self, words: Sequence[str], run_of: Callable[[Sequence[str]], RunConfig]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,7 @@ def store_of_torchrun(timeout_s: float) -> Any:
         store, rank, size = next(
             dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
         )
+        store = dist.PrefixStore(_attempt(), store)  # type: ignore[attr-defined]
         store.set(f"{_HERE}{rank}", "")
         while not store.check([f"{_HERE}{other}" for other in range(size)]):
             if time.monotonic() > deadline:
@@ -75,6 +77,16 @@ def store_of_torchrun(timeout_s: float) -> Any:
             f"the learners did not meet within {timeout_s:g} s ({str(error).splitlines()[0]})"
         ) from error
     return store
+
+
+def _attempt() -> str:
+    """Returns the name of this start of the ranks, which no later start finds keys of.
+
+    On one machine torchrun may keep its store when it starts the ranks again (--max_restarts). On
+    several it makes a new one, and counts its starts differently on each.
+    """
+    is_one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
+    return f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if is_one_machine else ''}"
 
 
 class TorchRanks:

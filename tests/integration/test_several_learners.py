@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two learners that torchrun starts, and environment servers of one machine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import psutil
+import pytest
+import torch
+from programs import Program, Workshop
+
+from torchbeast.reporting.log_files import read_logs
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--no-python"]
+SMALL = ["--batch_size", "4", "--unroll_length", "10", "--model", "mlp", "--xpid", "a"]
+LEARNING = r"steps ([1-9][\d,]*) of "
+
+
+@pytest.fixture
+def servers(workshop: Workshop) -> Program:
+    counts = ["--num_servers", "2", "--num_actors", "4"]
+    started = workshop.start("polybeast_env", "--env", "Catch", *counts)
+    started.wait_for("Serving 4 environments")
+    return started
+
+
+def saved_step(workshop: Workshop) -> int:
+    saved = torch.load(workshop.run_folder("a") / "model.tar", weights_only=True)
+    return saved["stats"]["step"]
+
+
+def learners(torchrun: Program) -> list[psutil.Process]:
+    """Returns the processes that torchrun has started, by rank."""
+    found = psutil.Process(torchrun.pid).children()
+    return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+
+
+def test_two_learners_share_the_servers_and_one_goes_on_with_their_run(
+    workshop: Workshop, servers: Program
+) -> None:
+    """An update is 40 steps with any number of learners."""
+    both = workshop.start("polybeast_learner", *SMALL, "--total_steps", "2000", by=TORCHRUN)
+    assert both.end() == 0, both.said
+    assert both.said.count("Found 4 environments of Catch, on 2 servers.") == 1
+    assert both.said.count("Its files are in") == 1, "one of them says so"
+    assert [path.name for path in (workshop.folder / "runs").iterdir() if path.is_dir()].count("a")
+    rows = list(read_logs(workshop.run_folder("a")))
+    assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(50)]
+    assert rows[-1]["live_streams"] == 4, "all streams, which each learner has a half of"
+    assert max(row["mean_episode_length"] for row in rows if "mean_episode_length" in row) == 9
+    assert saved_step(workshop) == 2000
+    code, said = workshop.run("polybeast_learner", "--xpid", "a", "--total_steps", "2400")
+    assert code == 0 and "at step 2,000" in said, said
+    assert [row["step"] for row in read_logs(workshop.run_folder("a"))][-1] == 2400
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=20) == 0, servers.said
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [0, 1])
+def test_torchrun_starts_all_learners_again_and_they_resume(
+    workshop: Workshop, servers: Program, killed: int
+) -> None:
+    restarts = [*TORCHRUN[:-1], "--max_restarts=1", TORCHRUN[-1]]
+    often = ["--checkpoint_interval", "1", "--total_steps", "20000"]
+    both = workshop.start("polybeast_learner", *SMALL, *often, by=restarts)
+    both.wait_for(LEARNING)
+    both.wait_for(LEARNING)
+    learners(both)[killed].kill()
+    resumed = int(both.wait_for(r"Resuming .* at step ([\d,]+)")[1].replace(",", ""))
+    assert both.end() == 0, both.said
+    assert 0 < resumed < 20_000 and saved_step(workshop) == 20_000
+    assert [row["step"] for row in read_logs(workshop.run_folder("a"))] == [*range(40, 20_001, 40)]
+
+
+@pytest.mark.long
+def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
+    workshop: Workshop, servers: Program
+) -> None:
+    many = [*TORCHRUN[:3], "--nproc_per_node=5", TORCHRUN[-1]]
+    five = workshop.start("polybeast_learner", *SMALL, "--batch_size", "5", by=many)
+    assert five.end() == 1
+    assert "5 learners need a stream of environments each" in five.said, five.said
+    assert "the servers have 4 streams" in five.said
