@@ -238,7 +238,11 @@ def _rate(
     pool = libtorchbeast.ActorPool(
         UNROLL_LENGTH, queue, batcher, streams, (), credentials=credentials
     )
-    bodies = pool.run, functools.partial(_answer, batcher), functools.partial(list, _each(queue))
+    bodies: list[Callable[[], None]] = [
+        pool.run,
+        functools.partial(_answer, batcher),
+        functools.partial(_drain, queue),
+    ]
     threads = [supervisor.start_thread(f"pool {i}", body) for i, body in enumerate(bodies)]
     while pool.count() < 4 * UNROLL_LENGTH * arguments.envs and not supervisor.wait(0.01):
         pass
@@ -260,16 +264,16 @@ def _answer(batcher: libtorchbeast.DynamicBatcher) -> None:
             batch.set_outputs(((np.zeros(tuple(reward.shape), np.int64),), ()))
 
 
-def _each(queue: libtorchbeast.BatchingQueue) -> Iterator[None]:
+def _drain(queue: libtorchbeast.BatchingQueue) -> None:
     for _ in queue:
-        yield None
+        pass
 
 
 def _cpu_seconds() -> float:
     """Returns the CPU time of this process and all that it started."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
-    return sum(found.user + found.system for found in times)
+    return float(sum(found.user + found.system for found in times))
 
 
 if __name__ == "__main__":

@@ -127,8 +127,8 @@ def test_a_stranger_who_says_nothing_is_sent_away(runtime_folder: Path) -> None:
         assert peer.is_closed()
 
 
-def test_an_endless_first_line_is_cut_off(door: OpenDoor) -> None:
-    with Peer(door.port) as peer:
+def test_an_endless_first_line_is_cut_off_before_its_time_is_over(runtime_folder: Path) -> None:
+    with opened(runtime_folder, handshake_s=1000.0) as door, Peer(door.port) as peer:
         peer.line()
         with contextlib.suppress(ConnectionError):
             for _ in range(1000):
