@@ -3,10 +3,13 @@
 
 python -m torchbeast.status                                        those of this user here
 python -m torchbeast.status HOST:PORT --tls_ca FILE --token_file FILE      on other machines
+python -m torchbeast.status --learner HOST:PORT --tls_ca FILE --token_file FILE
+                                                                   hosts that dial in to a learner
 """
 
 from __future__ import annotations
 
+import datetime
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,17 +18,19 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from torchbeast.cli.command_line import parse
-from torchbeast.core.checks import above
+from torchbeast.core.checks import above, require
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, exit_code_of
 from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.config import LearnerSecurityConfig, SecurityConfig
 from torchbeast.sources.servers.hosts import hosts
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.sources.servers.status import Status
+    from torchbeast.sources.tunnel.asking import KnownHost
 
 PROGRAM = "status"
 _UNIX = "unix:"
+_OF_HOSTS = ("host", "state", "servers", "connections", "since")
 _COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "since")
 
 
@@ -36,16 +41,23 @@ class StatusConfig:
     servers: Annotated[str, tyro.conf.Positional] = ""
     """HOST:PORT of the first server of a machine, several as in --env_servers of
     polybeast_learner, or unix:BASENAME. Default: the servers of this user on this machine."""
+    learner: str | None = None
+    """HOST:PORT of a learner to which hosts dial in (polybeast_learner --listen): show the hosts
+    that it knows."""
     timeout: float = 5.0
     """Seconds to wait for each server."""
 
     def __post_init__(self) -> None:
         above(0, timeout=self.timeout)
+        require(
+            self.learner is None or not self.servers,
+            f"learner shows the hosts of a learner, {self.servers} are servers: give either",
+        )
 
     @property
     def is_here(self) -> bool:
         """Whether the servers are reached by sockets on this machine."""
-        return not self.servers or self.servers.startswith(_UNIX)
+        return self.learner is None and (not self.servers or self.servers.startswith(_UNIX))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +71,12 @@ class StatusFlags:
         if self.asked.is_here:
             self.security.check_unused("HOST:PORT")
         else:
-            self.security.connecting("HOST:PORT", "the servers'")
+            self.security_of_others()
+
+    def security_of_others(self) -> LearnerSecurityConfig:
+        """Returns the protection of connections to other machines."""
+        flag = "HOST:PORT" if self.asked.learner is None else "--learner"
+        return self.security.connecting(flag, "the servers'")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,24 +85,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: StatusFlags) -> int:
-    """Asks the servers and prints a line for each."""
+    """Asks the servers, or the learner for its hosts, and prints a line for each."""
+    if flags.asked.learner is not None:
+        return _show_hosts(flags.asked.learner, flags.security_of_others(), flags.asked.timeout)
     from torchbeast.sources.servers.discovery import Asking
     from torchbeast.sources.servers.status import ask
 
     asked = flags.asked
     basenames = [asked.servers or user_basename()] if asked.is_here else hosts(asked.servers)
-    is_here = asked.is_here
-    security = None if is_here else flags.security.connecting("HOST:PORT", "the servers'")
+    security = None if asked.is_here else flags.security_of_others()
     found = ask(basenames, Asking(asked.timeout, security=security))
     print(table(found))
     return EXIT_FAILURE if any(server.error for server in found) else EXIT_DONE
 
 
+def _show_hosts(learner: str, security: LearnerSecurityConfig, timeout: float) -> int:
+    from torchbeast.sources.tunnel.asking import ask
+    from torchbeast.sources.tunnel.way import Way
+
+    known = ask(Way(learner, security), timeout)
+    print(_lines([_OF_HOSTS, *map(_row_of_host, known)]) if known else "no host has dialled in yet")
+    return EXIT_DONE
+
+
+def _row_of_host(host: KnownHost) -> tuple[str, ...]:
+    since = datetime.datetime.now() - datetime.timedelta(seconds=host.seconds)
+    state = "here" if host.is_here else "away"
+    numbers = f"{host.servers:,}", f"{host.connections:,}"
+    return (host.label, state, *numbers, since.isoformat(" ", "seconds"))
+
+
 def table(servers: Sequence[Status]) -> str:
     """Returns one line for each server, below a heading."""
     rows = [_COLUMNS, *(_row(server) for server in servers if not server.error)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [_line(row, widths) for row in rows if len(rows) > 1]
+    lines = [_lines(rows)] if len(rows) > 1 else []
     lines += [server.error for server in servers if server.error]
     return "\n".join(lines)
 
@@ -100,6 +133,11 @@ def _row(server: Status) -> tuple[str, ...]:
         f"{server.steps:,}",
         "" if server.since is None else server.since.isoformat(" ", "seconds"),
     )
+
+
+def _lines(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(_line(row, widths) for row in rows)
 
 
 def _line(row: Sequence[str], widths: Sequence[int]) -> str:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes the files that protect PolyBeast across machines: an authority, certificates, a token.
 
-python -m torchbeast.keys --hosts actors1.lab,actors2.lab,10.0.0.7
+python -m torchbeast.keys --hosts actors1.lab,actors2.lab,10.0.0.7      that the learner connects to
+python -m torchbeast.keys --hosts learner.lab                           to which hosts dial in
 
 Needs the package cryptography: pip install 'torchbeast[tls]'.
 """
@@ -39,7 +40,7 @@ def run(config: KeysConfig) -> int:
 
     hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
     if not hosts:
-        raise UsageError("give --hosts: the names that learners will use, such as actors1.lab")
+        raise UsageError("give --hosts: the names of machines that listen, such as actors1.lab")
     names, folder = certificates.names_of(hosts), Path(config.folder).expanduser()
     _make_folder(folder)
     authority = _authority(folder)
@@ -117,6 +118,11 @@ On each of {", ".join(hosts)}, in the folder with these files:
       --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
 For the learner:
   python -m torchbeast.polybeast_learner --env_servers {asked} --tls_ca ca.pem \\
+      --tls_cert client.pem --tls_key client-key.pem --token_file token
+If {hosts[0]} is the learner's machine, to which hosts dial in, the two sides change places:
+  python -m torchbeast.polybeast_learner --listen 0.0.0.0:{_PORT} --tls_cert server.pem \\
+      --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
+  python -m torchbeast.polybeast_env --learner {_in_address(hosts[0])}:{_PORT} --tls_ca ca.pem \\
       --tls_cert client.pem --tls_key client-key.pem --token_file token
 The certificates are valid for {days} days; this command makes new ones of the same authority."""
 

@@ -15,8 +15,9 @@ class KeysConfig:
     """The files to make."""
 
     hosts: str = ""
-    """Names and addresses of the machines of environment servers, separated by commas, just as
-    learners will name them in --env_servers, but without ports."""
+    """Names and addresses of the machines that listen, separated by commas and without ports: of
+    environment servers, just as learners will name them in --env_servers; or of the learner, just
+    as hosts that dial in will name it in --learner."""
     folder: str = "torchbeast-keys"
     """Where the files go. An authority and a token that are there are used again; certificates
     are replaced."""

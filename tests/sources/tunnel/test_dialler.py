@@ -16,6 +16,7 @@ from background import SOON, Background, wait_for
 from doors import TOKEN, learner, opened
 from keys_of_tests import Keys, write
 
+from torchbeast import status
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
 from torchbeast.sources.tunnel import dialler as dialler_module
@@ -250,3 +251,34 @@ def test_it_stops_while_it_dials_and_leaves_no_thread(echo: Echo, keys: Keys) ->
         with second:
             host.close()
         wait_for(lambda: threading.active_count() <= before)
+
+
+def test_the_hosts_of_a_learner_are_shown(
+    runtime_folder: Path, echo: Echo, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--tls_ca", keys.ca, "--token_file", keys.token]
+    with opened(runtime_folder, of_door(keys)) as door:
+        where = ["--learner", f"localhost:{door.port}", *files]
+        assert status.main(where) == 0
+        assert capsys.readouterr().out == "no host has dialled in yet\n"
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys))):
+            visit = door.visit()
+            with learner(visit.addresses[0]) as ours:
+                ours.sendall(b"x")
+                assert ours.recv(1) == b"x"
+                assert status.main(where) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said[0].split() == ["host", "state", "servers", "connections", "since"]
+        assert said[1].split()[:4] == [visit.label, "here", "1", "1"]
+
+
+def test_a_learner_that_does_not_tell_its_hosts_is_a_failure(
+    runtime_folder: Path, keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = write(tmp_path / "other", "another-token-of-this-test")
+    with opened(runtime_folder, of_door(keys)) as door:
+        where = ["--learner", f"localhost:{door.port}", "--tls_ca", keys.ca]
+        assert status.main([*where, "--token_file", other]) == 1
+        assert "this learner admits only hosts with its token" in capsys.readouterr().err
+    assert status.main([*where, "--token_file", keys.token]) == 1
+    assert f"no learner answers at localhost:{door.port}" in capsys.readouterr().err

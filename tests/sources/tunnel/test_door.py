@@ -354,6 +354,7 @@ def test_whoever_has_the_token_may_ask_who_is_there(door: OpenDoor) -> None:
         peer.line()
         peer.say(b"token " + TOKEN, b"status")
         assert peer.line() == b"a here 2 0 0"
+        assert peer.line() == b"end"
         assert peer.is_closed()
 
 

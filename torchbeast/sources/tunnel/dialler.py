@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import random
 import secrets
 import socket
@@ -17,10 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import LearnerSecurityConfig
-from torchbeast.sources.servers.handshake import explain
-from torchbeast.sources.tunnel import tls
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import (
     BEAT,
@@ -35,12 +31,11 @@ from torchbeast.sources.tunnel.messages import (
     SpareHello,
     admitted_as,
     as_name,
-    check_banner,
     host_line,
     raise_if_refused,
     spare_line,
-    token_line,
 )
+from torchbeast.sources.tunnel.way import Way
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
 
@@ -65,15 +60,7 @@ class Dialler:
 
         Raises UsageError for files that cannot be used.
         """
-        from torchbeast.sources.servers.credentials import learner_credentials, read_token
-
-        learner_credentials(files)  # says what is wrong with them
-        self._door, self._files, self._tell = door, files, tell
-        self._token = "" if files.token_file is None else read_token(files.token_file)
-        self._tls = tls.of_host(files)
-        where, self._port = host_and_port(door)
-        name, _, host = where.rpartition("@")
-        self._host, self._tls_name = host.strip("[]"), (name or host).strip("[]")
+        self._way, self._door, self._tell = Way(door, files), door, tell
         self._sockets = list(sockets)
         self._hello = HostHello(as_name(socket.gethostname()), secrets.token_hex(16), len(sockets))
         self._was_there = False  # the learner, at least once
@@ -173,28 +160,16 @@ class Dialler:
         """
         connection = self._new()
         try:
-            await asyncio.wait_for(self._greet(connection), HANDSHAKE_S)
+            await asyncio.wait_for(self._way.greet(connection), HANDSHAKE_S)
         except BaseException:
             self._drop(connection)
             raise
         return connection
 
-    async def _greet(self, connection: Connection) -> None:
-        await asyncio.get_running_loop().create_connection(
-            lambda: connection,
-            self._host,
-            self._port,
-            ssl=self._tls,
-            server_hostname=None if self._tls is None else self._tls_name,
-        )
-        check_banner(await connection.line())
-        connection.send(token_line(self._token))
-
     async def _explain(self) -> None:
         """Raises RunError or UsageError if the next attempt must fail like this one."""
-        ask = functools.partial(explain, self._door, self._files)
         try:
-            await asyncio.get_running_loop().run_in_executor(None, ask)
+            await asyncio.get_running_loop().run_in_executor(None, self._way.explain)
         except UsageError:  # a name without an address, which may have one again
             if not self._was_there:
                 raise

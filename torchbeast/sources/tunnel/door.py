@@ -21,6 +21,7 @@ from pathlib import Path
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import (
     BANNER,
+    END,
     HANDSHAKE_S,
     Hello,
     HostHello,
@@ -155,6 +156,7 @@ class Door:
         else:
             for place in self._places.values():
                 connection.send(_told(place))
+            connection.send(END)
             connection.close()
 
     async def _admit_host(self, hello: HostHello, control: Connection) -> None:

@@ -10,6 +10,7 @@ r"""What a host and the door say to each other: lines of words, before bytes are
     "ended" when the learner ends
     to a spare: "go"
     what follows belongs to the server
+    who asks for the status: "LABEL here|away SERVERS CONNECTIONS SECONDS" for each host, "end"
 
 In place of an answer "refused SENTENCE" ends a connection for good, and "later SENTENCE" for now.
 Nothing that a peer says is used before a regular expression has matched all of its line.
@@ -25,7 +26,7 @@ from torchbeast.sources.servers.config import MAX_TOKEN
 
 VERSION = 1
 BANNER = b"torchbeast door %d" % VERSION
-BEAT, ENDED, GO = b"beat", b"ended", b"go"
+BEAT, ENDED, GO, END = b"beat", b"ended", b"go", b"end"
 MAX_LINE = MAX_TOKEN + 24  # bytes
 MAX_SERVERS = 999  # of one host
 

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to a door: its address, and the TLS and token with which one gets in."""
+
+from __future__ import annotations
+
+import asyncio
+
+from torchbeast.sources.servers.addresses import host_and_port
+from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.handshake import explain
+from torchbeast.sources.tunnel import tls
+from torchbeast.sources.tunnel.connection import Connection
+from torchbeast.sources.tunnel.messages import check_banner, token_line
+
+
+class Way:
+    """How to reach one door. It has no state, so any thread may use it."""
+
+    def __init__(self, door: str, files: LearnerSecurityConfig) -> None:
+        """Reads the files. door: HOST:PORT, or NAME@HOST:PORT with the name in its certificate.
+
+        Raises UsageError for files that cannot be used.
+        """
+        from torchbeast.sources.servers.credentials import learner_credentials, read_token
+
+        learner_credentials(files)  # says what is wrong with them
+        self.door = door
+        self._files = files
+        self._token = "" if files.token_file is None else read_token(files.token_file)
+        self._tls = tls.of_host(files)
+        where, self._port = host_and_port(door)
+        name, _, host = where.rpartition("@")
+        self._host, self._name = host.strip("[]"), (name or host).strip("[]")
+
+    async def greet(self, connection: Connection) -> None:
+        """Connects, and sends the token once a door has answered.
+
+        Raises OSError or ValueError if nothing does, RefusedError if something else does.
+        """
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection,
+            self._host,
+            self._port,
+            ssl=self._tls,
+            server_hostname=None if self._tls is None else self._name,
+        )
+        check_banner(await connection.line())
+        connection.send(token_line(self._token))
+
+    def explain(self) -> None:
+        """Raises RunError or UsageError if waiting does not help to reach the door; may block for
+        seconds.
+        """
+        explain(self.door, self._files)
