@@ -196,8 +196,13 @@ class ActorPool:
     action, and the agent output that contained the action; row 0 repeats row T of the previous
     rollout.
 
+    Streams may be added and removed at any time. A stream that was lost, or whose environments
+    failed, connects again and gets new environments; a stream whose environments fail too often is
+    retired. run() says which failures end it instead.
+
     The item's `info` is a dict. "stream" and "rollout", int64 [1, B], number the environment and
-    its rollouts, from 0, with a number left out where the stream was lost; "policy_version" is
+    its rollouts, from 0, with a number left out where the stream was lost or its environments
+    failed; streams that are added get numbers that no environment had before. "policy_version" is
     int64, "terminated", "truncated" and "episode_end" are bool, [T + 1, B]; "final_observation" has
     leaves [1, K, ...], by column, then by row.
     """
@@ -215,6 +220,7 @@ class ActorPool:
         connect_timeout_s: float = 60.0,
         step_timeout_s: float = 600.0,
         reconnect_timeout_s: float = 60.0,
+        min_streams: int = 0,
         credentials: Credentials | None = None,
     ) -> None:
         """Makes a pool; run() connects it.
@@ -230,20 +236,43 @@ class ActorPool:
             connect_timeout_s: time for each server to become reachable at the start; a connection
                 lost before its first step is retried until then.
             step_timeout_s: time for one step.
-            reconnect_timeout_s: time after which a lost stream ends the run if fewer than half of
-                the streams are connected.
+            reconnect_timeout_s: time after which too few connected streams end the run.
+            min_streams: how many must be connected, and not retired. 0: half of the streams that
+                the pool has at the time, at least one.
             credentials: for all servers; None: TCP is neither encrypted nor authenticated.
 
         Raises ValueError for invalid arguments.
         """
 
-    def run(self) -> None:
+    def run(self, report: Callable[[str], object] | None = None) -> None:
         """Collects until queue or batcher are closed. Call it once.
 
-        Closes both and raises the first failure that reconnecting cannot fix, with the server's
-        address: RuntimeError with an environment's traceback, ConnectionError, TimeoutError,
-        ValueError for invalid data from servers or agent, AsyncError if a batch was dropped. Does
-        not wait for batches that are still unanswered.
+        report: called in this thread with a message about each failure of environments that does
+            not end the run.
+
+        Closes both and raises the first failure that another connection cannot fix, with the
+        server's address: RuntimeError with an environment's traceback, ConnectionError,
+        TimeoutError, ValueError for invalid data from servers or agent, AsyncError if a batch was
+        dropped. Does not wait for batches that are still unanswered.
+
+        Environments that raise, or take longer than step_timeout_s, end the run if their stream has
+        not completed a rollout yet, unless it was added while the pool ran. Otherwise the stream
+        gets new ones. It is retired after five such failures within ten minutes, or after ten
+        connections in a row that ended before their first rollout.
+        """
+
+    def add(self, env_server_addresses: Sequence[str]) -> None:
+        """Adds a stream for each address, at any time, with the credentials of the others.
+
+        A server that does not answer is tried again until it does. Does nothing once run() has
+        ended.
+        """
+
+    def remove(self, env_server_address: str) -> int:
+        """Removes the streams of the server at this address; returns their number.
+
+        Does not wait: they drop their unfinished rollouts and end within 250 ms, or once the queue
+        has room for a finished one.
         """
 
     def count(self) -> int:
@@ -257,6 +286,12 @@ class ActorPool:
 
     def lost_streams(self) -> int:
         """Returns the number of times that a stream was lost."""
+
+    def restarted_streams(self) -> int:
+        """Returns the number of times that a stream's environments failed and it got new ones."""
+
+    def retired_streams(self) -> int:
+        """Returns the number of streams that are retired, and not removed."""
 
     def away_streams(self) -> list[tuple[str, float]]:
         """Returns address, and seconds since the loss, of each stream lost at this moment."""

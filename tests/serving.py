@@ -61,7 +61,8 @@ class Game:
         )
         self._rollouts = self.queue.with_info()
         self._agent = Background(self._answer, agent)
-        self._run = Background(self.pool.run)
+        self.reports: list[str] = []
+        self._run = Background(self.pool.run, self.reports.append)
 
     def rollout(self) -> tuple[Any, Any]:
         """Returns the next rollout, (nest, info); raises the error of run() if none can come."""

@@ -172,12 +172,12 @@ NOTHING = {
 
 
 class Raises(Numbered):
-    """Fails in its 20th step."""
+    """Fails in its third step, before a source may go on without it."""
 
     env_id = "source_envs:Raises"
 
     def step(self, action: Any) -> VecStep:
-        if self._time == 20:
+        if self._time == 3:
             raise KeyError("the joystick is gone")
         return super().step(action)
 

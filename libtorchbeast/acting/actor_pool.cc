@@ -12,8 +12,6 @@
 namespace torchbeast {
 namespace {
 
-constexpr std::chrono::milliseconds kFirstPause(100);  // before a reconnection
-constexpr std::chrono::milliseconds kLongestPause(5000);
 // In place of the number of a connection: the seed of a stream's pauses.
 constexpr std::uint64_t kPauses = std::numeric_limits<std::uint64_t>::max() - 1;
 // How long streams have to end cleanly before they are cancelled.
@@ -55,30 +53,24 @@ void check_agent_answer(const ArrayNest& outputs) {
   }
 }
 
-// Makes the error for a server whose connections never last until a rollout is complete.
-LostStream fruitless_error(const LostStream& last, int connections) {
-  return LostStream(std::string(last.what()) + "; this was connection " +
-                    std::to_string(connections) +
-                    " in a row that ended before its first rollout: look into that server's log");
-}
-
-// Makes the error for a server whose connections never last until the first step.
-LostStream never_up_error(const LostStream& last, std::uint64_t connections,
-                          std::chrono::milliseconds timeout) {
-  return LostStream(std::string(last.what()) + "; this was connection " +
-                    std::to_string(connections) + ", and none brought a first step within " +
-                    std::to_string(timeout.count()) + " ms: look into that server's log");
+std::string within(std::chrono::milliseconds window, int failures) {
+  return "failure " + std::to_string(failures) + " within " + to_string(window);
 }
 
 // Adds the stream and its server's address to the message of an error in inference or in its
 // outputs. Errors from the server name the address already.
 template <typename Error>
-Error with_stream(const Error& error, std::size_t index, const std::string& address) {
+Error with_stream(const Error& error, std::int64_t number, const std::string& address) {
   const std::string message = error.what();
   if (message.find(address) != std::string::npos) return error;
-  return Error(message + " (stream " + std::to_string(index) + ", of the environment server at " +
+  return Error(message + " (stream " + std::to_string(number) + ", of the environment server at " +
                address + ")");
 }
+
+// ActorPool::remove() was called for the stream.
+struct StreamRemoved : std::runtime_error {
+  StreamRemoved() : std::runtime_error("the stream was removed") {}
+};
 
 // Counts a stream as live for a scope.
 class Alive {
@@ -94,15 +86,16 @@ class Alive {
 
 }  // namespace
 
-ActorPool::Registration::Registration(ActorPool* pool, EnvStream* stream)
-    : pool_(pool), stream_(stream) {
+ActorPool::Registration::Registration(ActorPool* pool, const Stream& stream, EnvStream* connection)
+    : pool_(pool), number_(stream.number) {
   MutexLock lock(pool_->mutex_);
-  pool_->streams_.insert(stream_);
+  if (stream.is_removed) throw StreamRemoved();
+  pool_->members_.at(number_).connection = connection;
 }
 
 ActorPool::Registration::~Registration() {
   MutexLock lock(pool_->mutex_);
-  pool_->streams_.erase(stream_);
+  pool_->members_.at(number_).connection = nullptr;
 }
 
 ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
@@ -111,9 +104,7 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
     : options_(std::move(options)),
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
-      initial_agent_state_(std::move(initial_agent_state)),
-      clocks_(options_.endpoints.size()),
-      away_since_(options_.endpoints.size()) {
+      initial_agent_state_(std::move(initial_agent_state)) {
   if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
   if (inference_batcher_ == nullptr) {
     throw std::invalid_argument("inference_batcher must not be None");
@@ -125,6 +116,12 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
   if (options_.endpoints.empty()) {
     throw std::invalid_argument("env_server_addresses must name at least one server");
   }
+  const auto count = static_cast<std::int64_t>(options_.endpoints.size());
+  if (options_.min_streams < 0 || options_.min_streams > count) {
+    throw std::invalid_argument("min_streams must be at most the number of streams, " +
+                                std::to_string(count) + ", got " +
+                                std::to_string(options_.min_streams));
+  }
   nest::for_each(
       [](const Array& leaf) {
         if (leaf.ndim() >= 2 && leaf.size(1) == 1) return;
@@ -133,134 +130,226 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
             to_string(leaf.shape()));
       },
       initial_agent_state_);
+  for (const Endpoint& endpoint : options_.endpoints) enrol(endpoint);
 }
 
-void ActorPool::run(const std::function<void()>& poll) {
+void ActorPool::run(const std::function<void()>& poll, const Report& report) {
   if (ran_.exchange(true)) throw std::runtime_error("ActorPool.run() may be called once only");
-  {
-    MutexLock lock(mutex_);
-    running_ = options_.endpoints.size();
-  }
-  std::vector<std::thread> threads;
   try {
-    for (std::size_t i = 0; i < options_.endpoints.size(); ++i) {
-      threads.emplace_back([this, i] { run_stream(i); });
-    }
-    watch(poll);
+    watch(poll, report);
   } catch (...) {  // threads must be joined even if poll(), or starting one of them, throws
     fail(std::current_exception());
-    MutexLock lock(mutex_);
-    running_ -= options_.endpoints.size() - threads.size();
   }
   cancel_until_ended();
-  for (std::thread& thread : threads) thread.join();
+  join_ended_streams();
+  tell(report);
   MutexLock lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
 }
 
-void ActorPool::run_stream(std::size_t index) noexcept {
+// ---- Streams that come and go
+// --------------------------------------------------------------------
+
+void ActorPool::add(const std::vector<std::string>& addresses) {
+  const Credentials& credentials = options_.endpoints.front().credentials;
+  MutexLock lock(mutex_);
+  if (stopped_) return;
+  for (const std::string& address : addresses) enrol({address, credentials});
+  changed_.notify_all();
+}
+
+void ActorPool::enrol(Endpoint endpoint) {
+  const std::int64_t number = next_number_++;
+  auto stream = std::unique_ptr<Stream>(
+      new Stream{.number = number, .endpoint = std::move(endpoint), .joins_late = ran_});
+  members_.emplace(number, Member{.stream = std::move(stream)});
+}
+
+std::int64_t ActorPool::remove(const std::string& address) {
+  std::int64_t count = 0;
+  MutexLock lock(mutex_);
+  for (auto& [number, member] : members_) {
+    if (member.stream->endpoint.address != address || member.stream->is_removed) continue;
+    member.stream->is_removed = true;
+    member.cancel_at = Clock::now() + kGrace;
+    ++count;
+  }
+  changed_.notify_all();
+  return count;
+}
+
+void ActorPool::start_new_streams() {
+  MutexLock lock(mutex_);
+  if (stopped_) return;
+  for (auto& [number, member] : members_) {
+    if (member.has_started || member.stream->is_removed) continue;
+    member.thread = std::thread([this, stream = member.stream.get()] { run_stream(stream); });
+    member.has_started = true;
+    ++running_;
+  }
+}
+
+// Joins the threads that have ended, and forgets the streams that are removed.
+void ActorPool::join_ended_streams() {
+  MutexLock lock(mutex_);
+  for (auto next = members_.begin(); next != members_.end();) {
+    const auto current = next++;
+    Member& member = current->second;
+    if (member.has_started && !member.has_ended) continue;
+    if (member.thread.joinable()) member.thread.join();  // at once: it needs no lock any more
+    if (!member.stream->is_removed) continue;
+    past_times_ += member.stream->clock.times();
+    members_.erase(current);
+  }
+}
+
+void ActorPool::cancel_late_streams() {
+  const auto now = Clock::now();
+  MutexLock lock(mutex_);
+  for (auto& [number, member] : members_) {
+    if (member.connection == nullptr) continue;
+    member.connection->cancel_if_overdue();
+    if (member.stream->is_removed && now >= member.cancel_at) member.connection->cancel();
+  }
+}
+
+// ---- The thread of a stream
+// ----------------------------------------------------------------------
+
+void ActorPool::run_stream(Stream* stream) noexcept {
   try {
-    keep_playing(index);
+    keep_playing(stream);
   } catch (const ClosedBatchingQueue&) {  // the normal end
     stop();
-  } catch (const StreamCancelled&) {  // the pool is stopping already
-    stop();
+  } catch (const StreamCancelled&) {  // the pool is stopping already, or the stream is removed
+    if (!stream->is_removed) stop();
   } catch (...) {
-    fail(std::current_exception());
+    if (!stream->is_removed) fail(std::current_exception());
   }
-  clocks_[index].enter(Stage::kNone);
+  stream->clock.enter(Stage::kNone);
   MutexLock lock(mutex_);
+  members_.at(stream->number).has_ended = true;
   --running_;
   changed_.notify_all();
 }
 
-ActorPool::History::History(std::uint64_t seed) : backoff(kFirstPause, kLongestPause, seed) {}
-
-// Plays one stream until the pool stops, and reconnects if the stream is lost.
-void ActorPool::keep_playing(std::size_t index) {
-  History history(derived_seed(options_.seed, index, kPauses));
-  for (std::uint64_t attempt = 0;; ++attempt) {
-    Connection connection{
-        .attempt = attempt, .timeout = patience(history), .first_rollout = history.next_rollout};
+// Plays one stream until the pool stops, and connects again if the stream is lost or its
+// environments fail. Returns if the stream is retired.
+void ActorPool::keep_playing(Stream* stream) {
+  const auto number = static_cast<std::uint64_t>(stream->number);
+  StreamHistory history(options_.retries, derived_seed(options_.seed, number, kPauses),
+                        stream->joins_late);
+  std::optional<EnvDescription> described;  // by the first connection that came up
+  for (bool goes_on = true; goes_on;) {
     try {
-      play(index, &connection, &history);
+      play(stream, &history, &described);
     } catch (const LostStream& lost) {
       if (closed()) throw ClosedBatchingQueue("the pool stopped");  // the loss no longer matters
-      if (connection.came_up) away_since_[index] = Clock::now().time_since_epoch().count();
-      judge(lost, connection, &history);
+      if (history.is_up()) ++lost_;
+      goes_on = obey(history.lost(), lost, stream, history);
+    } catch (const EnvironmentFailure& failure) {
+      goes_on = obey(history.failed(), failure, stream, history);
+    } catch (const Unresponsive& hanging) {
+      goes_on = obey(history.failed(), hanging, stream, history);
     }
-    clocks_[index].enter(Stage::kEnvironment);
-    pause_or_give_up(history.pause);
   }
 }
 
-// Returns how long the next connection may take.
-std::chrono::milliseconds ActorPool::patience(const History& history) const {
-  if (history.came_up) return std::min(kLongestPause, options_.reconnect_timeout);
-  const auto waited = Clock::now() - history.away_since;
-  return std::chrono::ceil<std::chrono::milliseconds>(options_.connect_timeout - waited);
+// Does what follows a connection that ended with this error: waits for the next one, retires the
+// stream and returns false, or throws the error, which ends the run.
+template <typename Error>
+bool ActorPool::obey(const Verdict& verdict, const Error& error, Stream* stream,
+                     const StreamHistory& history) {
+  if (stream->is_removed) throw StreamRemoved();
+  const Error whole(error.what() + verdict.why);
+  if (verdict.next == Verdict::Next::kEndRun) throw whole;
+  if (verdict.next == Verdict::Next::kRetire) {
+    retire(stream, verdict, whole);
+    return false;
+  }
+  note_end(stream, verdict, whole.what(), history.may_be_away());
+  stream->clock.enter(Stage::kEnvironment);
+  pause(*stream, history.pause());
+  return true;
 }
 
-// Records a lost connection. Throws if another attempt would be pointless.
-void ActorPool::judge(const LostStream& lost, const Connection& connection, History* history) {
-  const bool was_fruitful = connection.rollouts > 0;
-  if (was_fruitful) history->next_rollout += connection.rollouts + 1;
-  if (was_fruitful) history->backoff.restart();
-  history->pause = history->backoff.next();
-  if (connection.came_up) {
-    ++lost_;
-    history->came_up = true;
-    history->away_since = Clock::now();
-    history->fruitless = was_fruitful ? 0 : history->fruitless + 1;
+// Records the end of a connection that another one follows.
+void ActorPool::note_end(Stream* stream, const Verdict& verdict, const std::string& error,
+                         bool is_away) {
+  if (is_away && stream->away_since == 0) {
+    stream->away_since = Clock::now().time_since_epoch().count();
   }
-  if (history->fruitless >= options_.fruitless_connections) {
-    throw fruitless_error(lost, history->fruitless);
-  }
-  const auto away = Clock::now() - history->away_since;
-  if (history->came_up) {
-    if (away >= options_.reconnect_timeout && !enough_streams_live()) throw lost;
-  } else if (away + history->pause >= options_.connect_timeout) {
-    if (connection.attempt == 0) throw lost;
-    throw never_up_error(lost, connection.attempt + 1, options_.connect_timeout);
-  }
+  if (verdict.failures > 0) ++restarted_;
+  MutexLock lock(mutex_);
+  last_end_ = error;
+  if (verdict.failures == 0) return;
+  reports_.push_back("stream " + std::to_string(stream->number) + " gets new environments after " +
+                     within(options_.retries.failure_window, verdict.failures) +
+                     ", and is retired after " + std::to_string(options_.retries.failures) + ": " +
+                     error);
 }
 
-bool ActorPool::enough_streams_live() const {
-  return 2 * live_ >= static_cast<std::int64_t>(options_.endpoints.size());
+// Throws the error, which ends the run, if too few streams are left.
+template <typename Error>
+void ActorPool::retire(Stream* stream, const Verdict& verdict, const Error& error) {
+  MutexLock lock(mutex_);
+  members_.at(stream->number).is_retired = true;
+  const Strength left = strength();
+  std::string report = "stream " + std::to_string(stream->number) + " is retired";
+  if (verdict.failures > 0) {
+    report += " after " + within(options_.retries.failure_window, verdict.failures);
+  }
+  report += ", " + std::to_string(left.unretired) + " of " + std::to_string(left.all) +
+            " streams are left";
+  if (left.unretired < needed(left)) {
+    throw Error(report + ", and the run needs " + std::to_string(needed(left)) +
+                " (min_streams): " + error.what());
+  }
+  reports_.push_back(report + ": " + error.what());
 }
 
 // Waits before the next connection. Throws ClosedBatchingQueue if the pool stops meanwhile.
-void ActorPool::pause_or_give_up(std::chrono::milliseconds pause) {
+void ActorPool::pause(const Stream& stream, std::chrono::milliseconds pause) {
   const auto until = Clock::now() + pause;
   MutexLock lock(mutex_);
-  while (!stopped_ && Clock::now() < until) changed_.wait_until(mutex_, until);
+  while (!stopped_ && !stream.is_removed && Clock::now() < until) {
+    changed_.wait_until(mutex_, until);
+  }
   if (stopped_) throw ClosedBatchingQueue("the pool stopped");
+  if (stream.is_removed) throw StreamRemoved();
 }
 
 // Plays one connection until it ends.
-void ActorPool::play(std::size_t index, Connection* connection, History* history) {
-  const std::string& address = options_.endpoints[index].address;
-  clocks_[index].enter(Stage::kEnvironment);
-  EnvStream stream(options_.endpoints[index], options_.step_timeout, history->described);
-  const Registration registration(this, &stream);
-  StreamStep first =
-      stream.connect(derived_seed(options_.seed, index, connection->attempt), connection->timeout);
-  connection->came_up = true;
-  if (!history->described) history->described = stream.description();
-  away_since_[index] = 0;
+void ActorPool::play(Stream* stream, StreamHistory* history,
+                     std::optional<EnvDescription>* described) {
+  const std::string& address = stream->endpoint.address;
+  stream->clock.enter(Stage::kEnvironment);
+  EnvStream connection(stream->endpoint, options_.step_timeout, *described);
+  const Registration registration(this, *stream, &connection);
+  const auto number = static_cast<std::uint64_t>(stream->number);
+  StreamStep first = connection.connect(derived_seed(options_.seed, number, history->connection()),
+                                        history->patience());
+  history->came_up();
+  if (!*described) *described = connection.description();
+  stream->away_since = 0;
   const DynamicBatcher::Caller caller(inference_batcher_.get());
   const Alive alive(&live_);
   try {
-    step_until_stopped(&stream, index, std::move(first), connection);
+    step_until_stopped(&connection, stream, std::move(first), history);
   } catch (const ClosedBatchingQueue&) {
-    stream.close();
+    connection.close();
+    throw;
+  } catch (const StreamRemoved&) {
+    connection.close();
+    throw;
+  } catch (const Unresponsive&) {
     throw;
   } catch (const AsyncError& error) {
-    throw with_stream(error, index, address);
+    throw with_stream(error, stream->number, address);
   } catch (const TimeoutError& error) {
-    throw with_stream(error, index, address);
+    throw with_stream(error, stream->number, address);
   } catch (const std::invalid_argument& error) {
-    throw with_stream(error, index, address);
+    throw with_stream(error, stream->number, address);
   }
 }
 
@@ -270,33 +359,34 @@ Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
   return answer;
 }
 
-// Ends with an exception: ClosedBatchingQueue at the normal end, another for a failure. Counts the
-// rollouts that have been enqueued.
-void ActorPool::step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
-                                   Connection* connection) {
-  const std::int64_t num_envs = stream->num_envs();
+// Ends with an exception: ClosedBatchingQueue or StreamRemoved at a normal end, another for a
+// failure. Counts the rollouts that have been enqueued.
+void ActorPool::step_until_stopped(EnvStream* connection, Stream* stream, StreamStep step,
+                                   StreamHistory* history) {
+  const std::int64_t num_envs = connection->num_envs();
   const std::int64_t columns = options_.rollout_columns > 0 ? options_.rollout_columns : num_envs;
   RolloutWriter writer({.unroll_length = options_.unroll_length,
                         .num_envs = num_envs,
                         .columns = columns,
-                        .first_env = static_cast<std::int64_t>(index) * kMaxEnvsPerStream,
-                        .first_rollout = connection->first_rollout});
+                        .first_env = stream->number * kMaxEnvsPerStream,
+                        .first_rollout = history->first_rollout()});
   ArrayNest agent_state = nest::map(
       [num_envs](const Array& leaf) { return repeat(leaf, 1, num_envs); }, initial_agent_state_);
-  StageClock& clock = clocks_[index];
+  StageClock& clock = stream->clock;
   clock.enter(Stage::kInference);
   Answer answer = ask(step, agent_state);
   writer.start(step, {answer.outputs.as_vector()[0], answer.version}, agent_state);
   for (;;) {
+    if (stream->is_removed) throw StreamRemoved();
     clock.enter(Stage::kEnvironment);
     const ArrayNest& outputs = answer.outputs.as_vector()[0];
-    step = stream->step(outputs.as_vector()[0]);
+    step = connection->step(outputs.as_vector()[0]);
     steps_ += num_envs;
     agent_state = answer.outputs.as_vector()[1];
     if (writer.append(step, {outputs, answer.version})) {
       clock.enter(Stage::kQueueing);
       hand_over(writer.complete(agent_state), columns);
-      ++connection->rollouts;
+      history->completed_rollout();
     }
     clock.enter(Stage::kInference);
     answer = ask(step, agent_state);
@@ -310,21 +400,58 @@ void ActorPool::hand_over(std::vector<QueueItem> items, std::int64_t columns) {
   }
 }
 
+// ---- Figures
+// -------------------------------------------------------------------------------------
+
 std::vector<AwayStream> ActorPool::away_streams() const {
   const auto now = Clock::now().time_since_epoch();
   std::vector<AwayStream> away;
-  for (std::size_t i = 0; i < away_since_.size(); ++i) {
-    const Clock::duration since(away_since_[i]);
-    if (since.count() != 0) away.push_back({options_.endpoints[i].address, now - since});
+  MutexLock lock(mutex_);
+  for (const auto& [number, member] : members_) {
+    const Clock::duration since(member.stream->away_since);
+    if (since.count() == 0 || member.is_retired || member.stream->is_removed) continue;
+    away.push_back({member.stream->endpoint.address, now - since});
   }
   return away;
 }
 
+std::int64_t ActorPool::retired_streams() const {
+  MutexLock lock(mutex_);
+  const Strength now = strength();
+  return now.all - now.unretired;
+}
+
+std::int64_t ActorPool::num_streams() const {
+  MutexLock lock(mutex_);
+  return static_cast<std::int64_t>(members_.size());
+}
+
 StageTimes ActorPool::times() const {
-  StageTimes total;
-  for (const StageClock& clock : clocks_) total += clock.times();
+  MutexLock lock(mutex_);
+  StageTimes total = past_times_;
+  for (const auto& [number, member] : members_) total += member.stream->clock.times();
   return total;
 }
+
+ActorPool::Strength ActorPool::strength() const {
+  Strength strength;
+  for (const auto& [number, member] : members_) {
+    if (member.stream->is_removed) continue;
+    ++strength.all;
+    if (member.is_retired) continue;
+    ++strength.unretired;
+    if (member.stream->away_since == 0) ++strength.present;
+  }
+  return strength;
+}
+
+std::int64_t ActorPool::needed(const Strength& strength) const {
+  if (options_.min_streams > 0) return options_.min_streams;
+  return std::max<std::int64_t>(1, (strength.all + 1) / 2);
+}
+
+// ---- The end
+// -------------------------------------------------------------------------------------
 
 // Records the first failure and stops the pool.
 void ActorPool::fail(std::exception_ptr failure) {
@@ -347,11 +474,16 @@ bool ActorPool::closed() const {
   return inference_batcher_->is_closed() || learner_queue_->is_closed();
 }
 
-// Until the pool stops: calls poll(), cancels overdue streams, and notices closed queues.
-void ActorPool::watch(const std::function<void()>& poll) {
+// Until the pool stops: calls poll(), starts and joins threads, cancels what takes too long, and
+// notices closed queues.
+void ActorPool::watch(const std::function<void()>& poll, const Report& report) {
   while (!closed()) {
     poll();
-    cancel_overdue_streams();
+    tell(report);
+    start_new_streams();
+    join_ended_streams();
+    cancel_late_streams();
+    check_enough_streams();
     MutexLock lock(mutex_);
     if (stopped_) break;
     changed_.wait_until(mutex_, Clock::now() + kPollInterval);
@@ -359,9 +491,30 @@ void ActorPool::watch(const std::function<void()>& poll) {
   stop();
 }
 
-void ActorPool::cancel_overdue_streams() {
+void ActorPool::tell(const Report& report) {
+  std::vector<std::string> reports;
+  {
+    MutexLock lock(mutex_);
+    reports.swap(reports_);
+  }
+  for (const std::string& text : reports) report(text);
+}
+
+// Throws once too few streams have been connected, or on their way for the first time, for
+// reconnect_timeout.
+void ActorPool::check_enough_streams() {
   MutexLock lock(mutex_);
-  for (EnvStream* stream : streams_) stream->cancel_if_overdue();
+  const Strength now = strength();
+  if (stopped_ || now.present >= needed(now)) {
+    too_few_since_.reset();
+    return;
+  }
+  if (!too_few_since_) too_few_since_ = Clock::now();
+  if (Clock::now() - *too_few_since_ < options_.retries.reconnect_timeout) return;
+  throw ConnectionError(std::to_string(now.present) + " of " + std::to_string(now.all) +
+                        " streams are connected, and the run needs " + std::to_string(needed(now)) +
+                        " (min_streams)" + (last_end_.empty() ? "" : "; the last loss: ") +
+                        last_end_);
 }
 
 // Gives streams a moment to end cleanly, then cancels those that still wait for a server or for
@@ -372,7 +525,9 @@ void ActorPool::cancel_until_ended() {
   while (running_ > 0) {
     if (changed_.wait_until(mutex_, std::max(deadline, Clock::now() + kPollInterval))) continue;
     inference_batcher_->cancel();
-    for (EnvStream* stream : streams_) stream->cancel();
+    for (auto& [number, member] : members_) {
+      if (member.connection != nullptr) member.connection->cancel();
+    }
   }
 }
 

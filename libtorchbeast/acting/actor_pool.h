@@ -7,14 +7,15 @@
 #include <chrono>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "libtorchbeast/acting/backoff.h"
 #include "libtorchbeast/acting/stage_clock.h"
+#include "libtorchbeast/acting/stream_history.h"
 #include "libtorchbeast/batching/dynamic_batcher.h"
 #include "libtorchbeast/batching/rollout_queue.h"
 #include "libtorchbeast/stream/env_stream.h"
@@ -26,11 +27,11 @@ struct ActorPoolOptions {
   std::vector<Endpoint> endpoints;   // one stream for each entry
   std::int64_t rollout_columns = 0;  // environments per item; 0: all of a stream's
   std::uint64_t seed = 0;            // every stream derives its own from it
-  std::chrono::milliseconds connect_timeout = std::chrono::minutes(1);    // see below
-  std::chrono::milliseconds step_timeout = std::chrono::minutes(10);      // of one step
-  std::chrono::milliseconds reconnect_timeout = std::chrono::minutes(1);  // see below
-  // Consecutive connections of one stream without a single rollout that end the run.
-  int fruitless_connections = 10;
+  std::chrono::milliseconds step_timeout = std::chrono::minutes(10);  // of one step
+  // The run ends once fewer streams are connected for reconnect_timeout, or left unretired. 0: half
+  // of the pool's streams, at least one.
+  std::int64_t min_streams = 0;
+  RetryOptions retries = {};
 };
 
 // A stream that is lost and not connected again yet.
@@ -46,33 +47,51 @@ struct AwayStream {
 //                                             v        |
 //                                          DynamicBatcher::compute
 //
+// Streams may be added and removed at any time. Each has a number that no other stream of the pool
+// ever had: its environments are numbered from kMaxEnvsPerStream times that, and its seeds derive
+// from it. A removed stream ends within 250 ms, unless it waits for inference or for room in the
+// queue; its unfinished rollout is dropped, and nobody waits for it.
+//
 // At the start, each server must become reachable within connect_timeout; a connection lost before
 // its first step is retried within that time. Later, a lost stream reconnects with growing pauses;
 // its unfinished rollout is dropped and its environments start new episodes. The server must then
-// serve the same as before: anything else ends the run. The numbers of its
-// rollouts continue with one left out: no two rollouts of an environment share a number, and two
-// with successive numbers have no gap between them. The loss ends the run only once the stream has
-// been away for reconnect_timeout and fewer than half of the streams are connected. A stream that
-// keeps connecting but is lost each time before it completes a rollout has a broken server, which
-// ends the run too.
+// serve the same as before: anything else ends the run. The numbers of its rollouts continue with
+// one left out: no two rollouts of an environment share a number, and two with successive numbers
+// have no gap between them. A stream whose environments raise, or take longer than step_timeout,
+// gets new ones in the same way.
+//
+// A stream that never completed a rollout ends the run by a failure. Any other is retired when its
+// environments fail too often, or its connections end again and again before their first rollout:
+// it is not tried any more. The run ends when too few streams are connected for too long, or left;
+// see min_streams.
 //
 // Thread safety: one thread calls run(), once; any thread may call the other methods.
-// Closing: closing the queue or the batcher ends run(). The first failure that reconnecting cannot
-// fix closes both, and run() throws it; the message names the server's address. Either way streams
-// have 250 ms to end cleanly. Then their calls are cancelled, and so are the computations that the
-// batcher has handed out and nobody has answered.
+// Closing: closing the queue or the batcher ends run(). The first failure that another connection
+// cannot fix closes both, and run() throws it; the message names the server's address. Either way
+// streams have 250 ms to end cleanly. Then their calls are cancelled, and so are the computations
+// that the batcher has handed out and nobody has answered.
 class ActorPool {
  public:
+  using Report = std::function<void(const std::string&)>;
+
   ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> learner_queue,
             std::shared_ptr<DynamicBatcher> inference_batcher, ArrayNest initial_agent_state);
 
   // Blocks until queue or batcher are closed. `poll` is called about ten times a second in this
-  // thread; an exception from it ends the run and is rethrown. Throws ConnectionError,
-  // TimeoutError, std::invalid_argument, EnvironmentFailure or AsyncError.
-  void run(const std::function<void()>& poll = [] {});
+  // thread, and `report` with a message about each failure of environments that does not end the
+  // run; an exception from them ends the run and is rethrown. Throws ConnectionError, TimeoutError,
+  // std::invalid_argument, EnvironmentFailure or AsyncError.
+  void run(
+      const std::function<void()>& poll = [] {}, const Report& report = [](const std::string&) {});
 
   // Ends run() by closing queue and batcher, without waiting. May be called at any time.
   void stop() EXCLUDES(mutex_);
+
+  // Adds a stream for each address, with the credentials of the pool's first endpoint. A server
+  // that is not there is away. Does nothing once the pool has stopped.
+  void add(const std::vector<std::string>& addresses) EXCLUDES(mutex_);
+  // Removes the streams of the server at this address, without waiting; returns their number.
+  std::int64_t remove(const std::string& address) EXCLUDES(mutex_);
 
   // Environment steps in rollouts that were enqueued.
   std::int64_t count() const { return count_; }
@@ -82,83 +101,110 @@ class ActorPool {
   std::int64_t live_streams() const { return live_; }
   // The number of times that a stream was lost.
   std::int64_t lost_streams() const { return lost_; }
+  // The number of times that a stream's environments failed and it got new ones.
+  std::int64_t restarted_streams() const { return restarted_; }
+  // Streams that are retired, until they are removed.
+  std::int64_t retired_streams() const EXCLUDES(mutex_);
+  // The number of streams, retired ones included; a removed one counts until its thread has ended.
+  std::int64_t num_streams() const EXCLUDES(mutex_);
   // Streams that are lost at this moment.
-  std::vector<AwayStream> away_streams() const;
+  std::vector<AwayStream> away_streams() const EXCLUDES(mutex_);
   // The time of all streams together since run() began, by stage.
-  StageTimes times() const;
+  StageTimes times() const EXCLUDES(mutex_);
 
  private:
-  // Registers a stream for cancellation with the pool, for a scope.
+  // What the thread of a stream uses.
+  struct Stream {
+    const std::int64_t number;
+    const Endpoint endpoint;
+    const bool joins_late;  // was added to a running pool
+    StageClock clock = {};
+    std::atomic<Clock::rep> away_since = 0;  // 0: not lost
+    std::atomic<bool> is_removed = false;
+  };
+
+  // A stream of the pool, from add() until remove() and the end of its thread.
+  struct Member {
+    std::unique_ptr<Stream> stream;
+    std::thread thread = {};           // started and joined by run()
+    EnvStream* connection = nullptr;   // to be cancelled
+    Clock::time_point cancel_at = {};  // of one that is removed
+    bool is_retired = false;
+    bool has_started = false;
+    bool has_ended = false;  // its thread does nothing more
+  };
+
+  // Registers a stream's connection for cancellation, for a scope.
   class Registration {
    public:
-    Registration(ActorPool* pool, EnvStream* stream);
+    Registration(ActorPool* pool, const Stream& stream, EnvStream* connection);
     ~Registration();
     Registration(const Registration&) = delete;
     Registration& operator=(const Registration&) = delete;
 
    private:
     ActorPool* pool_;
-    EnvStream* stream_;
+    const std::int64_t number_;
   };
 
-  // One connection of a stream, and what it achieved.
-  struct Connection {
-    std::uint64_t attempt = 0;
-    std::chrono::milliseconds timeout{};  // for connecting
-    std::int64_t first_rollout = 0;       // the number of its first rollout
-    bool came_up = false;                 // brought a first step
-    std::int64_t rollouts = 0;            // completed
-  };
-
-  // A stream's connections so far.
-  struct History {
-    explicit History(std::uint64_t seed);
-
-    bool came_up = false;                          // ever
-    std::optional<EnvDescription> described = {};  // by the first connection that came up
-    Clock::time_point away_since = Clock::now();
-    int fruitless = 0;              // consecutive connections without a rollout
-    std::int64_t next_rollout = 0;  // the number of the next connection's first rollout
-    Backoff backoff;
-    std::chrono::milliseconds pause{};  // before the next one
-  };
-
-  void run_stream(std::size_t index) noexcept;
-  void keep_playing(std::size_t index);
-  std::chrono::milliseconds patience(const History& history) const;
-  void judge(const LostStream& lost, const Connection& connection, History* history);
-  void play(std::size_t index, Connection* connection, History* history);
-  void step_until_stopped(EnvStream* stream, std::size_t index, StreamStep step,
-                          Connection* connection);
+  void enrol(Endpoint endpoint) REQUIRES(mutex_);
+  void run_stream(Stream* stream) noexcept;
+  void keep_playing(Stream* stream);
+  template <typename Error>
+  bool obey(const Verdict& verdict, const Error& error, Stream* stream,
+            const StreamHistory& history);
+  void note_end(Stream* stream, const Verdict& verdict, const std::string& error, bool is_away)
+      EXCLUDES(mutex_);
+  template <typename Error>
+  void retire(Stream* stream, const Verdict& verdict, const Error& error) EXCLUDES(mutex_);
+  void play(Stream* stream, StreamHistory* history, std::optional<EnvDescription>* described);
+  void step_until_stopped(EnvStream* connection, Stream* stream, StreamStep step,
+                          StreamHistory* history);
   void hand_over(std::vector<QueueItem> items, std::int64_t columns);
   Answer ask(const StreamStep& step, const ArrayNest& agent_state);
-  void pause_or_give_up(std::chrono::milliseconds pause) EXCLUDES(mutex_);
-  bool enough_streams_live() const;
+  void pause(const Stream& stream, std::chrono::milliseconds pause) EXCLUDES(mutex_);
   void fail(std::exception_ptr failure) EXCLUDES(mutex_);
   bool closed() const;
-  void watch(const std::function<void()>& poll) EXCLUDES(mutex_);
-  void cancel_overdue_streams() EXCLUDES(mutex_);
+
+  // Called by run().
+  void watch(const std::function<void()>& poll, const Report& report) EXCLUDES(mutex_);
+  void tell(const Report& report) EXCLUDES(mutex_);
+  void start_new_streams() EXCLUDES(mutex_);
+  void join_ended_streams() EXCLUDES(mutex_);
+  void cancel_late_streams() EXCLUDES(mutex_);
+  void check_enough_streams() EXCLUDES(mutex_);
   void cancel_until_ended() EXCLUDES(mutex_);
+
+  // How many streams the pool has, and how many of them are not retired, or neither that nor away.
+  struct Strength {
+    std::int64_t all = 0, unretired = 0, present = 0;
+  };
+  Strength strength() const REQUIRES(mutex_);
+  std::int64_t needed(const Strength& strength) const;
 
   const ActorPoolOptions options_;
   const std::shared_ptr<RolloutQueue> learner_queue_;
   const std::shared_ptr<DynamicBatcher> inference_batcher_;
   const ArrayNest initial_agent_state_;  // of one environment, leaves [layers, 1, ...]
 
-  std::vector<StageClock> clocks_;  // one per stream
   std::atomic<std::int64_t> count_ = 0;
   std::atomic<std::int64_t> steps_ = 0;
   std::atomic<std::int64_t> live_ = 0;
   std::atomic<std::int64_t> lost_ = 0;
-  std::vector<std::atomic<Clock::rep>> away_since_;  // of each stream; 0: not lost
+  std::atomic<std::int64_t> restarted_ = 0;
   std::atomic<bool> ran_ = false;
+  std::optional<Clock::time_point> too_few_since_;  // used by run() only
 
-  Mutex mutex_;
-  CondVar changed_;  // a stream's thread ended, or the pool stops
+  mutable Mutex mutex_;
+  CondVar changed_;  // a stream's thread ended, streams were added or removed, or the pool stops
   bool stopped_ GUARDED_BY(mutex_) = false;
-  std::size_t running_ GUARDED_BY(mutex_) = 0;
   std::exception_ptr failure_ GUARDED_BY(mutex_);
-  std::set<EnvStream*> streams_ GUARDED_BY(mutex_);  // to be cancelled when the pool ends
+  std::int64_t next_number_ GUARDED_BY(mutex_) = 0;
+  std::map<std::int64_t, Member> members_ GUARDED_BY(mutex_);  // by number
+  std::size_t running_ GUARDED_BY(mutex_) = 0;                 // threads that have not ended
+  std::vector<std::string> reports_ GUARDED_BY(mutex_);
+  std::string last_end_ GUARDED_BY(mutex_);   // of a connection: its error
+  StageTimes past_times_ GUARDED_BY(mutex_);  // of streams that are gone
 };
 
 }  // namespace torchbeast

@@ -59,9 +59,8 @@ using Policy = std::function<ArrayNest(const ArrayNest& inputs, std::int64_t ver
 ActorPoolOptions options_for(std::vector<Endpoint> endpoints, std::int64_t unroll_length = 3) {
   return {.unroll_length = unroll_length,
           .endpoints = std::move(endpoints),
-          .connect_timeout = kPatience,
           .step_timeout = kPatience,
-          .reconnect_timeout = kPatience};
+          .retries = {.connect_timeout = kPatience, .reconnect_timeout = kPatience}};
 }
 
 // A pool with its queue, its batcher and an inference thread.
@@ -72,7 +71,7 @@ class Play {
         pool_(std::move(options), queue_, batcher_,
               ArrayNest(Array::zeros(DType::kFloat32, {1, 1, 1}))),
         inference_([this, answer = std::move(answer)] { infer(answer); }),
-        run_([this] { pool_.run(); }) {}
+        run_([this] { pool_.run([] {}, [this](const std::string& text) { note(text); }); }) {}
 
   ~Play() {
     batcher_->try_close();
@@ -106,11 +105,22 @@ class Play {
     return items;
   }
 
+  // What run() has reported.
+  std::vector<std::string> reports() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    return reports_;
+  }
+
   RolloutQueue& queue() { return *queue_; }
   DynamicBatcher& batcher() { return *batcher_; }
   ActorPool& pool() { return pool_; }
 
  private:
+  void note(const std::string& text) EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    reports_.push_back(text);
+  }
+
   void infer(const Policy& answer) {
     std::int64_t version = 0;
     while (const auto batch = batcher_->next()) {
@@ -122,6 +132,8 @@ class Play {
   const std::shared_ptr<RolloutQueue> queue_ = std::make_shared<RolloutQueue>(
       RolloutQueueOptions{.queue = {.maximum_batch_size = 1, .maximum_queue_size = 4}});
   const std::shared_ptr<DynamicBatcher> batcher_;
+  Mutex mutex_;
+  std::vector<std::string> reports_ GUARDED_BY(mutex_);
   ActorPool pool_;
   Background<void> inference_;
   Background<void> run_;
@@ -468,7 +480,7 @@ TEST(ActorPoolTest, AStreamThatIsGivenUpAfterTheCloseIsNoFailure) {
   const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
   const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
   ActorPoolOptions options = options_for({folder.address()});
-  options.connect_timeout = 1ms;
+  options.retries.connect_timeout = 1ms;
   ActorPool pool(options, queue, batcher, ArrayNest());
   queue->close();
   EXPECT_EQ(message_of<ConnectionError>([&] { pool.run(); }), "nothing was thrown");
@@ -487,18 +499,19 @@ TEST(ActorPoolTest, AnOrderlyEndLetsServersGoOn) {
 
 // ---- Failures --------------------------------------------------------------------------------
 
-TEST(ActorPoolTest, AnEnvironmentsExceptionEndsRunWithItsTextAndAddress) {
+TEST(ActorPoolTest, AnEnvironmentsExceptionBeforeItsFirstRolloutEndsRun) {
   TestFolder folder;
   RunningServer healthy(fake_env(), folder.address(0));
   RunningServer failing(fake_env({.on_step =
                                       [](int step) {
-                                        if (step == 5) throw EnvironmentFailure("ouch");
+                                        if (step == 2) throw EnvironmentFailure("ouch");
                                       }}),
                         folder.address(1));
   Play play(options_for({folder.address(0), folder.address(1)}));
   while (play.queue().dequeue()) continue;  // a learner, until the pool ends
   EXPECT_EQ(play.failure<EnvironmentFailure>(),
             "environment server at " + folder.address(1) + ": ouch");
+  EXPECT_TRUE(play.reports().empty()) << "it is told once";
   EXPECT_TRUE(play.batcher().is_closed());
 }
 
@@ -536,7 +549,7 @@ TEST(ActorPoolTest, AServerThatIsNeverThereIsAConnectionErrorWithItsAddress) {
   TestFolder folder;
   RunningServer server(fake_env(), folder.address(0));
   ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
-  options.connect_timeout = 200ms;
+  options.retries.connect_timeout = 200ms;
   Play play(options);
   while (play.queue().dequeue()) continue;
   EXPECT_EQ(play.failure<ConnectionError>(),
@@ -822,7 +835,7 @@ TEST(ActorPoolTest, ALostStreamEndsRunWhenItStaysAwayAndTooFewLive) {
   TestFolder folder;
   auto server = std::make_unique<RunningServer>(fake_env(), folder.address());
   ActorPoolOptions options = options_for({folder.address()});
-  options.reconnect_timeout = 1ms;
+  options.retries.reconnect_timeout = 1ms;
   Play play(options);
   play.take(1);
   server.reset();
@@ -853,7 +866,7 @@ TEST(ActorPoolTest, AServerThatNeverComesUpIsAConnectionErrorWithItsAddress) {
   std::atomic<int> connections = 0;
   testing::ScriptedServer server(dying(&connections, [] { return -1; }), folder.address());
   ActorPoolOptions options = options_for({folder.address()});
-  options.connect_timeout = 500ms;
+  options.retries.connect_timeout = 500ms;
   Play play(options);
   const std::string error = play.failure<ConnectionError>();
   EXPECT_EQ(error,
@@ -869,7 +882,7 @@ TEST(ActorPoolTest, AStreamThatDiesAgainAndAgainBeforeItsFirstRolloutEndsRun) {
   std::atomic<int> connections = 0;
   testing::ScriptedServer server(dying(&connections, [] { return 2; }), folder.address());
   ActorPoolOptions options = options_for({folder.address()}, 3);
-  options.fruitless_connections = 3;
+  options.retries.fruitless_connections = 3;
   Play play(options);
   EXPECT_EQ(play.failure<ConnectionError>(),
             "environment server at " + folder.address() +
@@ -885,7 +898,7 @@ TEST(ActorPoolTest, ARolloutNowAndThenKeepsAStreamThatDiesOften) {
   testing::ScriptedServer server(dying(&connections, [&] { return connections % 2 == 0 ? 3 : 2; }),
                                  folder.address());
   ActorPoolOptions options = options_for({folder.address()}, 3);
-  options.fruitless_connections = 2;
+  options.retries.fruitless_connections = 2;
   Play play(options);
   EXPECT_EQ(play.take(3).size(), 3u);
   EXPECT_GE(play.pool().lost_streams(), 5) << "the third rollout is that of connection 6";
@@ -898,7 +911,7 @@ TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {
   RunningServer healthy(fake_env({.frame_stack = 2}), folder.address(0));
   auto server = std::make_unique<RunningServer>(fake_env({.frame_stack = 2}), folder.address(1));
   ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
-  options.reconnect_timeout = 1ms;
+  options.retries.reconnect_timeout = 1ms;
   Play play(options);
   until([&] { return play.pool().live_streams() == 2; }, "both streams being live");
   server.reset();
@@ -922,6 +935,405 @@ TEST(ActorPoolTest, ClosingEndsRunWhileAStreamIsAway) {
     if (play.queue().size() > 0) play.take(1);
   }
   play.batcher().close();
+  play.end();
+}
+
+// ---- Environments that fail ------------------------------------------------------------------
+
+// Environments that raise in every eighth step, which is after two rollouts of three steps.
+EnvFactory failing_after_two_rollouts() {
+  return fake_env({.frame_stack = 2, .on_step = [](int step) {
+                     if (step == 7) throw EnvironmentFailure("ouch");
+                   }});
+}
+
+TEST(ActorPoolTest, EnvironmentsThatFailAreMadeAnewAndNoRolloutSpansTheGap) {
+  TestFolder folder;
+  RunningServer server(failing_after_two_rollouts(), folder.address());
+  ActorPoolOptions options = options_for({folder.address()});
+  options.retries.failures = 100;
+  Play play(options);
+  std::int64_t taken = 0;
+  for (const QueueItem& item : play.take(8)) {
+    std::size_t next_final = 0;
+    const std::int64_t connection = taken / 2, first = 3 * connection;  // one number is left out
+    EXPECT_EQ(check_column(item, 0, 0, &next_final, first), taken % 2);
+    ++taken;
+  }
+  until([&] { return play.reports().size() >= 3; }, "three reports");
+  EXPECT_GE(play.pool().restarted_streams(), 3);
+  EXPECT_EQ(play.pool().lost_streams(), 0) << "no connection was lost";
+  EXPECT_EQ(play.reports()[1],
+            "stream 0 gets new environments after failure 2 within 600 s, and is retired after "
+            "100: environment server at " +
+                folder.address() + ": ouch");
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AStreamThatFailsTooOftenIsRetiredAndTheOthersPlayOn) {
+  TestFolder folder;
+  RunningServer healthy(fake_env({.frame_stack = 2}), folder.address(0));
+  RunningServer failing(failing_after_two_rollouts(), folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.retries.failures = 2;
+  Play play(options);
+  while (play.pool().retired_streams() == 0) play.take(1);
+  while (play.reports().size() < 2) play.take(1);
+  EXPECT_EQ(play.take(20).size(), 20u);
+  EXPECT_EQ(play.reports()[1],
+            "stream 1 is retired after failure 2 within 600 s, 1 of 2 streams are left: "
+            "environment server at " +
+                folder.address(1) + ": ouch");
+  EXPECT_EQ(play.pool().live_streams(), 1);
+  EXPECT_EQ(play.pool().restarted_streams(), 1);
+  EXPECT_TRUE(play.pool().away_streams().empty()) << "it does not come back";
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, ARetiredStreamThatLeavesTooFewEndsRunWithItsError) {
+  TestFolder folder;
+  RunningServer healthy(fake_env({.frame_stack = 2}), folder.address(0));
+  RunningServer failing(failing_after_two_rollouts(), folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.retries.failures = 2;
+  options.min_streams = 2;
+  Play play(options);
+  while (play.queue().dequeue()) continue;
+  EXPECT_EQ(play.failure<EnvironmentFailure>(),
+            "stream 1 is retired after failure 2 within 600 s, 1 of 2 streams are left, and the "
+            "run needs 2 (min_streams): environment server at " +
+                folder.address(1) + ": ouch");
+}
+
+TEST(ActorPoolTest, AServerWhoseConnectionsNeverLastIsRetiredOnceItHasPlayed) {
+  TestFolder folder;
+  std::atomic<int> connections = 0;
+  RunningServer healthy(fake_env(), folder.address(0));
+  testing::ScriptedServer server(dying(&connections, [&] { return connections == 1 ? 3 : 2; }),
+                                 folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)}, 3);
+  options.retries.fruitless_connections = 2;
+  Play play(options);
+  while (play.pool().retired_streams() == 0) play.take(1);
+  EXPECT_EQ(connections, 3);
+  EXPECT_EQ(play.take(5).size(), 5u);
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AnEnvironmentThatHangsAfterARolloutIsMadeAnew) {
+  TestFolder folder;
+  Hanging hanging;
+  std::atomic<int> environments = 0;
+  RunningServer server(fake_env({.on_reset = [&](std::uint64_t) { ++environments; },
+                                 .on_step =
+                                     [&](int step) {
+                                       if (step == 7 && environments == 2) hanging.here();
+                                     }}),
+                       folder.address());  // the first environment only describes
+  ActorPoolOptions options = options_for({folder.address()});
+  options.step_timeout = 300ms;
+  Play play(options);
+  EXPECT_EQ(play.take(5).size(), 5u);
+  EXPECT_EQ(play.pool().restarted_streams(), 1);
+  hanging.go_on.notify();
+  play.queue().close();
+  play.end();
+}
+
+// ---- How few streams a run needs ---------------------------------------------------------------
+
+TEST(ActorPoolTest, FewerConnectedStreamsThanTheRunNeedsEndItAfterTheReconnectTimeout) {
+  TestFolder folder;
+  RunningServer healthy(fake_env(), folder.address(0));
+  auto server = std::make_unique<RunningServer>(fake_env(), folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.retries.reconnect_timeout = 1ms;
+  options.min_streams = 2;
+  Play play(options);
+  until([&] { return play.pool().live_streams() == 2; }, "both streams");
+  server.reset();
+  while (play.queue().dequeue()) continue;
+  const std::string error = play.failure<ConnectionError>();
+  EXPECT_TRUE(
+      error.starts_with("1 of 2 streams are connected, and the run needs 2 (min_streams); "
+                        "the last loss: "))
+      << error;
+  EXPECT_NE(error.find(folder.address(1)), std::string::npos) << error;
+}
+
+TEST(ActorPoolTest, AnImpossibleNumberOfNeededStreamsIsRefused) {
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  for (const std::int64_t needed : {-1, 2}) {
+    ActorPoolOptions options = options_for({Endpoint("unix:x")});
+    options.min_streams = needed;
+    EXPECT_EQ(
+        message_of<std::invalid_argument>([&] { ActorPool(options, queue, batcher, ArrayNest()); }),
+        "min_streams must be at most the number of streams, 1, got " + std::to_string(needed));
+  }
+}
+
+// ---- Streams that come and go ------------------------------------------------------------------
+
+std::int64_t stream_of(const QueueItem& item) {
+  return item.info.as_map().at("stream").as_leaf().as<std::int64_t>()[0] / kMaxEnvsPerStream;
+}
+
+TEST(ActorPoolTest, AStreamThatIsAddedPlaysWithANumberAndASeedOfItsOwn) {
+  TestFolder folder;
+  Mutex mutex;
+  std::vector<std::uint64_t> seeds;
+  EnvServerOptions described;
+  described.description = EnvDescription{
+      .frame_stack = 2,
+      .observation = ArrayNest(ArrayNest::Map{{"frame", Array::spec(DType::kInt32, {1})}})};
+  RunningServer server(fake_env({.frame_stack = 2,
+                                 .on_reset =
+                                     [&](std::uint64_t seed) {
+                                       MutexLock lock(mutex);
+                                       seeds.push_back(seed);
+                                     }}),
+                       folder.address(), described);
+  Play play(options_for({folder.address()}));
+  std::map<std::int64_t, std::int64_t> rollouts;  // of each stream
+  const auto take = [&] {
+    const QueueItem item = play.take(1).at(0);
+    std::size_t next_final = 0;
+    const std::int64_t stream = stream_of(item);
+    EXPECT_EQ(check_column(item, 0, 0, &next_final), rollouts[stream]++) << "stream " << stream;
+  };
+  for (std::int64_t number = 1; number < 4; ++number) {
+    play.pool().add({folder.address()});
+    while (rollouts[number] < 3) take();
+    EXPECT_EQ(play.pool().remove(folder.address()), number == 1 ? 2 : 1);
+    EXPECT_EQ(play.pool().remove(folder.address()), 0) << "they are removed already";
+    while (play.pool().num_streams() > 0) {
+      if (play.queue().size() > 0) take();  // it may wait for room
+    }
+    EXPECT_EQ(play.pool().live_streams(), 0);
+  }
+  MutexLock lock(mutex);
+  EXPECT_EQ(std::set<std::uint64_t>(seeds.begin(), seeds.end()).size(), 4u);
+  EXPECT_EQ(seeds.size(), 4u);
+  EXPECT_EQ(play.pool().lost_streams(), 0);
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AStreamMayBeAddedBeforeRunAndIsThenOneOfTheStart) {
+  TestFolder folder;
+  const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
+  const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});
+  ActorPoolOptions options = options_for({folder.address(0)});
+  options.retries.connect_timeout = 1ms;
+  ActorPool pool(options, queue, batcher, ArrayNest());
+  pool.remove(folder.address(0));
+  pool.add({folder.address(1)});
+  const std::string error = message_of<ConnectionError>([&] { pool.run(); });
+  EXPECT_NE(error.find(folder.address(1)), std::string::npos) << error;
+}
+
+TEST(ActorPoolTest, AnAddedServerThatIsNotThereIsAwayAndPlaysOnceItIs) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address(0));
+  ActorPoolOptions options = options_for({folder.address(0)});
+  options.retries.reconnect_timeout = 50ms;  // the patience of one attempt
+  Play play(options);
+  play.take(1);
+  play.pool().add({folder.address(1)});
+  while (play.pool().away_streams().empty()) play.take(1);
+  EXPECT_EQ(play.pool().away_streams()[0].address, folder.address(1));
+  RunningServer late(fake_env(), folder.address(1));
+  while (stream_of(play.take(1).at(0)) != 1) continue;
+  EXPECT_TRUE(play.pool().away_streams().empty());
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AStreamIsRemovedWhileItsServerIsAway) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address(0));
+  auto leaving = std::make_unique<RunningServer>(fake_env(), folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  until([&] { return play.pool().live_streams() == 2; }, "both streams");
+  leaving.reset();
+  while (play.pool().away_streams().empty()) play.take(1);
+  EXPECT_EQ(play.pool().remove(folder.address(1)), 1);
+  while (play.pool().num_streams() == 2) play.take(1);
+  EXPECT_TRUE(play.pool().away_streams().empty());
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, NobodyWaitsForARemovedStreamWhoseEnvironmentHangs) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env(), folder.address(0));
+  RunningServer stuck(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  hanging.reached.wait();
+  EXPECT_EQ(play.pool().remove(folder.address(1)), 1);
+  while (play.pool().num_streams() == 2) play.take(1);
+  EXPECT_EQ(play.take(5).size(), 5u);
+  hanging.go_on.notify();
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, ClosingEndsRunWhileARemovedStreamStillPlays) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer stuck(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address());
+  Play play(options_for({folder.address()}));
+  hanging.reached.wait();
+  play.pool().remove(folder.address());
+  play.queue().close();
+  play.end();
+  play.pool().add({folder.address()});
+  EXPECT_EQ(play.pool().num_streams(), 0) << "nothing is added to a pool that has stopped";
+  hanging.go_on.notify();
+}
+
+TEST(ActorPoolTest, AFailureOfARemovedStreamDoesNotMatter) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env(), folder.address(0));
+  RunningServer stuck(fake_env({.on_step =
+                                    [&](int) {
+                                      hanging.here();
+                                      throw EnvironmentFailure("ouch");
+                                    }}),
+                      folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  hanging.reached.wait();
+  play.pool().remove(folder.address(1));
+  hanging.go_on.notify();
+  while (play.pool().num_streams() == 2) play.take(1);
+  EXPECT_EQ(play.take(5).size(), 5u);
+  EXPECT_TRUE(play.reports().empty());
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, ARetiredStreamCanBeRemovedAndItsServerAddedAgain) {
+  TestFolder folder;
+  RunningServer healthy(fake_env(), folder.address(0));
+  std::atomic<bool> is_mended = false;
+  RunningServer failing(fake_env({.on_step =
+                                      [&](int step) {
+                                        if (step == 7 && !is_mended) {
+                                          throw EnvironmentFailure("ouch");
+                                        }
+                                      }}),
+                        folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.retries.failures = 1;
+  Play play(options);
+  while (play.pool().retired_streams() == 0) play.take(1);
+  is_mended = true;
+  EXPECT_EQ(play.pool().remove(folder.address(1)), 1);
+  play.pool().add({folder.address(1)});
+  while (play.pool().live_streams() < 2 || play.pool().num_streams() > 2) play.take(1);
+  while (stream_of(play.take(1).at(0)) != 2) continue;
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, APoolWithoutStreamsWaitsAndThenEnds) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play waiting(options_for({folder.address()}));
+  waiting.take(1);
+  waiting.pool().remove(folder.address());
+  while (waiting.pool().num_streams() > 0) {
+    if (waiting.queue().size() > 0) waiting.take(1);
+  }
+  waiting.pool().add({folder.address()});
+  EXPECT_EQ(waiting.take(8).size(), 8u) << "new streams come in time";
+  ActorPoolOptions options = options_for({folder.address()});
+  options.retries.reconnect_timeout = 1ms;
+  Play ending(options);
+  ending.take(1);
+  ending.pool().remove(folder.address());
+  while (ending.queue().dequeue()) continue;
+  EXPECT_EQ(ending.failure<ConnectionError>(),
+            "0 of 0 streams are connected, and the run needs 1 (min_streams)");
+}
+
+TEST(ActorPoolTest, BatchesAreNotHeldBackForStreamsThatAreRemoved) {
+  TestFolder folder;
+  RunningServer one(fake_env(), folder.address(0));
+  RunningServer three(fake_env(), folder.address(1));
+  std::vector<Endpoint> endpoints(3, folder.address(1));
+  endpoints.push_back(folder.address(0));
+  Play play(options_for(endpoints), policy, {.moment = std::chrono::hours(1)});
+  until([&] { return play.pool().live_streams() == 4; }, "all streams");
+  EXPECT_EQ(play.pool().remove(folder.address(1)), 3);
+  while (play.pool().num_streams() > 1) {
+    if (play.queue().size() > 0) play.take(1);
+  }
+  EXPECT_EQ(play.take(10).size(), 10u);
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, TheTimeOfARemovedStreamStillCounts) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address(0));
+  RunningServer leaving(fake_env(), folder.address(1));
+  Play play(options_for({folder.address(0), folder.address(1)}));
+  play.take(10);
+  const StageTimes before = play.pool().times();
+  play.pool().remove(folder.address(1));
+  while (play.pool().num_streams() == 2) play.take(1);
+  EXPECT_GE(play.pool().times().environment, before.environment);
+  EXPECT_GE(play.pool().times().inference, before.inference);
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, StreamsComeAndGoUnderLoadWithoutATrace) {
+  constexpr int kServers = 3, kTimes = 40;
+  TestFolder folder;
+  std::vector<std::unique_ptr<RunningServer>> servers;
+  std::vector<Endpoint> endpoints;
+  for (int i = 0; i <= kServers; ++i) {
+    servers.push_back(
+        std::make_unique<RunningServer>(fake_env({.frame_stack = 2}), folder.address(i)));
+  }
+  Play play(options_for({folder.address(kServers)}));
+  std::atomic<int> busy = kServers;
+  std::vector<std::unique_ptr<Background<void>>> users;
+  for (int i = 0; i < kServers; ++i) {
+    users.push_back(std::make_unique<Background<void>>([&, address = folder.address(i)] {
+      for (int time = 0; time < kTimes; ++time) {
+        play.pool().add({address, address});
+        if (time % 2 == 0) {  // the other half of the streams ends while it connects
+          const std::int64_t count = play.pool().count() + 90;
+          until([&] { return play.pool().live_streams() > 1; }, "a stream");
+          until([&] { return play.pool().count() > count; }, "thirty rollouts");
+        }
+        EXPECT_EQ(play.pool().remove(address), 2);
+        play.pool().times();
+        play.pool().away_streams();
+      }
+      --busy;
+    }));
+  }
+  std::map<std::int64_t, std::int64_t> rollouts;
+  while (busy > 0 || play.pool().num_streams() > 1) {
+    const QueueItem item = play.take(1).at(0);
+    std::size_t next_final = 0;
+    EXPECT_EQ(check_column(item, 0, 0, &next_final), rollouts[stream_of(item)]++);
+  }
+  for (auto& user : users) user->get();
+  EXPECT_GT(rollouts.size(), 10u) << "streams that were added have played";
+  EXPECT_EQ(play.pool().live_streams(), 1);
+  EXPECT_EQ(play.pool().lost_streams(), 0);
+  play.queue().close();
   play.end();
 }
 

@@ -31,16 +31,17 @@ std::shared_ptr<ActorPool> make_pool(
     std::shared_ptr<DynamicBatcher> inference_batcher, const std::vector<std::string>& addresses,
     const py::object& initial_agent_state, std::int64_t rollout_columns, std::uint64_t seed,
     double connect_timeout_s, double step_timeout_s, double reconnect_timeout_s,
-    const std::optional<Credentials>& credentials) {
+    std::int64_t min_streams, const std::optional<Credentials>& credentials) {
   choose_polling();  // with the GIL, so that no Python thread accesses os.environ
   ActorPoolOptions options{
       .unroll_length = unroll_length,
       .endpoints = endpoints_of(addresses, credentials),
       .rollout_columns = rollout_columns,
       .seed = seed,
-      .connect_timeout = from_seconds("connect_timeout_s", connect_timeout_s),
       .step_timeout = from_seconds("step_timeout_s", step_timeout_s),
-      .reconnect_timeout = from_seconds("reconnect_timeout_s", reconnect_timeout_s)};
+      .min_streams = min_streams,
+      .retries = {.connect_timeout = from_seconds("connect_timeout_s", connect_timeout_s),
+                  .reconnect_timeout = from_seconds("reconnect_timeout_s", reconnect_timeout_s)}};
   return closed_at_exit(
       std::make_unique<ActorPool>(std::move(options), std::move(learner_queue),
                                   std::move(inference_batcher), from_python(initial_agent_state)),
@@ -98,20 +99,30 @@ py::dict server_status(const std::string& address, double timeout_s,
   return result;
 }
 
+void run(ActorPool& pool, const std::optional<py::function>& report) {
+  without_gil([&] {
+    pool.run(raise_pending_signals, [&](const std::string& text) {
+      if (!report) return;
+      const py::gil_scoped_acquire acquire;
+      (*report)(text);
+    });
+  });
+}
+
 double in_seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
 }
 
 py::list away_streams(const ActorPool& pool) {
   py::list result;
-  for (const AwayStream& stream : pool.away_streams()) {
+  for (const AwayStream& stream : without_gil([&] { return pool.away_streams(); })) {
     result.append(py::make_tuple(stream.address, in_seconds(stream.away)));
   }
   return result;
 }
 
 py::dict seconds_of(const ActorPool& pool) {
-  const StageTimes times = pool.times();
+  const StageTimes times = without_gil([&] { return pool.times(); });
   py::dict result;
   result["environment"] = in_seconds(times.environment);
   result["inference"] = in_seconds(times.inference);
@@ -128,12 +139,28 @@ void bind_actor_pool(py::module_& module) {
            py::arg("initial_agent_state"), py::kw_only(), py::arg("rollout_columns") = 0,
            py::arg("seed") = 0, py::arg("connect_timeout_s") = 60.0,
            py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0,
-           py::arg("credentials") = py::none())
-      .def("run", [](ActorPool& pool) { without_gil([&] { pool.run(raise_pending_signals); }); })
+           py::arg("min_streams") = 0, py::arg("credentials") = py::none())
+      .def("run", &run, py::arg("report") = py::none())
+      .def(
+          "add",
+          [](ActorPool& pool, const std::vector<std::string>& addresses) {
+            without_gil([&] { pool.add(addresses); });
+          },
+          py::arg("env_server_addresses"))
+      .def(
+          "remove",
+          [](ActorPool& pool, const std::string& address) {
+            return without_gil([&] { return pool.remove(address); });
+          },
+          py::arg("env_server_address"))
       .def("count", &ActorPool::count)
       .def("steps", &ActorPool::steps)
       .def("live_streams", &ActorPool::live_streams)
       .def("lost_streams", &ActorPool::lost_streams)
+      .def("restarted_streams", &ActorPool::restarted_streams)
+      .def(
+          "retired_streams",
+          [](const ActorPool& pool) { return without_gil([&] { return pool.retired_streams(); }); })
       .def("away_streams", &away_streams)
       .def("seconds", &seconds_of);
 

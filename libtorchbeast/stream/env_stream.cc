@@ -119,7 +119,7 @@ void EnvStream::fail() {
 
 void EnvStream::throw_overdue(bool ended) const {
   if (ended) throw std::invalid_argument(kNotAMessage);
-  throw TimeoutError("environment server at " + endpoint_.address + " sent no step within " +
+  throw Unresponsive("environment server at " + endpoint_.address + " sent no step within " +
                      to_string(step_timeout_));
 }
 

@@ -42,7 +42,7 @@ class EnvStream {
   StreamStep connect(std::uint64_t seed, std::chrono::milliseconds timeout);
 
   // Sends an action, leaves [1, E, ...], and waits for the resulting step. Throws LostStream,
-  // TimeoutError after step_timeout, EnvironmentFailure with the environment's traceback if the
+  // Unresponsive after step_timeout, EnvironmentFailure with the environment's traceback if the
   // server says that the environment failed, and std::invalid_argument for an invalid step or bytes
   // that are no message, all with the address.
   StreamStep step(const ArrayNest& action);

@@ -56,7 +56,7 @@ std::exception_ptr as_exception(const grpc::Status& status, const std::string& a
       return std::make_exception_ptr(std::invalid_argument(message));
     case grpc::StatusCode::DEADLINE_EXCEEDED:
       return std::make_exception_ptr(
-          TimeoutError(with_origin(address, "it accepts connections but does not answer")));
+          Unresponsive(with_origin(address, "it accepts connections but does not answer")));
     case grpc::StatusCode::UNAUTHENTICATED:
       return std::make_exception_ptr(Unauthenticated(message));
     case grpc::StatusCode::OK:

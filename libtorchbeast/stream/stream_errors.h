@@ -23,6 +23,12 @@ struct Unauthenticated : LostStream {
   using LostStream::LostStream;
 };
 
+// The server accepted the connection and then sent nothing in time, probably because an environment
+// hangs.
+struct Unresponsive : TimeoutError {
+  using TimeoutError::TimeoutError;
+};
+
 // EnvStream::cancel() was called.
 struct StreamCancelled : std::runtime_error {
   using std::runtime_error::runtime_error;

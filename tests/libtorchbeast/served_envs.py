@@ -205,3 +205,19 @@ def with_vec_step(**changes: Any) -> type[Vector]:
             return super().step(action)._replace(**changes)
 
     return Changed
+
+
+class RaisingLate(Counting):
+    """Fails in its 12th step, after two rollouts of four; `mended` ends that."""
+
+    mended: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def step(self, action: Any) -> tuple[Any, ...]:
+        self.steps += 1
+        if self.steps == 12 and not self.mended:
+            raise KeyError("the joystick is gone")
+        return super().step(action)

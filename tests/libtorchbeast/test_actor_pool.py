@@ -19,7 +19,7 @@ import pytest
 import served_envs
 import torch
 from background import SOON, Background, wait_for
-from served_envs import Counting, Vector, Waiting
+from served_envs import Counting, RaisingLate, Vector, Waiting
 from serving import Game, playing, serving, zeros_agent
 
 import libtorchbeast
@@ -235,6 +235,7 @@ class TestRollouts:
 
     def test_the_info_numbers_environments_and_rollouts(self, address: str) -> None:
         with serving(Vector, address), playing([address] * 2) as game:
+            wait_for(lambda: game.pool.live_streams() == 2)
             infos = [info for _, info in game.rollouts(20)]
         seen: dict[tuple[int, ...], list[int]] = {}
         for info in infos:
@@ -801,6 +802,140 @@ class TestLostStreams:
                 game.end(timeout=5)
             Waiting.go_on.set()
             game.close()
+
+
+class TestEnvironmentsThatFail:
+    """After two rollouts, unlike those of TestFailures, which fail before the first."""
+
+    def test_a_failure_is_reported_with_its_traceback_and_the_stream_plays_on(
+        self, address: str
+    ) -> None:
+        with serving(RaisingLate, address), playing([address]) as game:
+            rollouts = game.rollouts(5)
+            wait_for(lambda: len(game.reports) >= 2)
+            assert game.pool.restarted_streams() >= 2 and game.pool.lost_streams() == 0
+            assert game.pool.retired_streams() == 0
+            said = game.reports[1]
+            assert said.startswith("stream 0 gets new environments after failure 2 within 600 s")
+            assert address in said and "KeyError: 'the joystick is gone'" in said
+            assert "served_envs.py" in said, "the traceback"
+        numbers = [info["rollout"].item() for _, info in rollouts]
+        assert numbers == [0, 1, 3, 4, 6], "one is left out at each failure"
+        for nest, _ in rollouts:
+            steps = nest[0][0][3][:, 0].tolist()
+            assert steps in _CYCLES, f"a rollout over the gap: {steps}"
+
+    def test_the_fifth_failure_within_ten_minutes_retires_the_stream(
+        self, address: str, runtime_folder: Path
+    ) -> None:
+        other = f"unix:{runtime_folder}/other"
+        with serving(RaisingLate, address), serving(Counting, other):
+            with playing([address, other], queue_size=10**6) as game:
+                wait_for(lambda: game.pool.retired_streams() == 1)
+                wait_for(lambda: len(game.reports) == 5)
+                assert "is retired after failure 5 within 600 s, 1 of 2 streams" in game.reports[4]
+                assert game.pool.restarted_streams() == 4 and game.pool.live_streams() == 1
+                count = game.pool.count()
+                wait_for(lambda: game.pool.count() > count)
+
+    def test_retired_streams_that_leave_too_few_end_the_run_with_the_traceback(
+        self, address: str
+    ) -> None:
+        with serving(RaisingLate, address):
+            game = Game([address], queue_size=10**6)
+            with pytest.raises(RuntimeError, match="0 of 1 streams are left, .* needs 1") as error:
+                game.end()
+            game.close()
+        assert "KeyError: 'the joystick is gone'" in str(error.value)
+
+    def test_what_a_report_raises_ends_the_run(self, address: str) -> None:
+        def full(_: str) -> None:
+            raise OSError("the disk is full")
+
+        queue, batcher = BatchingQueue(), DynamicBatcher(timeout_ms=10)
+        pool = ActorPool(4, queue, batcher, [address], ())
+
+        def answer() -> None:
+            for batch in batcher:
+                batch.set_outputs(zeros_agent(batch.get_inputs()))
+
+        with serving(RaisingLate, address):
+            agent = Background(answer)
+            with pytest.raises(OSError, match="the disk is full"):
+                pool.run(full)
+            agent.result()
+
+
+class TestStreamsThatComeAndGo:
+    def test_an_added_stream_has_environments_that_nobody_had_before(self, address: str) -> None:
+        with serving(Vector, address), playing([address]) as game:
+            seen: set[int] = set()
+            for stream in range(3):
+                numbers = {stream * 65536 + e for e in range(3)}
+                while not numbers <= seen:
+                    seen |= set(game.rollout()[1]["stream"].flatten().tolist())
+                assert game.pool.remove(address) == 1
+                game.pool.add([address])
+            assert seen == {stream * 65536 + e for stream in range(3) for e in range(3)}
+
+    def test_nobody_is_removed_at_an_address_that_is_not_played(self, address: str) -> None:
+        with serving(Counting, address), playing([address]) as game:
+            assert game.pool.remove("unix:/nobody") == 0
+            game.rollout()
+
+    def test_one_stream_that_is_left_fills_whole_batches(self, address: str) -> None:
+        queue = BatchingQueue(minimum_batch_size=4, maximum_batch_size=4, maximum_queue_size=4)
+        batcher = DynamicBatcher(timeout_ms=10)
+        pool = ActorPool(4, queue, batcher, [address, "unix:/nobody", "unix:/nobody"], ())
+
+        def answer() -> None:
+            for batch in batcher:
+                batch.set_outputs(zeros_agent(batch.get_inputs()))
+
+        with serving(Counting, address):
+            run, agent = Background(pool.run), Background(answer)
+            assert pool.remove("unix:/nobody") == 2
+            for _ in range(3):
+                _, info = next(queue.with_info())
+                assert info["rollout"].shape == (1, 4)
+            assert pool.live_streams() == 1
+            for closed in (batcher, queue):
+                closed.close()
+            run.result()
+            agent.result()
+
+    def test_an_address_that_is_none_is_refused(self, address: str) -> None:
+        with serving(Counting, address), playing([address]) as game:
+            with pytest.raises(TypeError):
+                game.pool.add([None])  # type: ignore[list-item]
+            game.rollout()
+
+    def test_thousands_of_streams_that_came_and_went_leave_nothing(self, address: str) -> None:
+        """Neither threads, nor open files, nor memory."""
+
+        def left() -> tuple[int, int]:
+            return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+        def come_and_go(times: int) -> None:
+            for _ in range(times):
+                game.pool.add(["unix:/nobody"] * 20)
+                assert game.pool.remove("unix:/nobody") == 20
+            wait_for(lambda: left()[0] <= threads + 2)
+
+        with serving(Counting, address), playing([address]) as game:
+            game.rollouts(4)
+            threads, _ = left()
+            come_and_go(20)
+            _, files = left()
+            before = resident_bytes()
+            come_and_go(100)
+            assert resident_bytes() - before < 4 * 2**20, "2,000 streams"
+            wait_for(lambda: left()[1] <= files + 2)
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 # Counters of five rows of a gapless game with episodes of three steps.

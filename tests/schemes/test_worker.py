@@ -182,7 +182,7 @@ def test_what_an_environment_raises_is_a_result(threads: None) -> None:
     assert not isinstance(start(worker, "source_envs:Raises"), Failed)
     failed = worker.play(0)
     assert isinstance(failed, Failed) and "the joystick is gone" in failed.error
-    assert not failed.usage and worker.activity().steps == 2 * 20
+    assert not failed.usage and worker.activity().steps == 2 * 3
 
 
 def test_one_that_cannot_be_made_is_a_mistake_of_the_user(threads: None) -> None:
