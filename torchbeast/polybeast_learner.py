@@ -36,11 +36,12 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.hosts import hosts, shown_to_learners
+from torchbeast.sources.servers.hosts import hosts, may_change, shown_to_learners
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
     from torchbeast.sources.servers.discovery import Fleet
+    from torchbeast.sources.servers.host_list import HostList
     from torchbeast.sources.servers.source import PolySource
 
 PROGRAM = "polybeast_learner"
@@ -93,7 +94,10 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
-        train(flags, fleet, opened, collection, flags.environment.num_actions, replica)
+        listed = _list(flags, fleet) if replica is None else None
+        train(
+            flags, fleet, opened, collection, flags.environment.num_actions, replica, hosts=listed
+        )
     return EXIT_DONE
 
 
@@ -166,6 +170,16 @@ def _waiting(listen: str) -> str:
     )
 
 
+def _list(flags: PolyBeastLearnerFlags, fleet: Fleet) -> HostList | None:
+    """Returns the list of hosts, if it may change while the run goes on."""
+    from torchbeast.sources.servers.host_list import HostList
+
+    named = flags.fleet.env_servers
+    if named is None or not may_change(named):
+        return None
+    return HostList(named, fleet, flags.security_of_servers())
+
+
 def train(
     flags: ServedLearnerFlags,
     fleet: Fleet,
@@ -173,11 +187,14 @@ def train(
     collection: Collection,
     num_actions: int | None = None,
     replica: Replica | None = None,
+    *,
+    hosts: HostList | None = None,
 ) -> None:
     """Learns from the fleet until the run ends.
 
     num_actions: for servers that do not describe their actions. replica: this process among several
-    learners, each of which gets a share of the fleet's streams; None: it is the only one.
+    learners, each of which gets a share of the fleet's streams; None: it is the only one. hosts:
+    the list that the fleet was found with, if it may change.
     """
     from torchbeast.sources.servers.source import PolySource
 
@@ -203,6 +220,7 @@ def train(
             seed=learner.seed,
             spare_columns=learner.spare_columns,
             num_batches=1 + learner.batches_at_once,
+            hosts=hosts,
         )
 
     settings = run_settings(flags, env.name, collection)

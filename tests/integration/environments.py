@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A user's environments, copied into the folder where the tests start programs."""
 
+import os
 import sys
 import threading
 
@@ -57,6 +58,16 @@ class ChangesShape(Plain):
 class Raises(Plain):
     def observation(self):
         if self.steps == 100:
+            raise KeyError("the joystick is gone")
+        return super().observation()
+
+
+class RaisesOnce(Plain):
+    """Fails in its 300th step, if none has failed before."""
+
+    def observation(self):
+        if self.steps == 300 and not os.path.exists("has_failed"):
+            open("has_failed", "w").close()
             raise KeyError("the joystick is gone")
         return super().observation()
 

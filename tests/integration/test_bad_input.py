@@ -9,6 +9,8 @@ import pytest
 import torch
 from programs import Workshop, later
 
+from torchbeast.reporting.log_files import read_logs
+
 SMALL = [
     "--num_servers",
     "1",
@@ -74,6 +76,27 @@ def test_an_environment_that_fails_ends_the_run_and_says_why(
     assert "torchbeast/learning/learner_run.py" not in said, "no traceback of ours"
     assert "another takes its place" not in said or env == "Exits", "all would die of that"
     assert "Traceback" in (workshop.run_folder("a") / "out.log").read_text() or "Exits" in env
+    workshop.assert_nothing_is_left()
+
+
+def test_an_environment_that_fails_later_is_made_anew_and_its_traceback_is_shown(
+    workshop: Workshop,
+) -> None:
+    code, said = workshop.run("polybeast", "--env", "environments:RaisesOnce", *SMALL)
+    assert code == 0, said
+    assert "Warning: stream 0 gets new environments after failure 1 within 600 s" in said, said
+    log = (workshop.run_folder("a") / "out.log").read_text()
+    for text in (said, log):
+        assert "KeyError: 'the joystick is gone'" in text and "environments.py" in text
+    last = list(read_logs(workshop.run_folder("a")))[-1]
+    assert (last["restarted_streams"], last["retired_streams"]) == (1, 0)
+    workshop.assert_nothing_is_left()
+
+
+def test_more_streams_than_there_are_cannot_be_needed(workshop: Workshop) -> None:
+    code, said = workshop.run("polybeast", "--env", "Catch", *SMALL, "--min_streams", "9")
+    assert code == 2, said
+    assert "--min_streams 9 is more than the 1 streams of the servers" in said
     workshop.assert_nothing_is_left()
 
 

@@ -118,6 +118,45 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
+def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
+    workshop: Workshop, keys: Keys
+) -> None:
+    """One is added that is not there yet, and one that serves something else."""
+    first = free_ports(4)
+
+    def start(port: int, env: str = "Catch") -> Program:
+        args = ["--listen", f"127.0.0.1:{port}", "--num_servers", "1", *of_servers(keys)]
+        servers = workshop.start("polybeast_env", "--env", env, *args)
+        servers.wait_for("Serving")
+        return servers
+
+    one, two, other = [f"127.0.0.1:{port}" for port in range(first, first + 3)]
+    listed = workshop.folder / "hosts.txt"
+    listed.write_text(f"{one}\n")
+    programs = [start(first), start(first + 2, "Memory")]
+    small = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+    endless = ["--total_steps", str(10**8), "--xpid", "a"]
+    named = ["--env_servers", str(listed), *of_learner(keys)]
+    learner = workshop.start("polybeast_learner", *named, *small, *endless)
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    listed.write_text(f"{one}\n{two}\n{other}\n")
+    learner.wait_for(rf"{two} is not used: no environment server answers")
+    learner.wait_for(rf"{other} is not used: the servers {one} and {other} must serve the same")
+    programs.append(start(first + 1))
+    learner.wait_for(rf"added host {two} \(1 stream\)")
+    wait_for(lambda: last_row(workshop) == {"live_streams": 2, "lost_streams": 0})
+    listed.write_text(f"{two}\n")
+    learner.wait_for(rf"removed host {one} \(1 stream\)")
+    wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 0})
+    steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
+    wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
+    for program in (learner, *programs):
+        program.send(signal.SIGINT)
+        assert program.end(timeout=30) == 0, program.said
+    workshop.assert_nothing_is_left()
+
+
 def last_row(workshop: Workshop) -> dict[str, float]:
     """Returns the numbers of streams in the learner's last row, which may be half written."""
     row = list(read_logs(workshop.run_folder("a")))[-1]

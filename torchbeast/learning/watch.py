@@ -109,6 +109,7 @@ class Watch:
             learner_queue_size=int(status["learner_queue_size"]),
             collectors=alive(status),
             away=away,
+            retired=int(status.get("retired_streams", 0)),
             collected=int(status.get("collected_steps", 0)),
             replay_fill=status.get("replay_fill"),
             relevant_share=progress.relevant_share,

@@ -37,6 +37,7 @@ class Shown:
     learner_queue_size: int
     collectors: tuple[str, int]  # kind and number of those that are alive: ("streams", 4)
     away: Sequence[Away] = ()  # lost streams
+    retired: int = 0  # streams that are not tried any more
     collected: int = 0  # env steps since the program started, learnt from or not
     replay_fill: float | None = None  # share of the replay that is filled; None: there is none
     relevant_share: float = math.nan  # of the replayed states of the last batch; NaN: unknown
@@ -143,10 +144,12 @@ def _replay(shown: Shown) -> dict[str, str]:
 
 
 def _alive(shown: Shown) -> str:
-    """Returns the number alive: "4", or "3 of 4, 1 lost 12 s ago"."""
+    """Returns the number alive: "4", or "2 of 4, 1 lost 12 s ago, 1 retired"."""
     _, count = shown.collectors
-    lost = len(shown.away)
-    return f"{count} of {count + lost}, {lost} {since(shown.away)}" if lost else f"{count}"
+    others = [f"{len(shown.away)} {since(shown.away)}"] if shown.away else []
+    others += [f"{shown.retired} retired"] if shown.retired else []
+    total = count + len(shown.away) + shown.retired
+    return ", ".join([f"{count} of {total}", *others]) if others else f"{count}"
 
 
 def clock(seconds: float) -> str:

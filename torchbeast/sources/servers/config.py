@@ -9,6 +9,7 @@ from typing import Any
 
 from torchbeast.core.checks import above, at_least, require
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.config import ActorsConfig
 
@@ -27,10 +28,27 @@ class PipelineConfig:
     max_learner_queue_size: int | None = None
     """Rollouts that may wait for the learner; more mean older data. Default: two batches.
     """
+    min_streams: int | None = None
+    """The run ends once fewer streams to environment servers are connected for a minute, or left
+    after others were retired because their environments failed again and again. Default: half of
+    the streams."""
 
     def __post_init__(self) -> None:
         at_least(1, num_inference_threads=self.num_inference_threads)
         at_least(1, max_learner_queue_size=self.max_learner_queue_size)
+        at_least(1, min_streams=self.min_streams)
+
+    def streams_needed(self, count: int) -> int:
+        """Returns min_streams for the pool, 0 for its default; raises UsageError for more than the
+        `count` streams of the servers.
+        """
+        needed = self.min_streams or 0
+        if needed > count:
+            raise UsageError(
+                f"--min_streams {needed} is more than the {count} streams of the servers: give at "
+                f"most {count}, or more servers"
+            )
+        return needed
 
     def queue_size(self, batch_size: int) -> int:
         """Returns how many rollouts may wait; raises ValueError for fewer than a batch."""
@@ -44,8 +62,12 @@ class PipelineConfig:
 
     def share(self, learners: int) -> PipelineConfig:
         """Returns the settings of one of several learners that share a batch."""
-        size = self.max_learner_queue_size
-        return replace(self, max_learner_queue_size=None if size is None else size // learners)
+        size, needed = self.max_learner_queue_size, self.min_streams
+        return replace(
+            self,
+            max_learner_queue_size=None if size is None else size // learners,
+            min_streams=None if needed is None else max(1, needed // learners),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

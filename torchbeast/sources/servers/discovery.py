@@ -37,6 +37,23 @@ def _never() -> bool:
     return False
 
 
+Description = dict[str, Any]
+"""What libtorchbeast.describe returns."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """The servers of a machine, which is named by the address of the first."""
+
+    name: str
+    servers: Mapping[str, Description]  # by address
+
+    @property
+    def stream_addresses(self) -> list[str]:
+        """The server of each stream."""
+        return [a for a, said in self.servers.items() for _ in range(said["num_streams"])]
+
+
 @dataclass(frozen=True)
 class Fleet:
     """Servers that serve the same environment."""
@@ -49,6 +66,7 @@ class Fleet:
     envs_per_stream: list[int]  # environments of each stream
     credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
     descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
+    hosts: tuple[Host, ...] = ()  # other machines
 
     @property
     def num_envs(self) -> int:
@@ -128,15 +146,12 @@ def find_on(
     when a server does not answer, or does not serve the same environment as the others.
     """
     asking = Asking(timeout, stopped, security)
-    found: dict[str, dict[str, Any]] = {}
-    for host in hosts:
-        if host in found:
-            raise UsageError(
-                f"{host} belongs to a host that is named before it: name each host once, by the "
-                "port of its first server"
-            )
-        found |= _servers_of(host, asking)
-    fleet = fleet_of(found, asking.credentials)
+    found: list[Host] = []
+    for name in hosts:
+        check_named_once(name, found)
+        found.append(host_at(name, asking))
+    described = {address: said for host in found for address, said in host.servers.items()}
+    fleet = replace(fleet_of(described, asking.credentials), hosts=tuple(found))
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
@@ -154,7 +169,7 @@ def fleet_of(
     """
     (first_address, first), *others = found.items()
     for address, description in others:
-        _check_same(first_address, first, address, description)
+        check_same(first_address, first, address, description)
     streams = [(a, d) for a, d in found.items() for _ in range(d["num_streams"])]
     return Fleet(
         env=_env(first_address, first),
@@ -168,11 +183,20 @@ def fleet_of(
     )
 
 
-def _servers_of(host: str, asking: Asking) -> dict[str, dict[str, Any]]:
-    """Returns the descriptions of all servers of a host, by address."""
-    first = asking.ask(host)
-    others = server_addresses(host, max(1, first["num_servers"]))[1:]
-    return {host: first} | {address: asking.ask(address) for address in others}
+def host_at(name: str, asking: Asking) -> Host:
+    """Asks all servers of a host; raises RunError when one does not answer."""
+    first = asking.ask(name)
+    others = server_addresses(name, max(1, first["num_servers"]))[1:]
+    return Host(name, {name: first} | {address: asking.ask(address) for address in others})
+
+
+def check_named_once(name: str, hosts: Iterable[Host]) -> None:
+    """Raises UsageError when one of these hosts has a server at the address."""
+    if any(name in host.servers for host in hosts):
+        raise UsageError(
+            f"{name} belongs to a host that is named before it: name each host once, by the port "
+            "of its first server"
+        )
 
 
 def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
@@ -258,7 +282,8 @@ def _num_envs(description: dict[str, Any]) -> int:
     return int(description["num_envs"]) * int(description["num_streams"])
 
 
-def _check_same(address: str, ours: dict[str, Any], other: str, theirs: dict[str, Any]) -> None:
+def check_same(address: str, ours: Description, other: str, theirs: Description) -> None:
+    """Raises RunError when the servers at two addresses serve different environments."""
     for key in _ALIKE:
         if ours.get(key) != theirs.get(key):
             raise RunError(

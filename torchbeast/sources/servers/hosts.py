@@ -38,6 +38,11 @@ def hosts(named: str) -> list[str]:
     return found
 
 
+def may_change(named: str) -> bool:
+    """Returns whether the hosts may be others at a later time: those in a file, or of a name."""
+    return ":" not in named or _DNS in named
+
+
 def _lines(path: Path) -> list[str]:
     try:
         text = path.read_text()

@@ -16,6 +16,7 @@ is passed along with the agent state: `agent_state = (state, last_action)`.
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,8 +37,11 @@ from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
+from torchbeast.sources.servers.host_list import HostList
 from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.plan import rollout_columns
+
+_log = logging.getLogger("torchbeast.streams")
 
 _CLOSED = (libtorchbeast.ClosedBatchingQueue, libtorchbeast.AsyncError)
 
@@ -67,6 +71,7 @@ class PolySource:
         spare_columns: int = 0,
         num_batches: int = 2,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,
+        hosts: HostList | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
@@ -75,6 +80,7 @@ class PolySource:
         spare_columns: number of columns for other data after the first batch_size of every batch.
         num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         start_servers: called by `start`; `end` then ends them. None: they run already.
+        hosts: the list that the fleet was found with, if it may change. None: it stays.
         """
         specs_of_extras(actor, extras)
         self._actor = actor
@@ -82,6 +88,7 @@ class PolySource:
         self._weights = weights
         self._device = device
         self._start_servers = start_servers
+        self._hosts = hosts
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
@@ -98,6 +105,7 @@ class PolySource:
             self._initial_agent_state(),
             rollout_columns=columns,
             seed=seed,
+            min_streams=pipeline.streams_needed(len(fleet.stream_addresses)),
             credentials=fleet.credentials,
         )
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
@@ -119,6 +127,10 @@ class PolySource:
         for i in range(self._num_inference_threads):
             supervisor.start_thread(f"inference-{i}", self._infer)
         supervisor.start_thread("environments", self._play)
+        if (hosts := self._hosts) is not None:
+            supervisor.start_thread(
+                "hosts", lambda: hosts.follow(self._pool, self._columns, self._closed)
+            )
 
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts `[T+1, batch_size + spare_columns, ...]` on the CPU, until the source is
@@ -152,14 +164,17 @@ class PolySource:
     def status(self) -> dict[str, int]:
         """Returns queue lengths and counts, by the names of log columns.
 
-        Now: rollouts that wait for the learner, streams that wait for actions, connected streams.
-        Since the start: losses of streams and collected steps.
+        Now: rollouts that wait for the learner, streams that wait for actions, connected streams,
+        retired ones. Since the start: losses of streams, streams that got new environments because
+        theirs had failed, and collected steps.
         """
         return {
             "learner_queue_size": self._queue.size() * self._columns,
             "inference_queue_size": self._batcher.size(),
             "live_streams": self._pool.live_streams(),
             "lost_streams": self._pool.lost_streams(),
+            "restarted_streams": self._pool.restarted_streams(),
+            "retired_streams": self._pool.retired_streams(),
             "collected_steps": self._pool.steps(),
         }
 
@@ -186,7 +201,7 @@ class PolySource:
 
     def _play(self) -> None:
         if self._servers is None or self._servers.wait_ready():
-            self._pool.run()
+            self._pool.run(_log.warning)
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""

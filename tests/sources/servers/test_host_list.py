@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A list of hosts that changes while the run goes on: who is added, removed, warned about."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast.sources.servers import host_list, hosts
+from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.discovery import find_on
+from torchbeast.sources.servers.host_list import HostList
+
+PLAIN = LearnerSecurityConfig(insecure=True)
+CATCH: dict[str, Any] = {
+    "protocol_version": 1,
+    "env_id": "Catch",
+    "num_envs": 4,
+    "num_streams": 2,
+    "num_servers": 1,
+    "frame_stack": 1,
+    "observation": ("float32", (10, 5)),
+    "action_space": {"type": "Discrete", "n": 3, "start": 0},
+}
+
+
+class Pool:
+    """The streams that a pool would have, by address."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.streams = list(addresses)
+
+    def add(self, env_server_addresses: Sequence[str]) -> None:
+        self.streams += env_server_addresses
+
+    def remove(self, env_server_address: str) -> int:
+        count = self.streams.count(env_server_address)
+        self.streams = [a for a in self.streams if a != env_server_address]
+        return count
+
+
+class World:
+    """A file of hosts, the servers that answer, and a pool; each look is a second later."""
+
+    columns = 4
+
+    def __init__(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.file, self.now = file, 0.0
+        self.served: dict[str, dict[str, Any]] = {"a:50": CATCH}
+        self._caplog = caplog
+
+    def describe(self, address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
+        if address not in self.served:
+            raise TimeoutError(f"nobody answers at {address}")
+        return self.served[address]
+
+    def begin(self) -> None:
+        self.write("a:50")
+        fleet = find_on(hosts.hosts(str(self.file)), None, 1.0, PLAIN)
+        self.pool = Pool(*fleet.stream_addresses)
+        self.list = HostList(str(self.file), fleet, PLAIN)
+
+    def write(self, text: str) -> None:
+        self.file.write_text(text)
+
+    def look(self, times: int = 2) -> list[str]:
+        """Looks this often; returns what was said meanwhile."""
+        self._caplog.clear()
+        for _ in range(times):
+            self.now += 1
+            self.list.look(self.pool, self.columns, self.now)
+        return [record.getMessage() for record in self._caplog.records]
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> World:
+    monkeypatch.setattr(logging.getLogger("torchbeast"), "propagate", True)
+    caplog.set_level(logging.INFO, "torchbeast")
+    world = World(tmp_path / "hosts.txt", caplog)
+    monkeypatch.setattr("libtorchbeast.describe", world.describe)
+    monkeypatch.setattr(host_list, "_ANSWER_S", 0.0)
+    monkeypatch.setattr("torchbeast.sources.servers.discovery.explain", lambda *_: None)
+    world.begin()
+    return world
+
+
+def test_a_host_that_is_written_into_the_file_is_added_with_all_its_servers(world: World) -> None:
+    world.served |= {f"b:{port}": CATCH | {"num_servers": 2} for port in (50, 51)}
+    world.write("a:50\nb:50\n")
+    assert world.look() == ["added host b:50 (4 streams)"]
+    assert world.pool.streams == ["a:50", "a:50", "b:50", "b:50", "b:51", "b:51"]
+    assert world.look(20) == []
+
+
+def test_a_host_that_is_taken_from_the_file_is_removed(world: World) -> None:
+    world.served |= {f"b:{port}": CATCH | {"num_servers": 2} for port in (50, 51)}
+    world.write("a:50\nb:50\n")
+    world.look()
+    world.write("a:50\n")
+    assert world.look() == ["removed host b:50 (4 streams)"]
+    assert world.pool.streams == ["a:50", "a:50"]
+
+
+def test_hosts_that_replace_others_are_added_first(world: World) -> None:
+    """So that the pool is not without streams in between."""
+    world.served["b:50"] = CATCH
+    world.write("b:50")
+    assert world.look() == ["added host b:50 (2 streams)", "removed host a:50 (2 streams)"]
+    assert world.pool.streams == ["b:50", "b:50"]
+
+
+def test_a_file_that_is_read_while_it_is_written_changes_nothing(world: World) -> None:
+    world.write("")
+    said = world.look(5)
+    assert len(said) == 1 and "names no host" in said[0] and "the hosts that it has" in said[0]
+    world.served["b:50"] = CATCH
+    world.write("b:50\n")  # the first half
+    assert world.look(1) == []
+    world.write("b:50\na:50\n")
+    assert world.look() == ["added host b:50 (2 streams)"]
+    assert world.pool.streams == ["a:50", "a:50", "b:50", "b:50"]
+
+
+def test_a_file_that_is_gone_or_wrong_is_told_once_and_again_after_it_was_right(
+    world: World,
+) -> None:
+    world.file.unlink()
+    [said] = world.look(3)
+    assert "cannot be read as a list of hosts" in said
+    world.write("a:50")
+    assert world.look() == []
+    world.write("a:50\nno port\n")
+    [said] = world.look(3)
+    assert "HOST:PORT with a port" in said
+    assert world.pool.streams == ["a:50", "a:50"]
+
+
+def test_a_host_that_does_not_answer_is_tried_again_until_it_does(world: World) -> None:
+    world.write("a:50\nb:50")
+    [said] = world.look(40)
+    assert said.startswith("b:50 is not used: no environment server answers at b:50")
+    assert said.endswith("it is tried again")
+    world.served["b:50"] = CATCH
+    assert world.look(15) == ["added host b:50 (2 streams)"]
+
+
+def test_a_host_of_which_one_server_is_missing_is_not_added_in_part(world: World) -> None:
+    world.served["b:50"] = CATCH | {"num_servers": 2}
+    world.write("a:50\nb:50")
+    [said] = world.look(3)
+    assert "answers at b:51" in said and world.pool.streams == ["a:50", "a:50"]
+
+
+def test_a_host_with_another_environment_is_named_beside_the_first_and_not_used(
+    world: World,
+) -> None:
+    world.served["b:50"] = CATCH | {"env_id": "Memory"}
+    world.write("a:50\nb:50")
+    [said] = world.look(40)
+    assert "the servers a:50 and b:50 must serve the same" in said
+    assert "env_id is 'Catch' and 'Memory'" in said
+    assert world.pool.streams == ["a:50", "a:50"]
+
+
+def test_a_new_host_is_compared_with_the_first_even_if_that_is_gone(world: World) -> None:
+    world.served["b:50"] = CATCH
+    world.write("b:50")
+    world.look()
+    world.served["c:50"] = CATCH | {"frame_stack": 4}
+    world.write("b:50\nc:50")
+    [said] = world.look()
+    assert "their frame_stack is 1 and 4" in said
+
+
+def test_streams_that_rollouts_cannot_be_cut_from_are_not_used(world: World) -> None:
+    world.served["b:50"] = CATCH | {"num_envs": 6}
+    world.write("a:50\nb:50")
+    [said] = world.look()
+    assert "a stream of b:50 has 6 environments, and rollouts of this run join 4" in said
+
+
+def test_a_server_of_a_host_that_is_named_already_is_not_used_twice(world: World) -> None:
+    world.served |= {f"b:{port}": CATCH | {"num_servers": 2} for port in (50, 51)}
+    world.write("a:50\nb:50\nb:51")
+    said = world.look()
+    assert said[0] == "added host b:50 (4 streams)" and "b:51 belongs to a host" in said[1]
+
+
+def test_a_host_that_comes_back_is_asked_anew(world: World) -> None:
+    world.served["b:50"] = CATCH
+    for streams in (2, 3):
+        world.served["b:50"] = CATCH | {"num_streams": streams}
+        world.write("a:50\nb:50")
+        assert world.look() == [f"added host b:50 ({streams} streams)"]
+        world.write("a:50")
+        assert world.look() == [f"removed host b:50 ({streams} streams)"]
+
+
+def test_a_name_is_resolved_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ["10.0.0.1"]
+    monkeypatch.setattr(hosts, "resolved", lambda *_: [(2, 1, 6, "", (a, 50)) for a in addresses])
+    world.served |= {f"actors@10.0.0.{i}:50": CATCH for i in range(1, 4)}
+    named = "dns:///actors:50"
+    fleet = find_on(hosts.hosts(named), None, 1.0, PLAIN)
+    world.pool, world.list = Pool(*fleet.stream_addresses), HostList(named, fleet, PLAIN)
+    addresses[:] = ["10.0.0.2", "10.0.0.3"]
+    world.look()
+    assert sorted(set(world.pool.streams)) == ["actors@10.0.0.2:50", "actors@10.0.0.3:50"]
+
+
+@pytest.mark.parametrize(
+    ("named", "may_change"),
+    [("a:1", False), ("a:1,b:2", False), ("hosts.txt", True), ("dns:///actors:50", True)],
+)
+def test_only_files_and_names_may_change(named: str, may_change: bool) -> None:
+    assert hosts.may_change(named) is may_change
