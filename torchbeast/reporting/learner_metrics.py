@@ -65,6 +65,7 @@ def _workers(figures: LearnerFigures) -> list[Metric]:
     ]
     for name, text in (
         ("lost_streams", "Times that a stream was lost, since the program started."),
+        ("restarted_streams", "Times that a stream's environments failed and it got new ones."),
         ("replaced_actors", "Actors that were replaced, since the program started."),
     ):
         if name in status:
