@@ -22,6 +22,7 @@ savedir=${TORCHBEAST_SAVEDIR:-$HOME/logs/torchbeast}
 keys=$savedir/keys-$SLURM_JOB_ID
 port=${TORCHBEAST_PORT:-50051}
 cpus=${SLURM_CPUS_PER_TASK:-1}
+envs=$((8 * cpus)) # of a node
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 learner=${nodes[0]}
@@ -35,7 +36,7 @@ mkdir -p "$savedir"
 srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --nodelist="$names" \
   --output="$savedir/servers-$SLURM_JOB_ID-%N.log" \
   "$python" -m torchbeast.polybeast_env --env PongNoFrameskip-v4 \
-  --num_servers "$cpus" --num_actors "$((8 * cpus))" --listen "0.0.0.0:$port" \
+  --num_servers "$cpus" --num_actors "$envs" --listen "0.0.0.0:$port" \
   --tls_cert "$keys/server.pem" --tls_key "$keys/server-key.pem" \
   --tls_client_ca "$keys/ca.pem" --token_file "$keys/token" &
 serving=$!
@@ -43,6 +44,7 @@ serving=$!
 # With a GPU on the first node: --gpus=1 here, and a job of two components (#SBATCH hetjob).
 srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --nodelist="$learner" \
   "$python" -m torchbeast.polybeast_learner --preset pong --env_servers "${servers%,}" \
+  --num_actors "$((envs * ${#hosts[@]}))" \
   --tls_ca "$keys/ca.pem" --tls_cert "$keys/client.pem" --tls_key "$keys/client-key.pem" \
   --token_file "$keys/token" --connect_timeout 120 \
   --savedir "$savedir" --xpid "$SLURM_JOB_NAME" --suppress_logs &

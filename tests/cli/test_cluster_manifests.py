@@ -116,6 +116,7 @@ def test_the_commands_of_slurm_are_ones(tmp_path: Path) -> None:
     served = found["polybeast_learner"].fleet.env_servers
     assert hosts(served) == ["node2:50051", "node3:50051"]
     assert found["keys"].keys.hosts == "node2,node3"
+    assert_all_are_learnt_from(found)
     assert found["polybeast_env"].servers.listen == "0.0.0.0:50051"
     assert found["polybeast_env"].security.tls_client_ca.endswith("/keys-7/ca.pem")
     assert found["polybeast_learner"].security.token_file.endswith("/keys-7/token")
@@ -131,9 +132,17 @@ def agree(flags: dict[str, Any], file: str) -> None:
         host, _, port = address.rpartition(":")
         assert host in made[1].split(",") and servers.servers.listen.endswith(f":{port}")
     scraped = (CLUSTER / "prometheus.yaml").read_text()
+    assert_all_are_learnt_from(flags)
     for port, program in (("9400", learner), ("9401", servers)):
         assert program.metrics.metrics_port == f"0.0.0.0:{port}" and f":{port}" in scraped
     assert not learner.security.insecure and not servers.security.insecure
+
+
+def assert_all_are_learnt_from(flags: dict[str, Any]) -> None:
+    """The learner refuses another number than that of all hosts; a preset has one of its own."""
+    fleet = flags["polybeast_learner"].fleet
+    envs = flags["polybeast_env"].servers.num_actors
+    assert fleet.num_actors == envs * len(hosts(fleet.env_servers))
 
 
 def test_the_keys_that_containers_read_are_given_to_them() -> None:

@@ -221,6 +221,16 @@ def test_the_newest_that_is_not_damaged_is_found(newest: Path, bad: int) -> None
     assert said.count(" is damaged (") == bad
 
 
+def test_what_was_found_is_the_newest_at_once_and_damaged_ones_do_not_count(newest: Path) -> None:
+    for step in (1, 2, 3):
+        write(newest, step)
+    damage(newest)
+    kept_checkpoints.put_in_place(kept_checkpoints.load_newest(newest, NEEDED), newest)
+    assert steps(newest) == {"model.tar": 2, "model.2.tar": 1, "model.tar.damaged": -1}
+    write(newest, 4)
+    assert [step_of(path) for path in kept_checkpoints.existing(newest)] == [4, 2, 1]
+
+
 def test_where_all_are_damaged_the_error_names_each(newest: Path) -> None:
     for step in (1, 2, 3):
         write(newest, step)
