@@ -19,7 +19,8 @@ LEARNING = r"steps ([1-9][\d,]*) of "
 
 
 @pytest.fixture
-def servers(workshop: Workshop) -> Program:
+def servers(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> Program:
+    monkeypatch.setenv("TMPDIR", str(workshop.folder))  # where a killed rank leaves its folder
     counts = ["--num_servers", "2", "--num_actors", "4"]
     started = workshop.start("polybeast_env", "--env", "Catch", *counts)
     started.wait_for("Serving 4 environments")
@@ -51,6 +52,7 @@ def test_two_learners_share_the_servers_and_one_goes_on_with_their_run(
     assert rows[-1]["live_streams"] == 4, "all streams, which each learner has a half of"
     assert max(row["mean_episode_length"] for row in rows if "mean_episode_length" in row) == 9
     assert saved_step(workshop) == 2000
+    assert not list(workshop.folder.glob("torchbeast-rank*"))
     code, said = workshop.run("polybeast_learner", "--xpid", "a", "--total_steps", "2400")
     assert code == 0 and "at step 2,000" in said, said
     assert [row["step"] for row in read_logs(workshop.run_folder("a"))][-1] == 2400
