@@ -263,6 +263,17 @@ def test_a_host_that_comes_back_has_its_place_and_addresses_again(door: OpenDoor
             assert theirs.line() == b"go"
 
 
+def test_a_host_that_comes_back_with_fewer_servers_has_as_many_addresses(door: OpenDoor) -> None:
+    with host(door, servers=2):
+        before = door.visit().addresses
+    door.visit()
+    with host(door, id=OTHER_ID, servers=1), spare(door, 1, OTHER_ID) as superfluous:
+        assert list(door.visit().addresses) == list(before[:1])
+        assert superfluous.line() == b"later its host is not here"
+        with learner(before[1]) as ours, contextlib.suppress(ConnectionError):
+            assert ours.recv(1) == b""
+
+
 def test_a_host_that_registers_anew_replaces_its_half_open_connection(door: OpenDoor) -> None:
     with host(door) as old, host(door) as new:
         assert [door.visit().is_here for _ in range(2)] == [True, True]

@@ -200,7 +200,7 @@ class Door:
 
     def _admit_spare(self, hello: SpareHello, spare: Connection) -> None:
         for place in self._places.values():
-            if place.id == hello.id and hello.server < len(place.servers):
+            if place.id == hello.id and hello.server < len(place.addresses):
                 place.servers[hello.server].offer(spare)
                 return
         raise LaterError("its host is not here")
@@ -210,4 +210,4 @@ def _told(place: Place) -> bytes:
     """Returns the line about a place for whoever asks for the status."""
     state = "here" if place.id else "away"
     age = time.monotonic() - place.since
-    return f"{place.label} {state} {len(place.servers)} {place.relayed} {age:.0f}".encode()
+    return f"{place.label} {state} {len(place.addresses)} {place.relayed} {age:.0f}".encode()

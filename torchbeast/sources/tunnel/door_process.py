@@ -51,10 +51,14 @@ class DoorProcess:
             environment={"PYTHONPATH": ":".join(sys.path)},
         )
 
-    def here(self) -> list[Visit]:
-        """Returns the hosts that are connected now, the first to come first."""
+    def visits(self) -> list[Visit]:
+        """Returns the latest visit of every host, the first to come first."""
         with self._lock:
-            return [visit for visit in self._visits.values() if visit.is_here]
+            return list(self._visits.values())
+
+    def here(self) -> list[Visit]:
+        """Returns the hosts that are connected now."""
+        return [visit for visit in self.visits() if visit.is_here]
 
     def arrivals(self) -> int:
         """Returns how often a host has come."""

@@ -34,13 +34,14 @@ class Place:
         self.servers: list[ServerDoor] = []
         self.since = time.monotonic()  # it is here, or away
         self._folder = folder
+        self._count = 0  # of the servers that its last host had
         self._control: Connection | None = None
         self._heard = 0.0
 
     @property
     def addresses(self) -> list[str]:
         """The addresses of its servers for the learner."""
-        return [server.address for server in self.servers]
+        return [server.address for server in self.servers[: self._count]]
 
     @property
     def relayed(self) -> int:
@@ -60,7 +61,8 @@ class Place:
             server = ServerDoor(self._folder / f"{self.label}.{len(self.servers)}")
             await server.listen()
             self.servers.append(server)
-        for server in self.servers:
+        self._count = hello.servers
+        for server in self.servers[: self._count]:
             server.is_here = True
 
     async def attend(self, control: Connection) -> str:
