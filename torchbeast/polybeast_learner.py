@@ -41,8 +41,9 @@ from torchbeast.sources.servers.hosts import hosts, may_change, shown_to_learner
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
     from torchbeast.sources.servers.discovery import Fleet
-    from torchbeast.sources.servers.host_list import HostList
+    from torchbeast.sources.servers.host_list import Hosts
     from torchbeast.sources.servers.source import PolySource
+    from torchbeast.sources.tunnel.door_process import DoorProcess
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # what rank 0 tells the others
@@ -81,8 +82,9 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
     is_kept = replica is None or replica.leads
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
-        _finder(flags, opened.supervisor, is_kept) as find,
+        _door(flags, opened.supervisor, is_kept) as visited,
     ):
+        find = _finder(flags, visited)
         if replica is None:
             fleet = find(stopped=lambda: opened.supervisor.wait(0))
         else:
@@ -94,9 +96,9 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
-        listed = _list(flags, fleet) if replica is None else None
+        changing = _changing(flags, fleet, visited) if replica is None else None
         train(
-            flags, fleet, opened, collection, flags.environment.num_actions, replica, hosts=listed
+            flags, fleet, opened, collection, flags.environment.num_actions, replica, hosts=changing
         )
     return EXIT_DONE
 
@@ -140,27 +142,38 @@ def _found_together(
 
 
 @contextmanager
-def _finder(
+def _door(
     flags: PolyBeastLearnerFlags, supervisor: Supervisor, leads: bool
-) -> Iterator[Callable[..., Fleet]]:
-    """Yields what finds the servers of the flags: on this machine, on others, or of hosts that dial
-    in, for which the learner that leads opens a door for the duration of the block.
+) -> Iterator[DoorProcess | None]:
+    """Opens a door for hosts that dial in, for the duration of the block, at the learner that
+    leads; yields None without --listen.
+    """
+    from torchbeast.sources.tunnel.door_process import door
+
+    listen = flags.fleet.listen
+    if listen is None or not leads:
+        yield None
+        return
+    with door(supervisor, listen, flags.security.listening()) as opened:
+        print(_waiting(listen), flush=True)
+        yield opened
+
+
+def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callable[..., Fleet]:
+    """Returns what finds the servers of the flags: on this machine, on others, or of hosts that
+    dial in.
     """
     from torchbeast.sources.servers.discovery import find, find_on
-    from torchbeast.sources.tunnel.door_process import door, find_visitors
+    from torchbeast.sources.tunnel.door_process import find_visitors
 
     served = flags.fleet
     wanted, timeout = served.num_actors, served.connect_timeout
-    if served.listen is not None and leads:
-        with door(supervisor, served.listen, flags.security.listening()) as opened:
-            print(_waiting(served.listen), flush=True)
-            yield functools.partial(find_visitors, opened, wanted, timeout)
-    elif served.env_servers is not None:
+    if visited is not None:
+        return functools.partial(find_visitors, visited, wanted, timeout)
+    if served.env_servers is not None:
         named, security = hosts(served.env_servers), flags.security_of_servers()
-        yield functools.partial(find_on, named, wanted, timeout, security)
-    else:
-        basename = served.pipes_basename or user_basename()
-        yield functools.partial(find, basename, wanted, timeout)
+        return functools.partial(find_on, named, wanted, timeout, security)
+    return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
 
 
 def _waiting(listen: str) -> str:
@@ -170,10 +183,15 @@ def _waiting(listen: str) -> str:
     )
 
 
-def _list(flags: PolyBeastLearnerFlags, fleet: Fleet) -> HostList | None:
-    """Returns the list of hosts, if it may change while the run goes on."""
+def _changing(
+    flags: PolyBeastLearnerFlags, fleet: Fleet, visited: DoorProcess | None
+) -> Hosts | None:
+    """Returns the hosts of the fleet, if they may change while the run goes on."""
     from torchbeast.sources.servers.host_list import HostList
+    from torchbeast.sources.tunnel.visitors import Visitors
 
+    if visited is not None:
+        return Visitors(visited.visits, fleet)
     named = flags.fleet.env_servers
     if named is None or not may_change(named):
         return None
@@ -188,7 +206,7 @@ def train(
     num_actions: int | None = None,
     replica: Replica | None = None,
     *,
-    hosts: HostList | None = None,
+    hosts: Hosts | None = None,
 ) -> None:
     """Learns from the fleet until the run ends.
 

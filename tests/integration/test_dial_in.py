@@ -101,6 +101,27 @@ def test_a_host_is_killed_and_comes_back_and_a_killed_learner_resumes(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
+def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
+    workshop: Workshop, keys: Keys, port: int
+) -> None:
+    first = host(workshop, keys, port, 1, 2)
+    command = ["polybeast_learner", *of_door(keys, port), *SMALL]
+    learner = workshop.start(*command, "--total_steps", str(10**8), "--xpid", "a")
+    learner.wait_for("Found 2 environments of Catch, on 1 servers")
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    second = host(workshop, keys, port, 2, 4)
+    learner.wait_for(r"added host .*-2 \(streams: 4\)")
+    wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 0})
+    first.send(signal.SIGTERM)
+    learner.wait_for(r"removed host .* \(streams: 2\)")
+    wait_for(lambda: streams(workshop)["live_streams"] == 4)
+    for program in (learner, second):
+        program.send(signal.SIGINT)
+        assert program.end(timeout=30) == 0, program.said
+    workshop.assert_nothing_is_left()
+
+
 def streams(workshop: Workshop) -> dict[str, float]:
     """Returns the numbers of streams in the learner's last row, which may be half written."""
     row = list(read_logs(workshop.run_folder("a")))[-1]

@@ -46,6 +46,16 @@ class Streams(Protocol):
         """Removes the streams of the server at the address; returns their number."""
 
 
+class Hosts(Protocol):
+    """Hosts that may change while a run goes on."""
+
+    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+        """Changes the streams as the hosts change, until closed.
+
+        columns: of a rollout; each stream must have a multiple of so many environments.
+        """
+
+
 class HostList:
     """The hosts that --env_servers names, now and later. Used by one thread."""
 

@@ -37,7 +37,7 @@ from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.host_list import HostList
+from torchbeast.sources.servers.host_list import Hosts
 from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.plan import rollout_columns
 
@@ -71,7 +71,7 @@ class PolySource:
         spare_columns: int = 0,
         num_batches: int = 2,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,
-        hosts: HostList | None = None,
+        hosts: Hosts | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
@@ -80,7 +80,7 @@ class PolySource:
         spare_columns: number of columns for other data after the first batch_size of every batch.
         num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         start_servers: called by `start`; `end` then ends them. None: they run already.
-        hosts: the list that the fleet was found with, if it may change. None: it stays.
+        hosts: those of the fleet, if they may change. None: it stays.
         """
         specs_of_extras(actor, extras)
         self._actor = actor

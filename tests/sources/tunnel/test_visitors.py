@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hosts that come to a running learner are added, and those that stay away are removed."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("libtorchbeast._C")
+
+from serving import serving
+
+from torchbeast import envs
+from torchbeast.sources.servers.discovery import ask_all
+from torchbeast.sources.tunnel import visitors as visitors_module
+from torchbeast.sources.tunnel.door import Visit
+from torchbeast.sources.tunnel.visitors import Visitors
+
+
+class Streams:
+    """Streams by the address of their server."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.open = list(addresses)
+
+    def add(self, addresses: list[str]) -> None:
+        self.open += addresses
+
+    def remove(self, address: str) -> int:
+        before = len(self.open)
+        self.open = [one for one in self.open if one != address]
+        return before - len(self.open)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Iterator[str]:
+    address = f"unix:{tmp_path}/one"
+    with serving(lambda: envs.make("Catch", 2), address):
+        yield address
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Iterator[str]:
+    address = f"unix:{tmp_path}/two"
+    with serving(lambda: envs.make("Catch", 2), address, num_streams=2):
+        yield address
+
+
+class Run:
+    """A run that began with the host `one`."""
+
+    def __init__(self, one: str) -> None:
+        self.visits = {"one": Visit("one", [one], True)}
+        self.streams = Streams(one)
+        fleet = ask_all([one], 10.0)
+        self.visitors = Visitors(lambda: list(self.visits.values()), fleet)
+
+    def comes(self, label: str, *addresses: str) -> None:
+        self.visits[label] = Visit(label, list(addresses), True)
+
+    def goes(self, label: str) -> None:
+        self.visits[label] = Visit(label, self.visits[label].addresses, False, "gone")
+
+    def look(self, now: float, columns: int = 1) -> list[str]:
+        self.visitors.look(self.streams, columns, now)
+        return sorted(self.streams.open)
+
+
+def test_a_host_that_comes_is_added_once_with_all_its_streams(one: str, two: str) -> None:
+    run = Run(one)
+    assert run.look(0.0) == [one]
+    run.comes("two", two)
+    assert run.look(1.0) == [one, two, two] == run.look(2.0)
+
+
+def test_a_host_is_removed_after_half_a_minute_and_added_again_when_it_is_back(
+    one: str, two: str
+) -> None:
+    run = Run(one)
+    run.comes("two", two)
+    run.look(0.0)
+    run.goes("two")
+    assert run.look(100.0) == [one, two, two] == run.look(129.9)
+    assert run.look(130.0) == [one] == run.look(200.0)
+    run.comes("two", two)
+    assert run.look(201.0) == [one, two, two]
+
+
+def test_a_host_that_is_back_in_time_stays(one: str) -> None:
+    run = Run(one)
+    run.goes("one")
+    run.look(0.0)
+    run.comes("one", one)
+    run.look(20.0)
+    run.goes("one")
+    assert run.look(40.0) == [one] == run.look(69.0)
+    assert run.look(70.0) == []
+
+
+def test_a_host_of_another_environment_is_not_used_and_tried_again_later(
+    one: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run, other = Run(one), f"unix:{tmp_path}/other"
+    with serving(lambda: envs.make("Mock", 2), other):
+        run.comes("other", other)
+        assert run.look(0.0) == [one]
+        assert "the host other is not used: the servers" in caplog.text
+    with serving(lambda: envs.make("Catch", 2), other):
+        assert run.look(14.0) == [one]
+        assert run.look(15.0) == sorted([one, other])
+    assert caplog.text.count("is not used") == 1
+
+
+def test_a_host_whose_streams_do_not_fit_the_rollouts_is_not_used(
+    one: str, two: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(one)
+    run.comes("two", two)
+    assert run.look(0.0, columns=4) == [one]
+    assert "has 2 environments, and rollouts of this run join 4" in caplog.text
+
+
+def test_a_host_that_does_not_answer_holds_up_nothing_for_long(
+    one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visitors_module, "_ANSWER_S", 0.1)
+    run = Run(one)
+    with contextlib.suppress(FileNotFoundError):
+        Path(tmp_path / "none").unlink()
+    run.comes("none", f"unix:{tmp_path}/none")
+    assert run.look(0.0) == [one]
