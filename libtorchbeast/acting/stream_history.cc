@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "libtorchbeast/stream/stream_errors.h"
-
 namespace torchbeast {
 namespace {
 

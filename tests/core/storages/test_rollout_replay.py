@@ -19,6 +19,7 @@ import pytest
 from true_rows import BEGUN_WITH, Batch, Envs, Life, empty_batch, fields
 
 from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.storages import rollout_store
 from torchbeast.core.storages.episode_sampler import Window
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.core.storages.stored_rows import bytes_per_transition
@@ -308,6 +309,19 @@ def test_rollouts_of_another_source_continue_none() -> None:
     insert(replay, envs, [envs.next_rollout(1, 5)])
     assert replay.size == 4 * T
     assert replay.facts().fill == 7 / 500, "four rollouts, and row 0 of three tracks"
+
+
+def test_environments_that_come_and_go_leave_nothing_but_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rollout_store, "_MANY_ENVIRONMENTS", 0)
+    T, slots = 2, 8
+    envs, _ = one_life(T, [])
+    replay = RolloutReplay(fields(T, 1, 1), slots * T)
+    for env in range(200):
+        insert(replay, envs, [envs.next_rollout(0, env)])
+        insert(replay, envs, [envs.next_rollout(0, env)])
+    assert len(replay._open) <= 2 * slots
 
 
 # --- what is refused

@@ -19,6 +19,8 @@ from torch import Tensor
 from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.storages.rollout import Rollout
 
+_MOST_ENVIRONMENTS = 100_000  # whose returns go on; others have left the run
+
 
 class _Last(NamedTuple):
     """The end of an environment's newest rollout."""
@@ -86,7 +88,10 @@ class ReturnNorm(RunningNorm):
             if last is not None and last.rollout_index + 1 == rollout_index:
                 before[column] = last.value
             after = values[column] + kept[column] * before[column]
-            self._last[env] = _Last(rollout_index, after)
+            self._last.pop(env, None)
+            self._last[env] = _Last(rollout_index, after)  # at the end: the newest
+        while len(self._last) > _MOST_ENVIRONMENTS:
+            del self._last[next(iter(self._last))]
         return torch.tensor(before, dtype=from_zero.dtype, device=from_zero.device)
 
 

@@ -28,6 +28,9 @@ from torchbeast.core.storages.tracks import Track
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
 
+_MANY_ENVIRONMENTS = 10_000  # more may have left the run
+
+
 class Facts(NamedTuple):
     """Figures for logs."""
 
@@ -158,6 +161,8 @@ class RolloutStore(ABC):
 
     def _begin(self, column: RolloutColumn, agent: int) -> Track:
         """Begins a track with row 0, in a chunk of zeros."""
+        if len(self._open) >= _MANY_ENVIRONMENTS + 2 * self._ring.num_chunks:
+            self._forget_overwritten()
         track = Track(agent, column.env_index, column.rollout, self.unroll_length)
         self._open[agent, column.env_index] = track
         rows = self._stored.extend(track)
@@ -167,6 +172,10 @@ class RolloutStore(ABC):
         self._note_rows(track)
         self._stored.finish(track, [])
         return track
+
+    def _forget_overwritten(self) -> None:
+        """Forgets tracks without a stored row: most are of environments that left the run."""
+        self._open = {key: track for key, track in self._open.items() if track.start < track.end}
 
     def _write(self, column: RolloutColumn, first: int, ring_rows: slice) -> None:
         """Copies rows first, first + 1, ... of a column to the ring."""
