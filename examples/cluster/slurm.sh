@@ -44,7 +44,6 @@ serving=$!
 # With a GPU on the first node: --gpus=1 here, and a job of two components (#SBATCH hetjob).
 srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --nodelist="$learner" \
   "$python" -m torchbeast.polybeast_learner --preset pong --env_servers "${servers%,}" \
-  --num_actors "$((envs * ${#hosts[@]}))" \
   --tls_ca "$keys/ca.pem" --tls_cert "$keys/client.pem" --tls_key "$keys/client-key.pem" \
   --token_file "$keys/token" --connect_timeout 120 \
   --savedir "$savedir" --xpid "$SLURM_JOB_NAME" --suppress_logs &

@@ -109,7 +109,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     """
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, None
-    of_preset = presets.settings(words)  # first: it may print a list and exit
+    of_preset = _of_preset(flags_type, words)  # first: it may print a list and exit
     recorded = resuming.recorded(words)
     algo = _algorithm(words, {**recorded, **of_preset})
     made = with_algorithm(flags_type, algo)
@@ -118,6 +118,15 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     values = {**usual, **resuming.usable(made, recorded), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
+
+
+def _of_preset(flags_type: type[LearnerFlags], words: Sequence[str]) -> Mapping[str, Any]:
+    """Returns the flags of the preset, if one is named, without the number of environments where
+    the servers decide it; their environment must be that of the preset.
+    """
+    by_servers = set(flags_type.decided_by_servers) - {"env"}
+    settings = presets.settings(words)
+    return {name: value for name, value in settings.items() if name not in by_servers}
 
 
 def _algorithm(words: Sequence[str], decided: Mapping[str, Any]) -> str:
