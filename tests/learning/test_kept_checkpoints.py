@@ -20,6 +20,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import CheckpointConfig
+from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
 from torchbeast.reporting.log_files import read_logs
 
@@ -77,6 +78,77 @@ def test_a_file_system_without_links_gets_copies(
     assert steps(newest) == {"model.tar": 4, "model.1.tar": 3, "model.2.tar": 2}
 
 
+def test_a_copy_that_a_full_disk_cuts_off_changes_no_checkpoint(
+    newest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a file system without links."""
+    for step in (1, 2, 3):
+        write(newest, step)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    def fill(source: Any, target: Any) -> None:
+        target.write(source.read(100))
+        raise OSError(28, "No space left on device")
+
+    before = steps(newest)
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(shutil, "copyfileobj", fill)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            write(newest, 4)
+        assert steps(newest) == before
+
+
+def test_a_file_that_only_looks_like_an_older_checkpoint_is_left_alone(newest: Path) -> None:
+    mine = newest.with_name("model.5000000.tar")
+    mine.write_text("mine")
+    for step in range(1, 6):
+        write(newest, step)
+    assert mine.read_text() == "mine"
+    assert kept_checkpoints.existing(newest)[-1].name == "model.2.tar"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(5, "Input/output error"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+    ],
+)
+def test_a_machine_that_cannot_read_now_does_not_make_a_file_damaged(
+    newest: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    write(newest, 1)
+    write(newest, 2)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(UsageError, match=r"model\.tar cannot be read now .* may be whole") as found:
+        kept_checkpoints.load_newest(newest, NEEDED)
+    assert not isinstance(found.value, checkpoints.Damaged)
+
+
+def test_a_checkpoint_that_is_asked_for_by_name_is_read_alone(tmp_path: Path) -> None:
+    """Snapshots beside it are no older ones of it, and keep their names."""
+    train(tmp_path, GOOD)
+    own = tmp_path / "run" / "model.tar"
+    snapshots = [tmp_path / f"ckpt.{n}.tar" for n in (1, 2)]
+    for path in snapshots:
+        shutil.copyfile(own, path)
+    with pytest.raises(UsageError, match="there is no checkpoint at .*ckpt.tar"):
+        EarlierRun.at(tmp_path / "ckpt.tar")
+    snapshots[0].write_bytes(b"cut off")
+    with pytest.raises(checkpoints.Damaged):
+        EarlierRun.at(snapshots[0])
+    EarlierRun.at(snapshots[1]).go_on()
+    assert [path.exists() for path in snapshots] == [True, True]
+
+
 @pytest.mark.parametrize("where", ["link", "replace", "fsync", "unlink", "open"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_save_that_fails_anywhere_loses_no_earlier_one(
@@ -100,7 +172,7 @@ def test_a_save_that_fails_anywhere_loses_no_earlier_one(
     with monkeypatch.context() as patch:
         patch.setattr(os, where, failing(getattr(os, where)))
         if where == "link":
-            patch.setattr(shutil, "copyfile", failing(shutil.copyfile))
+            patch.setattr(shutil, "copyfileobj", failing(shutil.copyfileobj))
         try:
             write(newest, 4)
         except OSError as error:

@@ -111,6 +111,17 @@ def test_a_new_column_that_does_not_fit_is_tried_again_with_the_next_row(tmp_pat
     assert list(read_logs(tmp_path))[-1]["entropy"] == 2.0
 
 
+def test_the_first_line_of_the_log_that_does_not_fit_is_tried_again(tmp_path: Path) -> None:
+    """It has two bytes more than the same line of fields.csv."""
+    log = LogFiles(tmp_path)
+    with largest_file(len("_tick,_time,step,loss\r\n")), pytest.raises(OSError):
+        log.write(10, {"loss": 0.5})
+    log.write(20, {"loss": 0.25})
+    log.close()
+    assert (tmp_path / "logs.csv").read_text().startswith("# _tick,_time,step,loss\n")
+    assert rows(tmp_path) == [(20, 0.25)]
+
+
 def test_a_full_disk_at_the_start_of_a_resumed_run_leaves_its_log(tmp_path: Path) -> None:
     files = LogFiles(tmp_path)
     for step in range(10, 100, 10):

@@ -232,8 +232,10 @@ class Learner:
         path: by default model.tar in log_dir. Raises UsageError if it is of another environment,
         network or algorithm.
         """
-        found = self._session.folder.checkpoint if path is None else Path(path)
-        kept_checkpoints.load_newest(found)  # before this run ends
+        own = self._session.folder.checkpoint
+        found = own if path is None else Path(path)
+        load = kept_checkpoints.load_newest if found == own else checkpoints.load
+        load(found)  # before this run ends
         self._end(is_saved=False)
         raise_failure(self._session.supervisor.failure, self._session.folder)
         self._open(found)

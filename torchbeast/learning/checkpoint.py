@@ -19,6 +19,7 @@ each. torch.load ignores these checksums; `load` verifies them.
 
 from __future__ import annotations
 
+import errno
 import io
 import pickle
 import re
@@ -42,6 +43,9 @@ from torchbeast.reporting.run_folder import write_atomically
 
 # 1: with the network's name. Earlier files, and those of the original TorchBeast, have no format.
 FORMAT = 1
+# What the operating system says of a disk, a server of files, or memory: EINVAL, for example, comes
+# of damaged files too.
+_OF_MACHINE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
 
@@ -69,7 +73,8 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """Reads a checkpoint to the CPU.
 
-    Raises Damaged if it is none, and UsageError if it lacks a `needed` key or is of a later format.
+    Raises Damaged if it is none, and UsageError if it lacks a `needed` key, is of a later format or
+    cannot be read by fault of the machine.
     """
     try:
         with open(path, "rb") as file:
@@ -82,6 +87,11 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch has no single type for a file that is none of its own
+        if _is_of_machine(error):
+            raise UsageError(
+                f"{path} cannot be read now ({_first_line(error)}), though it may be whole: mend "
+                "that, and try again"
+            ) from None
         raise Damaged(path, _first_line(error)) from None
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
@@ -186,6 +196,13 @@ def _checksums() -> Iterator[None]:
         yield
     finally:
         options.set_crc32_options(before)
+
+
+def _is_of_machine(error: Exception) -> bool:
+    """Returns whether reading failed for lack of memory, or by its disk, and not by the file."""
+    if isinstance(error, OSError):
+        return error.errno in _OF_MACHINE
+    return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
 def _verify(file: BinaryIO) -> None:

@@ -44,6 +44,16 @@ class EarlierRun:
         _log.warning("%s%s", said, kept_checkpoints.kept_as(self._found))
         kept_checkpoints.put_in_place(self._found, self._path)
 
+    @classmethod
+    def at(cls, path: Path) -> EarlierRun:
+        """Reads this checkpoint and no other, whosever it is; raises UsageError if it is not
+        there."""
+        run = cls()
+        run._path = path
+        run._found = kept_checkpoints.Found(checkpoints.load(path), path)
+        run._saved = run._found.checkpoint
+        return run
+
     @property
     def recorded(self) -> Mapping[str, Any] | None:
         """The recorded settings; None without a checkpoint."""

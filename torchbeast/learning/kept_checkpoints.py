@@ -5,12 +5,14 @@ model.tar      the newest
 model.1.tar    the one before
 model.2.tar    the one before that
 
+Files with such names in the folder of a run belong to it: those that are too old are removed. One
+that comes after a gap of two numbers does not count.
+
 The newest is there at any moment from the first save on, whenever the process or the machine ends.
 """
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 from collections.abc import Sequence
@@ -99,10 +101,18 @@ def kept_as(found: Found) -> str:
 
 
 def _older(newest: Path) -> list[Path]:
-    """Returns those before the newest, the last one first."""
-    named = newest.parent.glob(f"{glob.escape(newest.stem)}.*{glob.escape(newest.suffix)}")
-    numbers = [path.name[len(newest.stem) + 1 : -len(newest.suffix)] for path in named]
-    return [numbered(newest, n) for n in sorted(int(n) for n in numbers if n.isdecimal())]
+    """Returns those before the newest, the last one first.
+
+    A save that is cut off leaves out one number at most.
+    """
+    found: list[Path] = []
+    number = last = 0
+    while number < last + 2:
+        number += 1
+        if (path := numbered(newest, number)).exists():
+            found.append(path)
+            last = number
+    return found
 
 
 def _shift(newest: Path, keep: int) -> None:
@@ -110,14 +120,31 @@ def _shift(newest: Path, keep: int) -> None:
     second = numbered(newest, 1)
     if keep == 1 or not newest.exists() or (second.exists() and second.samefile(newest)):
         return  # the same file: the last save ended between this and its end
+    made = _linked(newest)  # first, because a disk may have no room for it
     for number in range(keep - 2, 0, -1):
         if (path := numbered(newest, number)).exists():
             os.replace(path, numbered(newest, number + 1))
-    second.unlink(missing_ok=True)
+    os.replace(made, second)
+
+
+def _linked(newest: Path) -> Path:
+    """Gives the newest a second name, or copies it to that where there are no links."""
+    made = newest.with_name(f"{newest.name}.before")
+    made.unlink(missing_ok=True)
     try:
-        os.link(newest, second)
-    except OSError:  # some file systems have no links
-        shutil.copyfile(newest, second)
+        os.link(newest, made)
+        return made
+    except OSError:
+        pass
+    try:
+        with newest.open("rb") as old, made.open("wb") as copy:
+            shutil.copyfileobj(old, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+    except OSError:
+        made.unlink(missing_ok=True)
+        raise
+    return made
 
 
 def _kept_as(path: Path) -> Path:

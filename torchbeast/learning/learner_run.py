@@ -149,7 +149,8 @@ class LearnerRun:
         self._replica = replica
         self._played = played
         self._session = session
-        self._earlier = EarlierRun(resumed or session.folder.checkpoint)
+        own = session.folder.checkpoint
+        self._earlier = EarlierRun(own) if resumed in (None, own) else EarlierRun.at(resumed)
         self._earlier.go_on()
         seed = self._earlier.seed(settings.run.seed)
         self._recorded = {**settings.recorded, **played.recorded(), "seed": seed}

@@ -64,13 +64,12 @@ class LogFiles:
 
     def _add_columns(self, row: Mapping[str, Any]) -> None:
         new = [name for name in row if name not in self._fields]
-        if not new:
-            return
-        fields = self._fields + new
-        with closing(AppendedFile(self._fields_path)) as file:
-            file.append(_line(fields))
-        self._fields = fields
-        if self._logs.is_empty:
+        if new:
+            fields = self._fields + new
+            with closing(AppendedFile(self._fields_path)) as file:
+                file.append(_line(fields))
+            self._fields = fields
+        if self._logs.is_empty:  # also where a full disk has refused the line before
             self._logs.append(f"# {','.join(self._fields)}\n")
 
 
