@@ -106,7 +106,7 @@ def recorded_from(description: dict[str, Any], savedir: Path) -> dict[str, Any]:
     seen: list[Played] = []
 
     class Run:
-        def __init__(self, settings: Any, played: Played, parts: Any) -> None:
+        def __init__(self, settings: Any, played: Played, parts: Any, **_: Any) -> None:
             seen.append(played)
 
         def train(self, *_: Any) -> None:
