@@ -18,6 +18,7 @@ from torchbeast.cli.flags import (
 )
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.learning.recorded import reaching_flags
 
 LEARNERS: dict[str, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -119,15 +120,24 @@ def killed_before_its_first_checkpoint(savedir: Path, rows: str) -> None:
     (savedir / "a" / "meta.json").write_text(json.dumps({"args": RECORDED}))
 
 
+def test_the_command_that_resumes_a_run_reaches_the_same_hosts() -> None:
+    recorded = {"env_servers": "a:1", "tls_ca": "my ca.pem", "listen": None, "insecure": True}
+    words = ["--env_servers", "a:1", "--insecure", "--tls_ca", "my ca.pem"]
+    assert reaching_flags({**recorded, "batch_size": 4, "token_file": None}) == words
+
+
 def test_without_a_checkpoint_the_settings_come_from_meta_json(savedir: Path) -> None:
     killed_before_its_first_checkpoint(savedir, "# _tick,_time,step\n0,0,20\n")
     assert flags_of("polybeast", savedir, "--xpid", "a")["learning_rate"] == 0.0006
 
 
-def test_settings_of_a_run_that_never_learnt_are_not_restored(savedir: Path) -> None:
+def test_settings_of_a_run_that_never_learnt_are_not_restored_which_is_said(
+    savedir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its settings may be the reason why it never learnt."""
     killed_before_its_first_checkpoint(savedir, "")
     assert flags_of("polybeast", savedir, "--xpid", "a")["env"] is None
+    assert "ended before it learnt anything: this run begins anew" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("mode", ["test", "test_render"])

@@ -98,12 +98,18 @@ def _recorded(folder: Path) -> dict[str, Any]:
     if (flags := _of_checkpoint(folder)) is not None:
         return flags
     try:
-        has_learnt = (folder / "logs.csv").stat().st_size > 0
-        meta = json.loads((folder / "meta.json").read_text()) if has_learnt else {}
+        meta = json.loads((folder / "meta.json").read_text())
     except (OSError, ValueError):
         return {}
-    if meta:
-        print(f"{folder} has no checkpoint: its settings are taken from meta.json.", flush=True)
+    logs = folder / "logs.csv"
+    if not logs.exists() or logs.stat().st_size == 0:
+        print(
+            f"{folder} ended before it learnt anything: this run begins anew, with no settings of "
+            "it but those that are given.",
+            flush=True,
+        )
+        return {}
+    print(f"{folder} has no checkpoint: its settings are taken from meta.json.", flush=True)
     return dict(meta.get("args", {}))
 
 

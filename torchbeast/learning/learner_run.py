@@ -36,7 +36,7 @@ from torchbeast.learning.assemble import Assembled, LearnerConfig, MakeAgent, as
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute
-from torchbeast.learning.recorded import changes, naming_flags, recorded_env
+from torchbeast.learning.recorded import changes, naming_flags, reaching_flags, recorded_env
 from torchbeast.learning.replay import (
     check_learns_from_replay,
     joined_replay,
@@ -480,6 +480,7 @@ class LearnerRun:
         more = ["--total_steps", str(2 * self._total_steps)]
         return [
             *([] if self._played.others_serve else naming_flags(self._recorded)),
+            *reaching_flags(self._settings.recorded),
             *(more if progress.step >= self._total_steps else []),
         ]
 

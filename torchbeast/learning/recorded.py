@@ -36,6 +36,12 @@ OF_ONE_COMMAND = (
     "metrics_port",
 )
 
+# Those of them that say how others are reached.
+_REACHING = (
+    *("address", "env_servers", "listen", "insecure", "replay_service"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file"),
+)
+
 # Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.
 SERVED_KWARGS = "served_env_kwargs"
 
@@ -50,6 +56,13 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
     if others_serve and env.is_factory:
         return {"env": env.name, "env_kwargs": {}, SERVED_KWARGS: kwargs}
     return {"env": env.name, "env_kwargs": kwargs}
+
+
+def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
+    """Returns the flags with which a command reached other machines, to be given to the next."""
+    given = {name: recorded[name] for name in _REACHING if recorded.get(name)}
+    words = [[f"--{name}"] + [str(value)] * (value is not True) for name, value in given.items()]
+    return [word for flag in words for word in flag]
 
 
 def naming_flags(recorded: Mapping[str, Any]) -> list[str]:
