@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torchbeast.errors import RunError
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import END, RefusedError, raise_if_refused
+from torchbeast.sources.tunnel.time_limit import within
 from torchbeast.sources.tunnel.way import Way
 
 _HOST = re.compile(rb"([A-Za-z0-9._-]{1,60}) (here|away) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
@@ -42,7 +43,7 @@ def ask(way: Way, timeout: float) -> list[KnownHost]:
 async def _ask(way: Way, timeout: float) -> list[KnownHost]:
     connection = Connection()
     try:
-        return await asyncio.wait_for(_conversation(way, connection), timeout)
+        return await within(timeout, _conversation(way, connection))
     finally:
         connection.abort()
 

@@ -35,6 +35,7 @@ from torchbeast.sources.tunnel.messages import (
     raise_if_refused,
     spare_line,
 )
+from torchbeast.sources.tunnel.time_limit import within
 from torchbeast.sources.tunnel.way import Way
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
@@ -114,7 +115,7 @@ class Dialler:
         """Returns the connection of a host that was admitted, and its label at the learner."""
         control = await self._dial()
         control.send(host_line(self._hello))
-        label = admitted_as(await asyncio.wait_for(control.line(), HANDSHAKE_S))
+        label = admitted_as(await within(HANDSHAKE_S, control.line()))
         self._was_there = True
         return control, label
 
@@ -160,7 +161,7 @@ class Dialler:
         """
         connection = self._new()
         try:
-            await asyncio.wait_for(self._way.greet(connection), HANDSHAKE_S)
+            await within(HANDSHAKE_S, self._way.greet(connection))
         except BaseException:
             self._drop(connection)
             raise
@@ -199,7 +200,7 @@ async def _listen(control: Connection) -> None:
     """Hears the door; raises ConnectionError with the reason when it is gone."""
     while True:
         try:
-            line = await asyncio.wait_for(control.line(), SILENCE_S)
+            line = await within(SILENCE_S, control.line())
         except asyncio.TimeoutError:
             raise ConnectionError(f"nothing was heard of the learner for {SILENCE_S:g} s") from None
         if line == ENDED:

@@ -32,6 +32,7 @@ from torchbeast.sources.tunnel.messages import (
     parse_hello,
 )
 from torchbeast.sources.tunnel.place import Place
+from torchbeast.sources.tunnel.time_limit import within
 
 _log = logging.getLogger("torchbeast.door")
 
@@ -117,9 +118,7 @@ class Door:
         """Serves one connection of TCP to the end of its conversation."""
         connection = Connection()
         try:
-            hello = await asyncio.wait_for(
-                self._hello(connected, connection), self._handshake_s + 1.0
-            )
+            hello = await within(self._handshake_s + 1.0, self._hello(connected, connection))
         except (OSError, ValueError, asyncio.TimeoutError) as error:
             _log.info("a connection of %s was refused: %r", peer, error)
             connection.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import BEAT, ENDED, GO, SILENCE_S, HostHello
+from torchbeast.sources.tunnel.time_limit import within
 
 _MOST_SPARES = 4  # of a server; its host keeps one
 _QUIET_S = 12.0  # without a beat, after which another process may take the place
@@ -69,7 +70,7 @@ class Place:
         """Answers beats until the host is gone; returns why."""
         beats, began = 0, time.monotonic()
         try:
-            while await asyncio.wait_for(control.line(), SILENCE_S) == BEAT:
+            while await within(SILENCE_S, control.line()) == BEAT:
                 beats, self._heard = beats + 1, time.monotonic()
                 if beats > _MOST_BEATS_AT_ONCE + (self._heard - began) / _LEAST_BEAT_S:
                     return "it beats too often"
