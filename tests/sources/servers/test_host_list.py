@@ -214,6 +214,27 @@ def test_a_name_is_resolved_again(world: World, monkeypatch: pytest.MonkeyPatch)
     assert sorted(set(world.pool.streams)) == ["actors@10.0.0.2:50", "actors@10.0.0.3:50"]
 
 
+def test_a_name_whose_addresses_come_in_another_order_each_time_is_followed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+
+    def rotated(*_: object) -> list[tuple[Any, ...]]:
+        addresses.append(addresses.pop(0))
+        return [(2, 1, 6, "", (address, 50)) for address in addresses]
+
+    monkeypatch.setattr(hosts, "resolved", rotated)
+    world.served |= {f"actors@10.0.0.{i}:50": CATCH for i in range(1, 5)}
+    named = "dns:///actors:50"
+    fleet = find_on(hosts.hosts(named), None, 1.0, PLAIN)
+    world.pool, world.list = Pool(*fleet.stream_addresses), HostList(named, fleet, PLAIN)
+    assert world.look(3) == []
+    addresses.append("10.0.0.4")
+    assert world.look(2) == ["added host actors@10.0.0.4:50 (2 streams)"]
+    addresses.remove("10.0.0.1")
+    assert world.look(2) == ["removed host actors@10.0.0.1:50 (2 streams)"]
+
+
 @pytest.mark.parametrize(
     ("named", "may_change"),
     [("a:1", False), ("a:1,b:2", False), ("hosts.txt", True), ("dns:///actors:50", True)],
