@@ -10,6 +10,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from background import SOON, Background, wait_for
@@ -19,6 +20,7 @@ from keys_of_tests import Keys, write
 from torchbeast import status
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.servers.handshake import explain
 from torchbeast.sources.tunnel import dialler as dialler_module
 from torchbeast.sources.tunnel import tls
 from torchbeast.sources.tunnel.dialler import Dialler
@@ -172,15 +174,86 @@ def test_a_certificate_of_another_authority_ends_it_before_the_token_is_sent(
 
 
 def test_a_missing_certificate_of_the_host_ends_it(
-    runtime_folder: Path, echo: Echo, keys: Keys
+    runtime_folder: Path, echo: Echo, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """After half a minute, because the door closes the connection without an alert."""
     with opened(runtime_folder, of_door(keys, tls_client_ca=keys.ca)) as door:
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys))) as host:
+            host.hears("dialling again")
+        monkeypatch.setattr(dialler_module, "_CLOSED_S", 0.0)
         host = Dialling(door.port, [echo.path], of_host(keys))
         with pytest.raises(RunError, match="certificate, or wants one: give --tls_cert and --tls_"):
             host.run.result()
         pair = {"tls_cert": keys.client_cert, "tls_key": keys.client_key}
         with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys, **pair))):
             echoes(door.visit().addresses[0], b"mutual")
+
+
+@pytest.fixture
+def hanging_up() -> Iterator[socket.socket]:
+    """Accepts connections and closes them, as a tunnel to a learner that is away does."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    serving = Background(serve)
+    try:
+        yield listener
+    finally:
+        with contextlib.suppress(OSError):  # the test has closed it
+            listener.shutdown(socket.SHUT_RDWR)
+        serving.result()
+        listener.close()
+
+
+def test_connections_that_are_closed_at_once_are_tried_until_the_learner_is_there(
+    runtime_folder: Path,
+    hanging_up: socket.socket,
+    echo: Echo,
+    keys: Keys,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dialler_module, "_CLOSED_S", 0.0)
+    port = hanging_up.getsockname()[1]
+    with contextlib.closing(Dialling(port, [echo.path], of_host(keys))) as host:
+        host.hears("dialling again")
+        hanging_up.shutdown(socket.SHUT_RDWR)
+        hanging_up.close()
+        with opened(runtime_folder, of_door(keys), port=port) as door:
+            host.hears("Connected to the learner")
+            echoes(door.visit().addresses[0], b"hello")
+
+
+def test_a_learner_that_was_there_is_awaited_however_its_port_answers(
+    runtime_folder: Path, echo: Echo, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even by TLS that ends after the handshake, as before a learner that is away."""
+    monkeypatch.setattr(dialler_module, "_CLOSED_S", 0.0)
+    explained: queue.Queue[str] = queue.Queue()
+
+    def noting(*args: Any) -> None:
+        try:
+            explain(*args)
+        except RunError as error:
+            explained.put(str(error))
+            raise
+
+    monkeypatch.setattr("torchbeast.sources.tunnel.way.explain", noting)
+    wanting = of_door(keys, tls_client_ca=keys.ca)
+    (runtime_folder / "one").mkdir(), (runtime_folder / "two").mkdir()
+    with opened(runtime_folder / "one", of_door(keys)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys))
+        host.hears("Connected to the learner")
+    with contextlib.closing(host):
+        with opened(runtime_folder / "two", wanting, port=door.port):
+            host.hears("dialling again")
+            for _ in range(2):
+                explained.get(timeout=SOON)
+        with opened(runtime_folder, of_door(keys), port=door.port):
+            host.hears("Connected to the learner")
 
 
 def test_plain_tcp_and_tls_that_meet_are_told_apart(

@@ -2,7 +2,9 @@
 """Finds out why the other side does not answer over TCP, where gRPC only says that it does not.
 
 A connection is tried with Python's own TLS. It explains only what waiting cannot mend: a host
-without an address, an end that uses TLS while the other does not, and a refused certificate.
+without an address, an end that uses TLS while the other does not, and a refused certificate. An end
+that closes the connection before the handshake is over says nothing of that: so does a tunnel or a
+load balancer behind which nobody listens yet.
 """
 
 from __future__ import annotations
@@ -26,13 +28,22 @@ _CERTIFICATE_WANTED = (
     "it refused this side's certificate, or wants one: give --tls_cert and --tls_key, signed by "
     "its --tls_client_ca and not expired"
 )
+_CLOSED = f"it closed the connection without a reason: if this stays so, {_CERTIFICATE_WANTED}"
 # Verification errors of OpenSSL, from <openssl/x509_vfy.h>.
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
+
+
+class ClosedError(RunError):
+    """The other side ended the connection after the handshake and did not say why.
+
+    It refused this side's certificate, unless it ended at this moment.
+    """
 
 
 def explain(address: str, files: LearnerSecurityConfig) -> None:
     """Raises RunError if the server cannot be reached for a reason that waiting does not mend.
 
+    Raises ClosedError, which is a RunError too, if that is likely and not certain.
     Raises UsageError for a name without an address. Returns if the server may still come.
     """
     where, port = host_and_port(address)
@@ -44,31 +55,34 @@ def explain(address: str, files: LearnerSecurityConfig) -> None:
     except OSError:  # nobody listens yet, or whoever does says nothing
         return
     if why:
-        raise RunError(f"{address}: {why}")
+        kind = ClosedError if why == _CLOSED else RunError
+        raise kind(f"{address}: {why}")
 
 
 def _fault(connection: socket.socket, name: str, files: LearnerSecurityConfig) -> str:
     """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
     try:
-        _shake_hands(connection, name, files)
+        with _context(files).wrap_socket(connection, server_hostname=name) as tls:
+            return _fault_after_handshake(tls) if files.has_tls else _PORT_OF_TLS
     except ssl.SSLCertVerificationError as error:
         return _refusal(error, name, str(files.tls_ca))
-    except (ssl.SSLEOFError, ConnectionError):
-        return _CERTIFICATE_WANTED if files.has_tls else ""
+    except ssl.SSLEOFError:  # whoever listens there closes connections for now
+        return ""
     except ssl.SSLError as error:
         is_alert = "ALERT" in (error.reason or "")
         if not files.has_tls:
             return _PORT_OF_TLS if is_alert else ""
         return _CERTIFICATE_WANTED if is_alert else _NO_TLS
-    return "" if files.has_tls else _PORT_OF_TLS
 
 
-def _shake_hands(connection: socket.socket, name: str, files: LearnerSecurityConfig) -> None:
-    with _context(files).wrap_socket(connection, server_hostname=name) as tls:
-        # A server that refuses this side's certificate, or misses it, ends the connection after the
-        # handshake; one that accepts it begins to speak.
-        if files.has_tls and not tls.recv(1):
-            raise ssl.SSLEOFError
+def _fault_after_handshake(tls: ssl.SSLSocket) -> str:
+    """A server that refuses this side's certificate, or misses it, ends the connection only now,
+    and not always with an alert; one that accepts it begins to speak.
+    """
+    try:
+        return "" if tls.recv(1) else _CLOSED
+    except (ssl.SSLEOFError, ConnectionError):
+        return _CLOSED
 
 
 def _context(files: LearnerSecurityConfig) -> ssl.SSLContext:

@@ -12,11 +12,13 @@ import contextlib
 import random
 import secrets
 import socket
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.handshake import ClosedError
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import (
     BEAT,
@@ -39,6 +41,7 @@ from torchbeast.sources.tunnel.time_limit import within
 from torchbeast.sources.tunnel.way import Way
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
+_CLOSED_S = 30.0  # of attempts that ended without a reason, until that is one
 
 
 class Dialler:
@@ -65,6 +68,7 @@ class Dialler:
         self._sockets = list(sockets)
         self._hello = HostHello(as_name(socket.gethostname()), secrets.token_hex(16), len(sockets))
         self._was_there = False  # the learner, at least once
+        self._closed_since: float | None = None  # every attempt ended without a reason
         self._said = ""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped: asyncio.Event | None = None
@@ -169,8 +173,14 @@ class Dialler:
 
     async def _explain(self) -> None:
         """Raises RunError or UsageError if the next attempt must fail like this one."""
+        closed_since, self._closed_since = self._closed_since, None
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._way.explain)
+        except ClosedError:  # a learner that ends at this moment does it too
+            now = time.monotonic()
+            self._closed_since = now if closed_since is None else closed_since
+            if not self._was_there and now - self._closed_since >= _CLOSED_S:
+                raise
         except UsageError:  # a name without an address, which may have one again
             if not self._was_there:
                 raise
