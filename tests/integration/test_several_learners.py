@@ -9,7 +9,9 @@ import sys
 import psutil
 import pytest
 import torch
-from programs import Program, Workshop
+from background import wait_for
+from programs import SOON, Program, Workshop
+from scraping import free_port
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -35,7 +37,11 @@ def saved_step(workshop: Workshop) -> int:
 def learners(torchrun: Program) -> list[psutil.Process]:
     """Returns the processes that torchrun has started, by rank."""
     found = psutil.Process(torchrun.pid).children()
-    return sorted(found, key=lambda process: int(process.environ()["RANK"]))
+    return sorted(found, key=rank_of)
+
+
+def rank_of(learner: psutil.Process) -> int:
+    return int(learner.environ()["RANK"])
 
 
 def test_two_learners_share_the_servers_and_one_goes_on_with_their_run(
@@ -76,6 +82,31 @@ def test_torchrun_starts_all_learners_again_and_they_resume(
     assert both.end() == 0, both.said
     assert 0 < resumed < 20_000 and saved_step(workshop) == 20_000
     assert [row["step"] for row in read_logs(workshop.run_folder("a"))] == [*range(40, 20_001, 40)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [0, 1])
+def test_learners_on_several_machines_are_all_started_again_and_resume(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, killed: int
+) -> None:
+    """One torchrun for each machine. They keep the store of the first start."""
+    monkeypatch.setenv("TMPDIR", str(workshop.folder))
+    served, meeting = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    where = ["--num_servers", "1", "--num_actors", "2", "--listen", served, "--insecure"]
+    workshop.start("polybeast_env", "--env", "Catch", *where).wait_for("Serving 2 environments")
+    torchrun = [*TORCHRUN[:3], "--nproc_per_node=1", "--nnodes=2", "--max_restarts=1"]
+    torchrun += ["--rdzv_backend=c10d", f"--rdzv_endpoint={meeting}", TORCHRUN[-1]]
+    run = [*SMALL, "--checkpoint_interval", "1", "--total_steps", "20000"]
+    run += ["--env_servers", served, "--insecure"]
+    both = [workshop.start("polybeast_learner", *run, by=torchrun) for _ in range(2)]
+    wait_for(lambda: all(learners(each) for each in both), SOON)
+    both.sort(key=lambda each: rank_of(learners(each)[0]))
+    both[0].wait_for(LEARNING)
+    both[0].wait_for(LEARNING)
+    learners(both[killed])[0].kill()
+    resumed = int(both[0].wait_for(r"Resuming .* at step ([\d,]+)")[1].replace(",", ""))
+    assert [each.end() for each in both] == [0, 0], [each.said for each in both]
+    assert 0 < resumed < 20_000 and saved_step(workshop) == 20_000
 
 
 @pytest.mark.long

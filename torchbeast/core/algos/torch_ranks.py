@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from torchbeast.core.algos.ranks import added_in_order
+from torchbeast.core.algos.torch_meeting import meet
 from torchbeast.errors import RunError
 
 TIMEOUT_S = 1800.0
@@ -35,7 +35,6 @@ _BLOCK = 4096  # bytes of a message that need one exchange; a longer one needs a
 _LENGTH = 8  # bytes before a message
 _REASON = "reason of rank "
 _TOLD = "told: "
-_HERE = "here is rank "
 _LOOK_S = 0.1  # between two looks whether all are here
 
 
@@ -56,37 +55,28 @@ def store_at(host: str, port: int) -> Any:
 def store_of_torchrun(timeout_s: float) -> Any:
     """Returns the store that torchrun serves to the processes that it starts, once all are there.
 
-    Where something else set torchrun's environment variables, rank 0 serves it. Raises RankGone
-    when they are not there within timeout_s seconds. Ctrl-C ends the wait.
+    What an earlier start of the ranks left there is out of sight (`torch_meeting.py`). Where
+    something else set torchrun's environment variables, rank 0 serves it. Raises RankGone when they
+    are not there within timeout_s seconds. Ctrl-C ends the wait.
     """
     deadline = time.monotonic() + timeout_s
+
+    def pause() -> None:
+        if time.monotonic() > deadline:
+            raise RankGone(f"the {size} learners did not meet within {timeout_s:g} s")
+        time.sleep(_LOOK_S)
+
     try:
         store, rank, size = next(
             dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s))  # type: ignore[attr-defined]
         )
-        store = dist.PrefixStore(_attempt(), store)  # type: ignore[attr-defined]
-        store.set(f"{_HERE}{rank}", "")
-        while not store.check([f"{_HERE}{other}" for other in range(size)]):
-            if time.monotonic() > deadline:
-                raise RankGone(f"the {size} learners did not meet within {timeout_s:g} s")
-            time.sleep(_LOOK_S)
+        return dist.PrefixStore(meet(store, rank, size, pause), store)  # type: ignore[attr-defined]
     except RankGone:
         raise
     except RuntimeError as error:
         raise RankGone(
             f"the learners did not meet within {timeout_s:g} s ({str(error).splitlines()[0]})"
         ) from error
-    return store
-
-
-def _attempt() -> str:
-    """Returns the name of this start of the ranks, which no later start finds keys of.
-
-    On one machine torchrun may keep its store when it starts the ranks again (--max_restarts). On
-    several it makes a new one, and counts its starts differently on each.
-    """
-    is_one_machine = os.environ.get("GROUP_WORLD_SIZE", "1") == "1"
-    return f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0') if is_one_machine else ''}"
 
 
 class TorchRanks:
