@@ -34,7 +34,7 @@ class DoorProcess:
         self._supervisor = supervisor
         self._lock = threading.Lock()
         self._visits: dict[str, Visit] = {}
-        self._arrivals = 0
+        self._changes = 0
         self._is_closing = False
         self._folder = new_run_folder()
         arguments = {
@@ -60,10 +60,10 @@ class DoorProcess:
         """Returns the hosts that are connected now."""
         return [visit for visit in self.visits() if visit.is_here]
 
-    def arrivals(self) -> int:
-        """Returns how often a host has come."""
+    def changes(self) -> int:
+        """Returns how often a host has come or gone."""
         with self._lock:
-            return self._arrivals
+            return self._changes
 
     def close(self) -> None:
         """Tells the hosts that the learner has ended, and ends the process."""
@@ -78,7 +78,7 @@ class DoorProcess:
         visit = Visit(**report["visit"])
         with self._lock:
             self._visits[visit.label] = visit
-            self._arrivals += visit.is_here
+            self._changes += 1
         if visit.is_here:
             _log.info("the host %s has come, with %d servers", visit.label, len(visit.addresses))
         elif not self._is_closing:
@@ -110,11 +110,13 @@ def find_visitors(
     """
     deadline, asked = time.monotonic() + timeout, 0
     while not stopped():
-        arrivals, here = opened.arrivals(), opened.here()
-        if here and arrivals != asked:
-            asked = arrivals
-            fleet = _fleet(opened, here, max(1.0, deadline - time.monotonic()), stopped)
-            if fleet is not None and fleet.num_envs >= (num_actors or 1):
+        changes, here = opened.changes(), opened.here()
+        if here and changes != asked:
+            asked = changes
+            fleet = _fleet(opened, here, changes, max(1.0, deadline - time.monotonic()), stopped)
+            if fleet is None:
+                continue
+            if fleet.num_envs >= (num_actors or 1):
                 return fleet
         if time.monotonic() > deadline:
             raise _too_few(opened, num_actors, timeout)
@@ -123,15 +125,27 @@ def find_visitors(
 
 
 def _fleet(
-    opened: DoorProcess, here: list[Visit], timeout: float, stopped: Callable[[], bool]
+    opened: DoorProcess,
+    here: list[Visit],
+    changes: int,
+    timeout: float,
+    stopped: Callable[[], bool],
 ) -> Fleet | None:
-    """Returns the fleet of these hosts; None if one of them has gone meanwhile."""
+    """Returns the fleet of these hosts; None if one did not answer and others are there by now.
+
+    changes: as they were before `here` was looked up.
+    """
+
+    def is_outdated() -> bool:
+        return opened.changes() != changes
+
+    addresses = [address for visit in here for address in visit.addresses]
     try:
-        return ask_all([a for visit in here for a in visit.addresses], timeout, stopped)
+        return ask_all(addresses, timeout, lambda: stopped() or is_outdated())
     except RunError:
-        if all(visit in opened.here() for visit in here):
-            raise
-        return None
+        if is_outdated():
+            return None
+        raise
 
 
 def _too_few(opened: DoorProcess, num_actors: int | None, timeout: float) -> RunError:
