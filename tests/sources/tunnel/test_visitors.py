@@ -89,6 +89,18 @@ def test_a_host_is_removed_after_half_a_minute_and_added_again_when_it_is_back(
     assert run.look(201.0) == [one, two, two]
 
 
+def test_servers_that_a_host_lacks_when_it_is_back_are_removed_at_once(one: str, two: str) -> None:
+    run = Run(one)
+    run.comes("one", one, two)
+    assert run.look(0.0) == [one, two, two]
+    run.goes("one")
+    assert run.look(1.0) == [one, two, two]
+    run.comes("one", one)
+    assert run.look(2.0) == [one] == run.look(3.0)
+    run.comes("one", one, two)
+    assert run.look(4.0) == [one, two, two]
+
+
 def test_a_host_that_is_back_in_time_stays(one: str) -> None:
     run = Run(one)
     run.goes("one")

@@ -3,7 +3,8 @@
 
 A host that comes is described, compared with those of the start, and added. One that has been away
 for half a minute is removed, before its lost streams could end the run; if it comes back later it
-is added again. Nothing here ends the run.
+is added again. Servers that a host lacks when it is back are removed at once. Nothing here ends
+the run.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ class Visitors:
 
     def look(self, streams: Streams, columns: int, now: float) -> None:
         """Adds and removes hosts once."""
-        for visit in self._visits():
+        visits = self._visits()
+        self._remove_dropped(visits, streams)
+        for visit in visits:
             if visit.is_here:
                 self._away.pop(visit.label, None)
                 self._add(visit, streams, columns, now)
@@ -92,6 +95,14 @@ class Visitors:
             count = sum(streams.remove(address) for address in gone)
             self._servers.difference_update(gone)
             _tell(f"removed host {visit.label} (streams: {count})")
+
+    def _remove_dropped(self, visits: list[Visit], streams: Streams) -> None:
+        """Removes servers that no host has any more: one of them came back with fewer."""
+        dropped = self._servers.difference(*(visit.addresses for visit in visits))
+        if dropped:
+            count = sum(streams.remove(address) for address in sorted(dropped))
+            self._servers -= dropped
+            _tell(f"removed servers that their host no longer has (streams: {count})")
 
 
 def _tell(sentence: str) -> None:
