@@ -173,22 +173,63 @@ def test_hosts_check_the_name_in_the_certificate_of_the_learner(encrypted: OpenD
         Peer(encrypted.port, other)
 
 
+def strangers(door: OpenDoor) -> int:
+    """Returns how many have not shown the token yet."""
+    return int(door.call(lambda: len(door.door._strangers)))
+
+
 def test_strangers_beyond_the_bound_are_turned_away_and_hosts_inside_stay(
     door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "_MOST_STRANGERS_OF_ONE", 3)
+    """The address of a host with one server may have one stranger more."""
+    monkeypatch.setattr(door_module, "_MOST_STRANGERS_OF_ONE", 2)
     with contextlib.ExitStack() as stack:
         inside = stack.enter_context(host(door))
-        wait_for(lambda: not door.call(lambda: door.door._strangers.total()))
-        strangers = [stack.enter_context(Peer(door.port)) for _ in range(3)]
-        assert all(peer.line() for peer in strangers)
+        wait_for(lambda: not strangers(door))
+        outside = [stack.enter_context(Peer(door.port)) for _ in range(3)]
+        assert all(peer.line() for peer in outside)
         with Peer(door.port) as turned_away:
             assert turned_away.is_closed()
         inside.say(b"beat")
         assert inside.line() == b"beat"
-        strangers[0].socket.close()
-        wait_for(lambda: door.call(lambda: door.door._strangers.total()) == 2)
+        outside[0].socket.close()
+        wait_for(lambda: strangers(door) == 2)
         stack.enter_context(host(door, b"b", OTHER_ID))
+
+
+@pytest.mark.parametrize("bound", ["_MOST_STRANGERS", "_MOST_STRANGERS_OF_ONE"])
+def test_idle_strangers_make_room_for_hosts_the_first_one_first(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    monkeypatch.setattr(door_module, bound, 2)
+    monkeypatch.setattr(door_module, "_UNHURRIED_S", 0.0)
+    with Peer(door.port) as first, Peer(door.port) as second:
+        assert first.line() and second.line()
+        with host(door):
+            assert first.is_closed()
+            second.say(b"token " + TOKEN, b"status")
+            assert second.line() == b"a here 1 0 0"
+
+
+def test_the_servers_of_a_host_that_is_gone_count_no_more(door: OpenDoor) -> None:
+    with host(door, servers=5):
+        door.visit()
+        wait_for(lambda: door.call(lambda: door.door._servers.total()) == 5)
+    assert not door.visit().is_here
+    wait_for(lambda: door.call(lambda: door.door._servers.total()) == 0)
+
+
+def test_many_servers_behind_one_address_are_not_turned_away(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "_MOST_STRANGERS_OF_ONE", 1)
+    monkeypatch.setattr(door_module, "_MOST_STRANGERS", 1)
+    with host(door, servers=20), contextlib.ExitStack() as stack:
+        wait_for(lambda: not strangers(door))
+        together = [stack.enter_context(Peer(door.port)) for _ in range(21)]
+        assert all(peer.line() == b"torchbeast door 1" for peer in together)
+        with Peer(door.port) as beyond:
+            assert beyond.is_closed()
 
 
 def test_a_host_beyond_the_bound_is_asked_to_come_later(
@@ -395,7 +436,7 @@ def test_random_and_mutated_handshakes_never_get_in_or_stop_the_door(door: OpenD
                     peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 with contextlib.suppress(ConnectionError):
                     peer.socket.sendall(said)
-        wait_for(lambda: not door.call(lambda: door.door._strangers.total()))
+        wait_for(lambda: not strangers(door))
         inside.say(b"beat")
         assert inside.line() == b"beat"
     assert not door.visit().is_here and door.visits.empty()

@@ -3,7 +3,8 @@
 
 Whoever connects is a stranger until it has sent the token, and with --tls_client_ca has shown its
 certificate; it has ten seconds for that, and there are bounds for the number of strangers, of
-hosts, of connections and of bytes. No connection waits for another one.
+hosts, of connections and of bytes. Where there are too many, the one that has waited longest makes
+room, so that idle strangers do not shut out hosts. No connection waits for another one.
 """
 
 from __future__ import annotations
@@ -37,10 +38,19 @@ from torchbeast.sources.tunnel.time_limit import within
 _log = logging.getLogger("torchbeast.door")
 
 _MOST_HOSTS = 256
-_MOST_STRANGERS = 256
+_MOST_STRANGERS = 256  # beside one for each server of the hosts that are here
 _MOST_STRANGERS_OF_ONE = 128  # address; many hosts may be behind one
+_UNHURRIED_S = 2.0  # after which a stranger makes room for another one
 _PAUSE_S = 0.1  # when the system accepts no connection
 _WRONG_TOKEN = "this learner admits only hosts with its token: give the same --token_file"
+
+
+@dataclass(frozen=True)
+class _Stranger:
+    """A connection that has not shown its token yet."""
+
+    peer: str  # its address
+    since: float
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,8 @@ class Door:
         self._on_visit = on_visit
         self._handshake_s = handshake_s
         self._places: dict[str, Place] = {}
-        self._strangers: collections.Counter[str] = collections.Counter()
+        self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the first to come first
+        self._servers: collections.Counter[str] = collections.Counter()  # of hosts, by address
         self._tasks: set[asyncio.Task[None]] = set()
         self._entering = asyncio.Lock()  # one host after the other takes a place
 
@@ -87,7 +98,7 @@ class Door:
                 _log.info("no connection was accepted: %s", error)
                 await asyncio.sleep(_PAUSE_S)
                 continue
-            if self._is_crowded(peer[0]):
+            if not self._has_room(peer[0]):
                 connected.close()
                 continue
             self._start(connected, peer[0])
@@ -104,15 +115,32 @@ class Door:
         for place in self._places.values():
             place.close()
 
-    def _is_crowded(self, peer: str) -> bool:
-        of_one, of_all = self._strangers[peer], self._strangers.total()
-        return of_one >= _MOST_STRANGERS_OF_ONE or of_all >= _MOST_STRANGERS
+    def _has_room(self, peer: str) -> bool:
+        """Returns whether one more stranger may come, after another one left if need be."""
+        of_one = [task for task, known in self._strangers.items() if known.peer == peer]
+        if len(of_one) >= _MOST_STRANGERS_OF_ONE + self._servers[peer]:
+            return self._drop(of_one[0])
+        if len(self._strangers) >= _MOST_STRANGERS + self._servers.total():
+            return self._drop(next(iter(self._strangers)))
+        return True
+
+    def _drop(self, task: asyncio.Task[None]) -> bool:
+        """Drops a stranger; returns false for one that may only be slow."""
+        if time.monotonic() - self._strangers[task].since < _UNHURRIED_S:
+            return False
+        del self._strangers[task]
+        task.cancel()
+        return True
 
     def _start(self, connected: socket.socket, peer: str) -> None:
-        self._strangers[peer] += 1
         task = asyncio.get_running_loop().create_task(self._receive(connected, peer))
+        self._strangers[task] = _Stranger(peer, time.monotonic())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._strangers.pop(task, None)
+        self._tasks.discard(task)
 
     async def _receive(self, connected: socket.socket, peer: str) -> None:
         """Serves one connection of TCP to the end of its conversation."""
@@ -123,10 +151,13 @@ class Door:
             _log.info("a connection of %s was refused: %r", peer, error)
             connection.close()
             return
+        except asyncio.CancelledError:  # it made room, or the door is closed
+            connection.abort()
+            raise
         finally:
-            self._strangers -= collections.Counter({peer: 1})
+            self._strangers.pop(_this_task(), None)
         try:
-            await self._admit(hello, connection)
+            await self._admit(hello, connection, peer)
         except RefusedError as error:
             connection.send(b"refused " + str(error).encode())
             connection.close()
@@ -147,9 +178,9 @@ class Door:
             raise ValueError("it does not have the token")
         return parse_hello(await connection.line())
 
-    async def _admit(self, hello: Hello, connection: Connection) -> None:
+    async def _admit(self, hello: Hello, connection: Connection, peer: str) -> None:
         if isinstance(hello, HostHello):
-            await self._admit_host(hello, connection)
+            await self._admit_host(hello, connection, peer)
         elif isinstance(hello, SpareHello):
             self._admit_spare(hello, connection)
         else:
@@ -158,12 +189,17 @@ class Door:
             connection.send(END)
             connection.close()
 
-    async def _admit_host(self, hello: HostHello, control: Connection) -> None:
+    async def _admit_host(self, hello: HostHello, control: Connection, peer: str) -> None:
         async with self._entering:
             place = await self._enter(hello, control)
         control.send(f"admitted {place.label}".encode())
         self._on_visit(Visit(place.label, place.addresses, True))
-        why = await place.attend(control)
+        servers = collections.Counter({peer: hello.servers})
+        self._servers += servers
+        try:
+            why = await place.attend(control)
+        finally:
+            self._servers -= servers
         if place.is_held_by(control):
             place.leave()
             self._on_visit(Visit(place.label, place.addresses, False, why))
@@ -203,6 +239,12 @@ class Door:
                 place.servers[hello.server].offer(spare)
                 return
         raise LaterError("its host is not here")
+
+
+def _this_task() -> asyncio.Task[None]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
 
 
 def _told(place: Place) -> bytes:
