@@ -219,12 +219,17 @@ def test_ranks_that_are_started_again_find_nothing_of_the_start_before(
 
 
 class Broadcast:
-    """Ranks that keep what rank 0 sends."""
+    """Ranks that keep what rank 0 sends, which must first tell those that wait in `told`."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
+        self.run: dict[str, Any] = {}
+
+    def tell(self, name: str, message: str) -> None:
+        self.run = json.loads(message)
 
     def broadcast(self, data: bytes) -> bytes:
+        assert self.run, "the others wait for it no longer than SILENT_S"
         self.sent.append(data)
         return data
 
@@ -238,7 +243,8 @@ def test_the_newest_checkpoint_that_is_not_damaged_is_sent_to_the_others(tmp_pat
     ranks: Any = Broadcast()
     with Replica(Launch(0, 2, 0, 2), ranks).words(["--x"], lambda words: run) as words:
         assert words == ["--x", "--xpid", "a", "--seed", "3"]
-    assert ranks.sent[1] == (run.folder / "model.1.tar").read_bytes()
+    assert ranks.run == {"xpid": "a", "seed": 3}
+    assert ranks.sent == [(run.folder / "model.1.tar").read_bytes()]
 
 
 class Places(Broadcast):

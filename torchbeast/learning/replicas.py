@@ -19,6 +19,7 @@ import os
 import socket
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ MEET_S = 300.0
 """Seconds in which all ranks must have started."""
 
 _CHECKPOINT = "model.tar"
+_RUN = "run"  # that rank 0 begins or resumes, once it has read the checkpoint
+_LOOK_S = 0.1  # between two looks whether it has
 # Flags that may differ between ranks: of one command, and of one machine.
 _OF_ONE_RANK = (*OF_ONE_COMMAND, "pipes_basename", "torch_threads", "device")
 
@@ -83,12 +86,14 @@ class Replica:
         run_of: parses a command line; called in rank 0 only. The other ranks get the run's name,
         seed and checkpoint, in a folder that is removed when the block ends.
         """
-        run, checkpoint = None, b""
+        checkpoint = b""
         if self.leads:
             asked = run_of(words)
             run = {"xpid": asked.xpid, "seed": EarlierRun().seed(asked.seed)}
             checkpoint = _newest(asked.folder / _CHECKPOINT)
-        run = json.loads(self.ranks.broadcast(json.dumps(run).encode()))
+            self.ranks.tell(_RUN, json.dumps(run))
+        else:  # a large checkpoint on a slow disk takes rank 0 longer than SILENT_S
+            run = json.loads(self.ranks.told(_RUN, pause=_look_later))
         checkpoint = self.ranks.broadcast(checkpoint)
         same = [*words, "--xpid", run["xpid"], "--seed", str(run["seed"])]
         if self.leads:
@@ -264,6 +269,12 @@ def _reason(error: BaseException) -> str:
     if isinstance(cause, Exception):
         return "".join(traceback.format_exception(cause)).strip()
     return str(error) or type(error).__name__
+
+
+def _look_later() -> bool:
+    """Waits a moment; returns whether to give up, which only a signal or the time limit does."""
+    time.sleep(_LOOK_S)
+    return False
 
 
 def _newest(path: Path) -> bytes:
