@@ -222,7 +222,9 @@ def train(
     action_space = _action_space(fleet, num_actions)
     own, pipeline = fleet, flags.pipeline
     if replica is not None:
-        own, pipeline = fleet.share(replica.rank, replica.size), pipeline.share(replica.size)
+        own = fleet.share(replica.rank, replica.size)
+        streams = len(own.stream_addresses), len(fleet.stream_addresses)
+        pipeline = pipeline.share(replica.size, *streams)
 
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)

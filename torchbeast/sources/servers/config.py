@@ -60,13 +60,18 @@ class PipelineConfig:
         )
         return size or 2 * batch_size
 
-    def share(self, learners: int) -> PipelineConfig:
-        """Returns the settings of one of several learners that share a batch."""
-        size, needed = self.max_learner_queue_size, self.min_streams
+    def share(self, learners: int, own: int, count: int) -> PipelineConfig:
+        """Returns the settings of one of several learners that share a batch.
+
+        own, count: number of streams of this learner, and of all. Parts of min_streams are rounded
+        up, so that all learners together never go on with fewer. Raises as `streams_needed`.
+        """
+        size = self.max_learner_queue_size
+        needed = -(-self.streams_needed(count) * own // count)
         return replace(
             self,
             max_learner_queue_size=None if size is None else size // learners,
-            min_streams=None if needed is None else max(1, needed // learners),
+            min_streams=needed or None,
         )
 
 
