@@ -86,6 +86,7 @@ class Replica:
         run_of: parses a command line; called in rank 0 only. The other ranks get the run's name,
         seed and checkpoint, in a folder that is removed when the block ends.
         """
+        run: dict[str, Any]
         checkpoint = b""
         if self.leads:
             asked = run_of(words)
