@@ -79,7 +79,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         _check_shared(flags, replica)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
-    from torchbeast.sources.servers import discovery  # noqa: F401 - raises at once if not built
+    import torchbeast.sources.servers.discovery  # noqa: F401 - raises at once if not built
 
     is_kept = replica is None or replica.leads
     with (
