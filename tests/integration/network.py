@@ -44,7 +44,10 @@ def missing() -> str:
 
 @dataclass
 class Weather:
-    """What befalls packets. loss: share of them. delay_s: each waits up to so long, by chance."""
+    """The faults of a network: the share of packets that is lost, and the most that one waits.
+
+    delay_s: in seconds; each packet waits a random part of it, so packets overtake each other.
+    """
 
     loss: float = 0.0
     delay_s: float = 0.0

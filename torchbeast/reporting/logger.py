@@ -72,9 +72,8 @@ class _Lossy:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self._since: int | None = (
-            None  # env steps of the first lost row; None: the last was written
-        )
+        # Env steps of the first lost row; None: the last row was written.
+        self._since: int | None = None
         self._lost = 0  # rows
         self._what = ""  # cannot be written
 
