@@ -41,7 +41,7 @@ from torchbeast.sources.servers.hosts import hosts, may_change, shown_to_learner
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
     from torchbeast.sources.servers.discovery import Fleet
-    from torchbeast.sources.servers.host_list import Hosts
+    from torchbeast.sources.servers.joined_hosts import Hosts
     from torchbeast.sources.servers.source import PolySource
     from torchbeast.sources.tunnel.door_process import DoorProcess
 

@@ -111,10 +111,10 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     learner.wait_for("Found 2 environments of Catch, on 1 servers")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     second = host(workshop, keys, port, 2, 4)
-    learner.wait_for(r"added host .*-2 \(streams: 4\)")
+    learner.wait_for(r"added host .*-2 \(4 streams\)")
     wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 0})
     first.send(signal.SIGTERM)
-    learner.wait_for(r"removed host .* \(streams: 2\)")
+    learner.wait_for(r"removed host .* \(2 streams\)")
     wait_for(lambda: streams(workshop)["live_streams"] == 4)
     for program in (learner, second):
         program.send(signal.SIGINT)

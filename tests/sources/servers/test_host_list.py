@@ -84,7 +84,7 @@ def world(
     caplog.set_level(logging.INFO, "torchbeast")
     world = World(tmp_path / "hosts.txt", caplog)
     monkeypatch.setattr("libtorchbeast.describe", world.describe)
-    monkeypatch.setattr(host_list, "_ANSWER_S", 0.0)
+    monkeypatch.setattr(host_list, "ANSWER_S", 0.0)
     monkeypatch.setattr("torchbeast.sources.servers.discovery.explain", lambda *_: None)
     world.begin()
     return world
@@ -144,7 +144,7 @@ def test_a_file_that_is_gone_or_wrong_is_told_once_and_again_after_it_was_right(
 def test_a_host_that_does_not_answer_is_tried_again_until_it_does(world: World) -> None:
     world.write("a:50\nb:50")
     [said] = world.look(40)
-    assert said.startswith("b:50 is not used: no environment server answers at b:50")
+    assert said.startswith("the host b:50 is not used: no environment server answers at b:50")
     assert said.endswith("it is tried again")
     world.served["b:50"] = CATCH
     assert world.look(15) == ["added host b:50 (2 streams)"]

@@ -46,11 +46,11 @@ class Hosts:
     def here(self) -> list[Visit]:
         return [visit for visit in self.visits.values() if visit.is_here]
 
-    # --- as ask_all
+    # --- as fleet_of_visits
 
-    def ask(self, addresses: Iterable[str], timeout: float, stopped: Callable[[], bool]) -> Any:
+    def ask(self, visits: Iterable[Visit], timeout: float, stopped: Callable[[], bool]) -> Any:
         """Answers for hosts that stayed while they were asked."""
-        self.asked.append(list(addresses))
+        self.asked.append([visit.label for visit in visits])
         before, count = self.here(), self.count
         if self.while_asked:
             self.while_asked.pop(0)()
@@ -65,7 +65,7 @@ class Hosts:
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     made = Hosts()
-    monkeypatch.setattr(door_process, "ask_all", made.ask)
+    monkeypatch.setattr(door_process, "fleet_of_visits", made.ask)
     return made
 
 
@@ -74,7 +74,7 @@ def test_a_host_that_dies_while_it_is_asked_does_not_keep_the_others_out(hosts: 
     hosts.comes("a")
     hosts.while_asked.append(lambda: hosts.goes("b"))
     assert hosts.find() is hosts
-    assert hosts.asked == [["unix:b", "unix:a"], ["unix:a"]]
+    assert hosts.asked == [["b", "a"], ["a"]]
 
 
 def test_a_host_that_leaves_and_comes_back_while_it_is_asked_is_asked_again(hosts: Hosts) -> None:
@@ -86,7 +86,7 @@ def test_a_host_that_leaves_and_comes_back_while_it_is_asked_is_asked_again(host
 
     hosts.while_asked.append(restarts)
     assert hosts.find() is hosts
-    assert hosts.asked == [["unix:a"]] * 2
+    assert hosts.asked == [["a"]] * 2
 
 
 def test_those_who_are_there_are_asked_even_if_the_other_died_at_the_timeout(hosts: Hosts) -> None:
@@ -103,7 +103,7 @@ def test_a_host_that_stays_and_does_not_answer_ends_the_start(
         raise RunError("no environment server answers")
 
     hosts.comes("a")
-    monkeypatch.setattr(door_process, "ask_all", fails)
+    monkeypatch.setattr(door_process, "fleet_of_visits", fails)
     with pytest.raises(RunError, match="no environment server answers"):
         hosts.find()
 

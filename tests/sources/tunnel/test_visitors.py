@@ -14,10 +14,9 @@ pytest.importorskip("libtorchbeast._C")
 from serving import serving
 
 from torchbeast import envs
-from torchbeast.sources.servers.discovery import ask_all
 from torchbeast.sources.tunnel import visitors as visitors_module
 from torchbeast.sources.tunnel.door import Visit
-from torchbeast.sources.tunnel.visitors import Visitors
+from torchbeast.sources.tunnel.visitors import Visitors, fleet_of_visits
 
 
 class Streams:
@@ -55,7 +54,7 @@ class Run:
     def __init__(self, one: str) -> None:
         self.visits = {"one": Visit("one", [one], True)}
         self.streams = Streams(one)
-        fleet = ask_all([one], 10.0)
+        fleet = fleet_of_visits(list(self.visits.values()), 10.0, lambda: False)
         self.visitors = Visitors(lambda: list(self.visits.values()), fleet)
 
     def comes(self, label: str, *addresses: str) -> None:
@@ -138,7 +137,7 @@ def test_a_host_whose_streams_do_not_fit_the_rollouts_is_not_used(
 def test_a_host_that_does_not_answer_holds_up_nothing_for_long(
     one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visitors_module, "_ANSWER_S", 0.1)
+    monkeypatch.setattr(visitors_module, "ANSWER_S", 0.1)
     run = Run(one)
     with contextlib.suppress(FileNotFoundError):
         Path(tmp_path / "none").unlink()

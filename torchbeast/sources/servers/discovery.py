@@ -43,10 +43,15 @@ Description = dict[str, Any]
 
 @dataclass(frozen=True)
 class Host:
-    """The servers of a machine, which is named by the address of the first."""
+    """The servers of a machine."""
 
-    name: str
+    name: str  # the address of the first; of a host that dials in, its label at the door
     servers: Mapping[str, Description]  # by address
+
+    @property
+    def first(self) -> tuple[str, Description]:
+        """The address and the description of the first server."""
+        return next(iter(self.servers.items()))
 
     @property
     def stream_addresses(self) -> list[str]:
@@ -66,7 +71,7 @@ class Fleet:
     envs_per_stream: list[int]  # environments of each stream
     credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
     descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
-    hosts: tuple[Host, ...] = ()  # other machines
+    hosts: tuple[Host, ...] = ()  # other machines; (): the servers are on this one
 
     @property
     def num_envs(self) -> int:
@@ -150,8 +155,7 @@ def find_on(
     for name in hosts:
         check_named_once(name, found)
         found.append(host_at(name, asking))
-    described = {address: said for host in found for address, said in host.servers.items()}
-    fleet = replace(fleet_of(described, asking.credentials), hosts=tuple(found))
+    fleet = fleet_of_hosts(found, asking.credentials)
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
@@ -181,6 +185,14 @@ def fleet_of(
         credentials=credentials,
         descriptions=found,
     )
+
+
+def fleet_of_hosts(
+    hosts: Sequence[Host], credentials: libtorchbeast.Credentials | None = None
+) -> Fleet:
+    """Returns the fleet of these hosts; raises RunError as `fleet_of`."""
+    described = {address: said for host in hosts for address, said in host.servers.items()}
+    return replace(fleet_of(described, credentials), hosts=tuple(hosts))
 
 
 def host_at(name: str, asking: Asking) -> Host:

@@ -37,8 +37,8 @@ from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.host_list import Hosts
 from torchbeast.sources.servers.inference import answer, inference_threads
+from torchbeast.sources.servers.joined_hosts import Hosts
 from torchbeast.sources.servers.plan import rollout_columns
 
 _log = logging.getLogger("torchbeast.streams")

@@ -17,8 +17,9 @@ from torchbeast.processes.child_process import ChildProcess, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import new_run_folder
 from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.discovery import Fleet, ask_all
+from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.tunnel.door import Visit
+from torchbeast.sources.tunnel.visitors import fleet_of_visits
 
 _log = logging.getLogger("torchbeast.door")
 
@@ -139,9 +140,8 @@ def _fleet(
     def is_outdated() -> bool:
         return opened.changes() != changes
 
-    addresses = [address for visit in here for address in visit.addresses]
     try:
-        return ask_all(addresses, timeout, lambda: stopped() or is_outdated())
+        return fleet_of_visits(here, timeout, lambda: stopped() or is_outdated())
     except RunError:
         if is_outdated():
             return None

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts whose streams are in a running pool, while others come and some leave.
+
+    a host that comes --- described, compared with the first ---> pool.add
+    one that leaves   ------------------------------------------> pool.remove
+
+Nothing here ends the run: a host that does not answer, or serves something else, is a warning and
+is asked again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Protocol
+
+from torchbeast.errors import RunError, UsageError
+from torchbeast.sources.servers.discovery import Fleet, Host, check_same
+
+_log = logging.getLogger("torchbeast.hosts")
+
+ANSWER_S = 2.0
+"""Seconds in which each server of a host that comes must answer."""
+
+_AGAIN_S = 15.0  # until a host that is not used is asked again
+
+
+class Streams(Protocol):
+    """The methods of ActorPool that change its streams."""
+
+    def add(self, env_server_addresses: Sequence[str]) -> None:
+        """Adds a stream for each address."""
+
+    def remove(self, env_server_address: str) -> int:
+        """Removes the streams of the server at the address; returns their number."""
+
+
+class Hosts(Protocol):
+    """Hosts that may change while a run goes on."""
+
+    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+        """Changes the streams as the hosts change, until closed.
+
+        columns: of a rollout; each stream must have a multiple of so many environments.
+        """
+
+
+class JoinedHosts:
+    """The hosts of a pool by name, each added and removed with all its servers. For one thread."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        """Takes over the hosts of the start, with whose first server all later ones must agree."""
+        self._joined = {host.name: host for host in fleet.hosts}
+        self._first = fleet.hosts[0].first
+        self._again: dict[str, float] = {}  # when to ask a host again that is not used
+        self._told: dict[str, str] = {}  # the last warning, by what it is about
+
+    @property
+    def joined(self) -> Mapping[str, Host]:
+        """The hosts whose streams are in the pool."""
+        return self._joined
+
+    def add(
+        self, name: str, describe: Callable[[], Host], streams: Streams, columns: int, now: float
+    ) -> None:
+        """Adds a host, unless it was asked in vain a moment ago.
+
+        describe: asks its servers; raises RunError or UsageError if the host cannot take part.
+        """
+        if self._again.get(name, now) > now:
+            return
+        try:
+            host = self._fitting(describe(), columns)
+        except (RunError, UsageError) as error:
+            self._again[name] = now + _AGAIN_S
+            self.warn(name, f"the host {name} is not used: {error}; it is tried again")
+            return
+        self.forget(name)
+        self._joined[name] = host
+        streams.add(host.stream_addresses)
+        _tell(f"added host {name} ({_count(len(host.stream_addresses))})")
+
+    def remove(self, name: str, streams: Streams) -> None:
+        """Removes the streams of a host."""
+        host = self._joined.pop(name)
+        removed = sum(streams.remove(address) for address in host.servers)
+        _tell(f"removed host {name} ({_count(removed)})")
+
+    def forget_others(self, names: Collection[str]) -> None:
+        """Forgets those that were asked in vain and are not among these."""
+        for name in self._again.keys() - set(names):
+            self.forget(name)
+
+    def forget(self, about: str) -> None:
+        """Lets a host be asked at once, and the next warning about it or anything else be said."""
+        self._again.pop(about, None)
+        self._told.pop(about, None)
+
+    def warn(self, about: str, sentence: str) -> None:
+        """Warns, but not again of the same."""
+        if self._told.get(about) != sentence:
+            self._told[about] = sentence
+            _log.warning(sentence)
+
+    def _fitting(self, host: Host, columns: int) -> Host:
+        """Returns the host; raises RunError if it cannot take part."""
+        for address, said in host.servers.items():
+            check_same(*self._first, address, said)
+            if said["num_envs"] % columns:
+                raise RunError(
+                    f"a stream of {address} has {said['num_envs']} environments, and rollouts of "
+                    f"this run join {columns}: start it with a multiple of {columns} per stream"
+                )
+        return host
+
+
+def _count(streams: int) -> str:
+    return f"{streams} stream{'s' * (streams != 1)}"
+
+
+def _tell(sentence: str) -> None:
+    _log.info(sentence)
+    print(sentence, flush=True)
