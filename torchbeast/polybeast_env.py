@@ -76,8 +76,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
                 if dialler is not None:
-                    supervisor.on_close(dialler.stop)
-                    supervisor.start_thread("", dialler.run)
+                    _start_dialling(dialler, addresses, supervisor)
             while not supervisor.wait(_POLL_S):
                 metrics.show(_metrics(servers, plans))
             supervisor.join(_JOIN_S)
@@ -112,6 +111,17 @@ def _dialler(flags: PolyBeastEnvFlags, addresses: Sequence[str]) -> Dialler | No
     return Dialler(
         flags.servers.learner, sockets, flags.security_of_learner(), lambda s: print(s, flush=True)
     )
+
+
+def _start_dialling(dialler: Dialler, addresses: Sequence[str], supervisor: Supervisor) -> None:
+    """Dials until the supervisor ends the run; the servers are ready."""
+    from torchbeast.sources.tunnel.fingerprint import fingerprint
+
+    def dial() -> None:
+        dialler.run(fingerprint(addresses, lambda: supervisor.ended))
+
+    supervisor.on_close(dialler.stop)
+    supervisor.start_thread("", dial)
 
 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:

@@ -122,6 +122,27 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
+def test_a_host_that_comes_back_with_other_environments_is_described_again(
+    workshop: Workshop, keys: Keys, port: int
+) -> None:
+    """At once, and before any of its streams has connected to the new ones."""
+    kept, restarted = host(workshop, keys, port, 1, 2), host(workshop, keys, port, 1, 2)
+    command = ["polybeast_learner", *of_door(keys, port), "--num_actors", "4", *SMALL]
+    learner = workshop.start(*command, "--total_steps", str(10**8), "--xpid", "a")
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    restarted.kill()
+    learner.wait_for("Warning: the host .* has gone")
+    again = host(workshop, keys, port, 2, 8)
+    learner.wait_for(r"removed host .* \(2 streams\)")
+    learner.wait_for(r"added host .* \(4 streams\)")
+    wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 2})
+    for program in (learner, kept, again):
+        program.send(signal.SIGINT)
+        assert program.end(timeout=30) == 0, program.said
+    workshop.assert_nothing_is_left()
+
+
 def streams(workshop: Workshop) -> dict[str, float]:
     """Returns the numbers of streams in the learner's last row, which may be half written."""
     row = list(read_logs(workshop.run_folder("a")))[-1]

@@ -24,6 +24,7 @@ from torchbeast.sources.tunnel.door import Door, Visit
 TOKEN = b"a-token-of-this-test"
 ID = b"0123456789abcdef" * 2
 OTHER_ID = b"fedcba9876543210" * 2
+SERVED = b"00112233445566aa"
 
 
 class OpenDoor:
@@ -130,11 +131,17 @@ class Peer:
         return not self.receive(1)
 
 
-def host(door: OpenDoor, name: bytes = b"a", id: bytes = ID, servers: int = 1) -> Peer:
+def host(
+    door: OpenDoor,
+    name: bytes = b"a",
+    id: bytes = ID,
+    servers: int = 1,
+    served: bytes = SERVED,
+) -> Peer:
     """Returns the connection of a host that was admitted."""
     peer = Peer(door.port)
     assert peer.line() == b"torchbeast door 1"
-    peer.say(b"token " + TOKEN, b"host %s %s %d" % (name, id, servers))
+    peer.say(b"token " + TOKEN, b"host %s %s %d %s" % (name, id, servers, served))
     assert peer.line().startswith(b"admitted ")
     return peer
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from background import SOON, Background, wait_for
-from doors import TOKEN, learner, opened
+from doors import SERVED, TOKEN, learner, opened
 from keys_of_tests import Keys, write
 
 from torchbeast import status
@@ -65,7 +65,7 @@ class Dialling:
     def __init__(self, port: int, sockets: list[str], files: LearnerSecurityConfig) -> None:
         self.told: queue.Queue[str] = queue.Queue()
         self.dialler = Dialler(f"localhost:{port}", sockets, files, self.told.put)
-        self.run = Background(self.dialler.run)
+        self.run = Background(self.dialler.run, SERVED.decode())
 
     def hears(self, text: str) -> None:
         while text not in (said := self.told.get(timeout=SOON)):
@@ -294,7 +294,7 @@ def test_the_port_of_another_program_is_named_and_gets_no_token(echo: Echo, keys
 def test_an_unknown_name_ends_it(echo: Echo, keys: Keys) -> None:
     dialler = Dialler("no-such-host.invalid:1", [echo.path], of_host(keys), print)
     with pytest.raises(UsageError, match="no-such-host.invalid is unknown on this machine"):
-        dialler.run()
+        dialler.run(SERVED.decode())
 
 
 def test_a_learner_that_falls_silent_is_dialled_again(

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from background import Background, wait_for
-from doors import ID, OTHER_ID, TOKEN, OpenDoor, Peer, host, learner, opened, spare
+from doors import ID, OTHER_ID, SERVED, TOKEN, OpenDoor, Peer, host, learner, opened, spare
 from keys_of_tests import Keys
 
 from torchbeast.sources.servers.config import ServerSecurityConfig
@@ -107,7 +107,7 @@ def test_each_server_has_its_own_socket(door: OpenDoor) -> None:
 def test_a_wrong_token_is_refused_with_a_sentence(door: OpenDoor, said: bytes) -> None:
     with Peer(door.port) as peer:
         peer.line()
-        peer.say(said, b"host a %s 1" % ID)
+        peer.say(said, b"host a %s 1 %s" % (ID, SERVED))
         assert peer.line().startswith(b"refused this learner admits only hosts with its token")
         assert peer.is_closed()
     assert door.visits.empty() and list(door.folder.iterdir()) == []
@@ -116,7 +116,7 @@ def test_a_wrong_token_is_refused_with_a_sentence(door: OpenDoor, said: bytes) -
 def test_a_token_that_arrives_byte_by_byte_is_one(door: OpenDoor) -> None:
     with Peer(door.port) as peer:
         peer.line()
-        for byte in b"token " + TOKEN + b"\nhost a %s 1\n" % ID:
+        for byte in b"token " + TOKEN + b"\nhost a %s 1 %s\n" % (ID, SERVED):
             peer.socket.sendall(bytes([byte]))
         assert peer.line() == b"admitted a"
 
@@ -138,7 +138,7 @@ def test_an_endless_first_line_is_cut_off_before_its_time_is_over(runtime_folder
 
 def test_plain_text_at_a_port_of_tls_gets_no_answer(encrypted: OpenDoor) -> None:
     with Peer(encrypted.port) as peer:
-        peer.say(b"token " + TOKEN, b"host a %s 1" % ID)
+        peer.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED))
         received = peer.receive(64)
         assert b"torchbeast" not in received
     assert encrypted.visits.empty()
@@ -158,12 +158,12 @@ def test_a_host_needs_a_certificate_of_the_authority_where_one_is_asked_for(
     strange.load_cert_chain(foreign.client_cert, foreign.client_key)
     for context in (of_client(keys, own=False), strange):
         with contextlib.suppress(ssl.SSLError), Peer(encrypted.port, context) as peer:
-            peer.say(b"token " + TOKEN, b"host a %s 1" % ID)
+            peer.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED))
             assert peer.line() == b""
     assert encrypted.visits.empty()
     with Peer(encrypted.port, of_client(keys)) as peer:
         assert peer.line() == b"torchbeast door 1"
-        peer.say(b"token " + TOKEN, b"host a %s 1" % ID)
+        peer.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED))
         assert peer.line() == b"admitted a"
 
 
@@ -238,7 +238,7 @@ def test_a_host_beyond_the_bound_is_asked_to_come_later(
     monkeypatch.setattr(door_module, "_MOST_HOSTS", 1)
     with host(door), Peer(door.port) as peer:
         peer.line()
-        peer.say(b"token " + TOKEN, b"host b %s 1" % OTHER_ID)
+        peer.say(b"token " + TOKEN, b"host b %s 1 %s" % (OTHER_ID, SERVED))
         assert peer.line().startswith(b"later the learner has its 1 hosts")
 
 
@@ -304,15 +304,31 @@ def test_a_host_that_comes_back_has_its_place_and_addresses_again(door: OpenDoor
             assert theirs.line() == b"go"
 
 
-def test_a_host_that_comes_back_with_fewer_servers_has_as_many_addresses(door: OpenDoor) -> None:
+@pytest.mark.parametrize(
+    ("servers", "served"),
+    [(1, SERVED), (3, SERVED), (2, SERVED[::-1])],
+    ids=["fewer", "more", "others"],
+)
+def test_a_host_that_comes_back_with_other_servers_has_them_at_other_addresses(
+    door: OpenDoor, servers: int, served: bytes
+) -> None:
+    """So that no stream of the learner reaches a server that is not the one that was described."""
     with host(door, servers=2):
         before = door.visit().addresses
     door.visit()
-    with host(door, id=OTHER_ID, servers=1), spare(door, 1, OTHER_ID) as superfluous:
-        assert list(door.visit().addresses) == list(before[:1])
+    with host(door, id=OTHER_ID, servers=servers, served=served), spare(door, 0, OTHER_ID) as ours:
+        again = door.visit()
+        assert again.label == "a" and len(set(again.addresses)) == servers
+        assert not set(again.addresses) & set(before)
+        with pytest.raises(FileNotFoundError):
+            learner(before[0])
+        with learner(again.addresses[0]):
+            assert ours.line() == b"go"
+
+
+def test_a_spare_connection_for_a_server_that_a_host_lacks_is_not_kept(door: OpenDoor) -> None:
+    with host(door), spare(door, 1) as superfluous:
         assert superfluous.line() == b"later its host is not here"
-        with learner(before[1]) as ours, contextlib.suppress(ConnectionError):
-            assert ours.recv(1) == b""
 
 
 def test_a_host_that_registers_anew_replaces_its_half_open_connection(door: OpenDoor) -> None:
@@ -423,7 +439,7 @@ def test_hosts_are_told_when_the_learner_ends_and_sockets_go(runtime_folder: Pat
 def test_random_and_mutated_handshakes_never_get_in_or_stop_the_door(door: OpenDoor) -> None:
     """Connections that end in the middle, with a reset too, while a host stays inside."""
     draw = random.Random(1)
-    good = b"token %s\nhost b %s 1\n" % (TOKEN, OTHER_ID)
+    good = b"token %s\nhost b %s 1 %s\n" % (TOKEN, OTHER_ID, SERVED)
     with host(door) as inside:
         door.visit()
         for i in range(1500):

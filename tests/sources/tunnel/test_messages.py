@@ -23,11 +23,16 @@ from torchbeast.sources.tunnel.messages import (
 )
 
 ID = "0123456789abcdef" * 2
-GOOD = [b"host a.lab %s 16" % ID.encode(), b"spare %s 0" % ID.encode(), b"status"]
+SERVED = "00112233445566aa"
+GOOD = [
+    b"host a.lab %s 16 %s" % (ID.encode(), SERVED.encode()),
+    b"spare %s 0" % ID.encode(),
+    b"status",
+]
 
 
 def test_a_host_and_a_spare_connection_are_understood() -> None:
-    host, spare = HostHello("a.lab", ID, 16), SpareHello(ID, 999)
+    host, spare = HostHello("a.lab", ID, 16, SERVED), SpareHello(ID, 999)
     assert parse_hello(host_line(host)) == host
     assert parse_hello(spare_line(spare)) == spare
     assert parse_hello(b"status") == StatusHello()
@@ -38,16 +43,18 @@ def test_a_host_and_a_spare_connection_are_understood() -> None:
     [
         b"",
         b"host",
-        b"host ../a %s 1" % ID.encode(),
-        b"host a/b %s 1" % ID.encode(),
-        b"host .a %s 1" % ID.encode(),
-        b"host %s %s 1" % (b"a" * 41, ID.encode()),
-        b"host a %s 0" % ID.encode(),
-        b"host a %s 1000" % ID.encode(),
-        b"host a %s -1" % ID.encode(),
-        b"host a %s 1\x00" % ID.encode(),
-        b"host a %s" % ID.upper().encode(),
-        b"host \xc3\xa9 %s 1" % ID.encode(),
+        b"host ../a %s 1 %s" % (ID.encode(), SERVED.encode()),
+        b"host a/b %s 1 %s" % (ID.encode(), SERVED.encode()),
+        b"host .a %s 1 %s" % (ID.encode(), SERVED.encode()),
+        b"host %s %s 1 %s" % (b"a" * 41, ID.encode(), SERVED.encode()),
+        b"host a %s 0 %s" % (ID.encode(), SERVED.encode()),
+        b"host a %s 1000 %s" % (ID.encode(), SERVED.encode()),
+        b"host a %s -1 %s" % (ID.encode(), SERVED.encode()),
+        b"host a %s 1 %s\x00" % (ID.encode(), SERVED.encode()),
+        b"host a %s 1 %s" % (ID.upper().encode(), SERVED.encode()),
+        b"host a %s 1 %s" % (ID.encode(), SERVED[1:].encode()),
+        b"host a %s 1" % ID.encode(),
+        b"host \xc3\xa9 %s 1 %s" % (ID.encode(), SERVED.encode()),
         b"spare %s 01" % ID.encode(),
         b"spare %s" % ID.encode(),
         b"status now",
@@ -122,4 +129,4 @@ def test_the_banner_tells_another_version_from_another_program() -> None:
 )
 def test_every_name_of_a_machine_becomes_one_that_the_door_takes(hostname: str, name: str) -> None:
     assert as_name(hostname) == name
-    assert parse_hello(host_line(HostHello(name, ID, 1))) == HostHello(name, ID, 1)
+    assert parse_hello(host_line(HostHello(name, ID, 1, SERVED))) == HostHello(name, ID, 1, SERVED)

@@ -88,16 +88,19 @@ def test_a_host_is_removed_after_half_a_minute_and_added_again_when_it_is_back(
     assert run.look(201.0) == [one, two, two]
 
 
-def test_servers_that_a_host_lacks_when_it_is_back_are_removed_at_once(one: str, two: str) -> None:
+@pytest.mark.parametrize("is_away_first", [False, True])
+def test_a_host_that_comes_back_at_other_addresses_is_described_again_and_replaced(
+    one: str, two: str, is_away_first: bool
+) -> None:
     run = Run(one)
-    run.comes("one", one, two)
-    assert run.look(0.0) == [one, two, two]
+    if is_away_first:
+        run.goes("one")
+        assert run.look(0.0) == [one]
+    run.comes("one", two)
+    assert run.look(1.0) == [two, two] == run.look(2.0)
     run.goes("one")
-    assert run.look(1.0) == [one, two, two]
-    run.comes("one", one)
-    assert run.look(2.0) == [one] == run.look(3.0)
-    run.comes("one", one, two)
-    assert run.look(4.0) == [one, two, two]
+    assert run.look(40.0) == [two, two] == run.look(69.0)
+    assert run.look(70.0) == []
 
 
 def test_a_host_that_is_back_in_time_stays(one: str) -> None:
@@ -123,6 +126,17 @@ def test_a_host_of_another_environment_is_not_used_and_tried_again_later(
         assert run.look(14.0) == [one]
         assert run.look(15.0) == sorted([one, other])
     assert caplog.text.count("is not used") == 1
+
+
+def test_a_host_that_was_not_used_is_asked_at_once_when_it_has_other_servers(
+    one: str, two: str, tmp_path: Path
+) -> None:
+    run, other = Run(one), f"unix:{tmp_path}/other"
+    with serving(lambda: envs.make("Mock", 2), other):
+        run.comes("other", other)
+        assert run.look(0.0) == [one]
+    run.comes("other", two)
+    assert run.look(1.0) == [one, two, two]
 
 
 def test_a_host_whose_streams_do_not_fit_the_rollouts_is_not_used(

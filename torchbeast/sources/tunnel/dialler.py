@@ -66,7 +66,7 @@ class Dialler:
         """
         self._way, self._door, self._tell = Way(door, files), door, tell
         self._sockets = list(sockets)
-        self._hello = HostHello(as_name(socket.gethostname()), secrets.token_hex(16), len(sockets))
+        self._id, self._served = secrets.token_hex(16), ""
         self._was_there = False  # the learner, at least once
         self._closed_since: float | None = None  # every attempt ended without a reason
         self._said = ""
@@ -75,8 +75,12 @@ class Dialler:
         self._is_stopped = False
         self._open: set[Connection] = set()
 
-    def run(self) -> None:
-        """Dials until `stop`; raises RunError or UsageError for what no attempt can mend."""
+    def run(self, served: str) -> None:
+        """Dials until `stop`; raises RunError or UsageError for what no attempt can mend.
+
+        served: the fingerprint of what the servers serve.
+        """
+        self._served = served
         asyncio.run(self._run())
 
     def stop(self) -> None:
@@ -118,7 +122,8 @@ class Dialler:
     async def _register(self) -> tuple[Connection, str]:
         """Returns the connection of a host that was admitted, and its label at the learner."""
         control = await self._dial()
-        control.send(host_line(self._hello))
+        name = as_name(socket.gethostname())
+        control.send(host_line(HostHello(name, self._id, len(self._sockets), self._served)))
         label = admitted_as(await within(HANDSHAKE_S, control.line()))
         self._was_there = True
         return control, label
@@ -134,7 +139,7 @@ class Dialler:
         while True:
             try:
                 spare = await self._dial()
-                spare.send(spare_line(SpareHello(self._hello.id, server)))
+                spare.send(spare_line(SpareHello(self._id, server)))
                 line = await spare.line()
                 raise_if_refused(line)
                 if line != GO:

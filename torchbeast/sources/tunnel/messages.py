@@ -4,7 +4,7 @@ r"""What a host and the door say to each other: lines of words, before bytes are
     door                               host
     "torchbeast door 1"
                                        "token TOKEN"
-                                       "host NAME ID SERVERS" | "spare ID SERVER" | "status"
+                                       "host NAME ID SERVERS SERVED" | "spare ID SERVER" | "status"
     to a host: "admitted LABEL"
     both, again and again: "beat"
     "ended" when the learner ends
@@ -35,7 +35,7 @@ SILENCE_S = 20.0  # without a beat, after which the other end counts as gone
 HANDSHAKE_S = 10.0  # from the first byte to the admission
 
 _NAME = rb"[A-Za-z0-9_-][A-Za-z0-9._-]{0,39}"
-_HOST = re.compile(rb"host (%s) ([0-9a-f]{32}) ([1-9][0-9]{0,2})" % _NAME)
+_HOST = re.compile(rb"host (%s) ([0-9a-f]{32}) ([1-9][0-9]{0,2}) ([0-9a-f]{16})" % _NAME)
 _SPARE = re.compile(rb"spare ([0-9a-f]{32}) (0|[1-9][0-9]{0,2})")
 _TOKEN = re.compile(rb"token ([!-~]{0,%d})" % MAX_TOKEN)
 _ADMITTED = re.compile(rb"admitted ([A-Za-z0-9._-]{1,60})")
@@ -50,6 +50,7 @@ class HostHello:
     name: str
     id: str
     servers: int
+    served: str  # a fingerprint of what its servers describe, see `fingerprint.py`
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def has_token(line: bytes, token: str) -> bool:
 def parse_hello(line: bytes) -> Hello:
     """Parses what a connection is for; raises ValueError for anything else."""
     if found := _HOST.fullmatch(line):
-        return HostHello(found[1].decode(), found[2].decode(), int(found[3]))
+        return HostHello(found[1].decode(), found[2].decode(), int(found[3]), found[4].decode())
     if found := _SPARE.fullmatch(line):
         return SpareHello(found[1].decode(), int(found[2]))
     if line == b"status":
@@ -134,7 +135,7 @@ def token_line(token: str) -> bytes:
 
 def host_line(hello: HostHello) -> bytes:
     """Returns the line that registers a host."""
-    return f"host {hello.name} {hello.id} {hello.servers}".encode()
+    return f"host {hello.name} {hello.id} {hello.servers} {hello.served}".encode()
 
 
 def spare_line(hello: SpareHello) -> bytes:

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The place of a host at the door: a Unix socket for each of its servers, where the learner
 connects, and the connections that the host keeps in reserve for it.
+
+Sockets stay while the host is away, and the learner connects there again. A host that comes back
+with other servers gets others: what the learner knows of an address is true for good.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +27,7 @@ _BACKLOG = 128
 
 
 class Place:
-    """The host of one label, present or away; its addresses stay the same."""
+    """The host of one label, present or away."""
 
     def __init__(self, label: str, folder: Path) -> None:
         """Makes the place of a host that is away.
@@ -35,14 +39,15 @@ class Place:
         self.servers: list[ServerDoor] = []
         self.since = time.monotonic()  # it is here, or away
         self._folder = folder
-        self._count = 0  # of the servers that its last host had
+        self._served = (0, "")  # number and fingerprint of the servers
+        self._numbers = itertools.count()  # of sockets; none is used twice
         self._control: Connection | None = None
         self._heard = 0.0
 
     @property
     def addresses(self) -> list[str]:
         """The addresses of its servers for the learner."""
-        return [server.address for server in self.servers[: self._count]]
+        return [server.address for server in self.servers]
 
     @property
     def relayed(self) -> int:
@@ -58,13 +63,22 @@ class Place:
         self.leave()
         self.id, self._control = hello.id, control
         self.since = self._heard = time.monotonic()
-        while len(self.servers) < hello.servers:
-            server = ServerDoor(self._folder / f"{self.label}.{len(self.servers)}")
-            await server.listen()
-            self.servers.append(server)
-        self._count = hello.servers
-        for server in self.servers[: self._count]:
+        if self._served != (hello.servers, hello.served):
+            await self._replace_servers(hello)
+        for server in self.servers:
             server.is_here = True
+
+    async def _replace_servers(self, hello: HostHello) -> None:
+        """Listens at new addresses; raises OSError if the system makes no sockets."""
+        self._served = (0, "")
+        for server in self.servers:
+            server.close()
+        self.servers = []
+        for _ in range(hello.servers):
+            server = ServerDoor(self._folder / f"{self.label}.{next(self._numbers)}")
+            self.servers.append(server)
+            await server.listen()
+        self._served = hello.servers, hello.served
 
     async def attend(self, control: Connection) -> str:
         """Answers beats until the host is gone; returns why."""

@@ -31,6 +31,7 @@ class Visitors:
         self._visits = visits
         self._asking = Asking(ANSWER_S)
         self._hosts = JoinedHosts(fleet)
+        self._asked: dict[str, Sequence[str]] = {}  # addresses that were asked last
         self._away: dict[str, float] = {}  # since when
 
     def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
@@ -44,8 +45,14 @@ class Visitors:
             if self._has_left(visit, now):
                 self._hosts.remove(visit.label, streams)
             if visit.is_here and visit.label not in self._hosts.joined:
-                describe = partial(described, visit, self._asking)
-                self._hosts.add(visit.label, describe, streams, columns, now)
+                self._add(visit, streams, columns, now)
+
+    def _add(self, visit: Visit, streams: Streams, columns: int, now: float) -> None:
+        if self._asked.get(visit.label) != visit.addresses:  # other servers than those before
+            self._asked[visit.label] = visit.addresses
+            self._hosts.forget(visit.label)
+        describe = partial(described, visit, self._asking)
+        self._hosts.add(visit.label, describe, streams, columns, now)
 
     def _has_left(self, visit: Visit, now: float) -> bool:
         """Returns whether the servers of a host that is in the pool will not come back."""
