@@ -154,6 +154,15 @@ def test_recommendations_name_the_flag_of_the_program() -> None:
     assert "--num_buffers" in said(NO_ROOM, setup("raybeast"))
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_learner_alone_names_the_program_that_makes_environments(gpu: bool) -> None:
+    """Its own --num_actors is the number that it expects to find."""
+    sentence = said(SLOW_POLICY, setup("polybeast_learner", has_gpu=gpu))
+    assert "add more polybeast_env --num_actors, for larger" in sentence
+    assert sentence.count("--num_actors") == 1
+    assert "add more --num_actors, which" in said(SLOW_POLICY, setup("polybeast", has_gpu=gpu))
+
+
 def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
     assert said(SLOW_LEARNER, setup()) == (
         "workers wait for room 70 % of their time: the learner is the limit; "

@@ -30,6 +30,7 @@ _LARGE_MODEL = 500_000  # parameters; updates of smaller models are mostly overh
 _MUCH = 0.25  # share of waiting that is worth advice
 _BUSY = 0.5  # a learner with a smaller share of learning is not the limit
 
+_LARGER_BATCHES = "more --num_actors, which makes larger batches"
 _NUM_PROCESSES = {"polybeast": "--num_servers", "raybeast": "--num_workers"}
 
 Limit = Literal["learner", "room", "environment", "inference", "none"]
@@ -245,7 +246,9 @@ def _more_processes(setup: Setup) -> str:
 def _faster_inference(setup: Setup) -> str:
     if setup.acts_where_it_steps and setup.has_free_cores:
         return _more_processes(setup)
-    larger_batches = "more --num_actors, which makes larger batches"
+    larger_batches = _LARGER_BATCHES
+    if setup.processes is None:  # a learner alone has such a flag too, which makes no environments
+        larger_batches = "more polybeast_env --num_actors, for larger batches"
     if not setup.acts_where_it_steps and setup.has_gpu:
         return f"raise --num_inference_threads, or add {larger_batches}"
     return f"add {larger_batches}{', or use a smaller --model' * setup.has_large_model}"
