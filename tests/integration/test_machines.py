@@ -142,7 +142,7 @@ def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     listed.write_text(f"{one}\n{two}\n{other}\n")
     learner.wait_for(rf"{two} is not used: no environment server answers")
-    learner.wait_for(rf"{other} is not used: the servers {one} and {other} must serve the same")
+    learner.wait_for(rf"{other} is not used: the servers at {one} and {other} must serve the same")
     programs.append(start(first + 1))
     learner.wait_for(rf"added host {two} \(1 stream\)")
     wait_for(lambda: last_row(workshop) == {"live_streams": 2, "lost_streams": 0})

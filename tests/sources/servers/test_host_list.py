@@ -163,7 +163,7 @@ def test_a_host_with_another_environment_is_named_beside_the_first_and_not_used(
     world.served["b:50"] = CATCH | {"env_id": "Memory"}
     world.write("a:50\nb:50")
     [said] = world.look(40)
-    assert "the servers a:50 and b:50 must serve the same" in said
+    assert "the servers at a:50 and b:50 must serve the same" in said
     assert "env_id is 'Catch' and 'Memory'" in said
     assert world.pool.streams == ["a:50", "a:50"]
 

@@ -14,6 +14,7 @@ pytest.importorskip("libtorchbeast._C")
 from serving import serving
 
 from torchbeast import envs
+from torchbeast.errors import RunError
 from torchbeast.sources.tunnel import visitors as visitors_module
 from torchbeast.sources.tunnel.door import Visit
 from torchbeast.sources.tunnel.visitors import Visitors, fleet_of_visits
@@ -121,7 +122,8 @@ def test_a_host_of_another_environment_is_not_used_and_tried_again_later(
     with serving(lambda: envs.make("Mock", 2), other):
         run.comes("other", other)
         assert run.look(0.0) == [one]
-        assert "the host other is not used: the servers" in caplog.text
+        why = "the servers at one and other must serve the same, but their "
+        assert f"the host other is not used: {why}" in caplog.text
     with serving(lambda: envs.make("Catch", 2), other):
         assert run.look(14.0) == [one]
         assert run.look(15.0) == sorted([one, other])
@@ -145,11 +147,14 @@ def test_a_host_whose_streams_do_not_fit_the_rollouts_is_not_used(
     run = Run(one)
     run.comes("two", two)
     assert run.look(0.0, columns=4) == [one]
-    assert "has 2 environments, and rollouts of this run join 4" in caplog.text
+    assert "a stream of two has 2 environments, and rollouts of this run join 4" in caplog.text
 
 
 def test_a_host_that_does_not_answer_holds_up_nothing_for_long(
-    one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(visitors_module, "ANSWER_S", 0.1)
     run = Run(one)
@@ -157,3 +162,17 @@ def test_a_host_that_does_not_answer_holds_up_nothing_for_long(
         Path(tmp_path / "none").unlink()
     run.comes("none", f"unix:{tmp_path}/none")
     assert run.look(0.0) == [one]
+    assert "the host none is not used: no environment server answers at none (waited" in caplog.text
+
+
+def test_hosts_of_different_environments_at_the_start_are_named_by_their_labels(
+    one: str, tmp_path: Path
+) -> None:
+    """Nobody knows the sockets behind which the door hides them."""
+    other = f"unix:{tmp_path}/other"
+    with serving(lambda: envs.make("Mock", 2), other):
+        here = [Visit("actors1", [one], True), Visit("actors2", [other], True)]
+        with pytest.raises(RunError) as refused:
+            fleet_of_visits(here, 10.0, lambda: False)
+    assert "the servers at actors1 and actors2 must serve the same" in str(refused.value)
+    assert str(tmp_path) not in str(refused.value)

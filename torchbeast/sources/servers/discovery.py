@@ -49,9 +49,11 @@ class Host:
     servers: Mapping[str, Description]  # by address
 
     @property
-    def first(self) -> tuple[str, Description]:
-        """The address and the description of the first server."""
-        return next(iter(self.servers.items()))
+    def called(self) -> list[tuple[str, Description]]:
+        """Its servers with what a user calls them: their address, or the label of a host that
+        dials in, because nobody knows the sockets of the door.
+        """
+        return [(self.name if socket_path(a) else a, said) for a, said in self.servers.items()]
 
     @property
     def stream_addresses(self) -> list[str]:
@@ -191,6 +193,9 @@ def fleet_of_hosts(
     hosts: Sequence[Host], credentials: libtorchbeast.Credentials | None = None
 ) -> Fleet:
     """Returns the fleet of these hosts; raises RunError as `fleet_of`."""
+    first, *others = [server for host in hosts for server in host.called]
+    for other in others:
+        check_same(*first, *other)
     described = {address: said for host in hosts for address, said in host.servers.items()}
     return replace(fleet_of(described, credentials), hosts=tuple(hosts))
 
@@ -265,8 +270,11 @@ class Asking:
         self._stopped, self._security = stopped, security
         self.credentials = None if security is None else learner_credentials(security)
 
-    def ask(self, address: str) -> dict[str, Any]:
-        """Requests a description until the timeout; a signal is noticed between two requests."""
+    def ask(self, address: str, called: str = "") -> dict[str, Any]:
+        """Requests a description until the timeout; a signal is noticed between two requests.
+
+        called: what a user calls the server, if not by its address.
+        """
         deadline, patience = time.monotonic() + self.timeout, _FIRST_PATIENCE_S
         while True:
             left = deadline - time.monotonic()
@@ -277,11 +285,11 @@ class Asking:
                 if self._security is not None:
                     explain(address, self._security)
                 if self._stopped() or left <= patience:
-                    raise _no_answer(address, self.timeout, error) from None
+                    raise _no_answer(called or address, self.timeout, error) from None
             except PermissionError as error:
                 raise RunError(str(error)) from None
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise _no_answer(address, self.timeout, error) from None
+                raise _no_answer(called or address, self.timeout, error) from None
             patience *= 2
 
 
@@ -295,11 +303,13 @@ def _num_envs(description: dict[str, Any]) -> int:
 
 
 def check_same(address: str, ours: Description, other: str, theirs: Description) -> None:
-    """Raises RunError when the servers at two addresses serve different environments."""
+    """Raises RunError when the servers at two addresses, or of two hosts, serve different
+    environments.
+    """
     for key in _ALIKE:
         if ours.get(key) != theirs.get(key):
             raise RunError(
-                f"the servers {address} and {other} must serve the same, "
+                f"the servers at {address} and {other} must serve the same, "
                 f"but their {key} is {ours.get(key)!r} and {theirs.get(key)!r}"
             )
 

@@ -52,7 +52,7 @@ class JoinedHosts:
     def __init__(self, fleet: Fleet) -> None:
         """Takes over the hosts of the start, with whose first server all later ones must agree."""
         self._joined = {host.name: host for host in fleet.hosts}
-        self._first = fleet.hosts[0].first
+        self._first = fleet.hosts[0].called[0]
         self._again: dict[str, float] = {}  # when to ask a host again that is not used
         self._told: dict[str, str] = {}  # the last warning, by what it is about
 
@@ -105,11 +105,11 @@ class JoinedHosts:
 
     def _fitting(self, host: Host, columns: int) -> Host:
         """Returns the host; raises RunError if it cannot take part."""
-        for address, said in host.servers.items():
-            check_same(*self._first, address, said)
+        for called, said in host.called:
+            check_same(*self._first, called, said)
             if said["num_envs"] % columns:
                 raise RunError(
-                    f"a stream of {address} has {said['num_envs']} environments, and rollouts of "
+                    f"a stream of {called} has {said['num_envs']} environments, and rollouts of "
                     f"this run join {columns}: start it with a multiple of {columns} per stream"
                 )
         return host

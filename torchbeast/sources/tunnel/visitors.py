@@ -74,4 +74,5 @@ def fleet_of_visits(visits: Sequence[Visit], timeout: float, stopped: Callable[[
 
 def described(visit: Visit, asking: Asking) -> Host:
     """Asks all servers of a host that dialled in; raises RunError when one does not answer."""
-    return Host(visit.label, {address: asking.ask(address) for address in visit.addresses})
+    servers = {address: asking.ask(address, visit.label) for address in visit.addresses}
+    return Host(visit.label, servers)
