@@ -20,7 +20,7 @@ from torchbeast.learning import roll_call
 from torchbeast.learning.roll_call import JointBatch, JointSource, Report
 from torchbeast.learning.training import DONE
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Away
+from torchbeast.sources.contract import Away, Shortage
 
 SOON = 20.0
 
@@ -77,7 +77,8 @@ class FedSource:
         return f"a stream of {self._rank} hangs"
 
     def away(self) -> list[Away]:
-        return [Away(f"server {self._rank}", 5.0)]
+        short = Shortage(0, 1, 55.0) if self._rank else None
+        return [Away(f"server {self._rank}", 5.0, short)]
 
 
 class Member:
@@ -186,7 +187,10 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
         assert member.source.status() == {"collected_steps": 21.0}
         assert member.source.seconds() == {"environment": 2.0, "inference": 4.0, "queueing": 6.0}
     assert members[0].source.hanging() == "a stream of 0 hangs; rank 1: a stream of 1 hangs"
-    assert members[1].source.away() == [Away("server 1", 5.0), Away("server 0", 5.0)]
+    short = Shortage(0, 1, 55.0, " of rank 1")
+    for member, order in zip(members, ([0, 1], [1, 0]), strict=True):
+        away = [Away("server 0", 5.0), Away("server 1", 5.0, short)]
+        assert member.source.away() == [away[rank] for rank in order]
 
 
 def test_lags_are_weighted_by_steps() -> None:

@@ -14,7 +14,7 @@ from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
 from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.summary import next_commands, summary
-from torchbeast.sources.contract import Away
+from torchbeast.sources.contract import Away, Shortage
 
 BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
 
@@ -165,6 +165,18 @@ def test_a_second_loss_is_reported_shortly_after_the_first_one() -> None:
     )
     said = [line for line in lines if "streams lost" in line]
     assert len(said) == 2 and "unix:/a.1" in said[0] and "unix:/a.2" in said[1]
+
+
+def test_losses_that_will_end_the_run_are_reported_after_those_that_will_not() -> None:
+    few, many = [Away("a:50", 9.0)], [Away("a:50", 9.0, Shortage(1, 2, 51.0))]
+    lines = plain_lines(
+        *(
+            (time, shown(time + 1, away=away, diagnosis=lost_streams(away, live=1)))
+            for time, away in [(0, few), (5, many), (10, many)]
+        )
+    )
+    said = [line for line in lines if "streams lost" in line]
+    assert len(said) == 2 and "The run ends in 51 s" in said[1] and "ends" not in said[0]
 
 
 def test_a_terminal_shows_time_shares_below_the_table() -> None:

@@ -29,7 +29,7 @@ from torchbeast.core.envs.info import joined_info
 from torchbeast.core.storages.batch import Batch
 from torchbeast.learning.training import DONE, Updates
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.contract import Away, Shortage, Source
 
 PATIENCE_S = 1.0
 """Seconds that a rank waits for its batch before it answers that it has none yet."""
@@ -219,8 +219,8 @@ class JointSource:
 
     def away(self) -> list[Away]:
         """Returns the lost streams of all ranks."""
-        others = [Away(*stream) for _, report in self._others for stream in report.away]
-        return [*self._source.away(), *others]
+        own = [_of_rank(self._rank, stream) for stream in self._source.away()]
+        return own + [_of_rank(rank, s) for rank, report in self._others for s in report.away]
 
     def _next(self) -> JointBatch | None:
         """Calls the roll until all ranks are ready; None: the run ends."""
@@ -266,6 +266,12 @@ class JointSource:
         if not self._supervisor.ended and reason != DONE:
             print(f"Stopped by {reason} in rank {rank}.", flush=True)
         self._supervisor.stop(f"{reason} in rank {rank}")
+
+
+def _of_rank(rank: int, away: Sequence[Any]) -> Away:
+    """Returns a lost stream of a rank; away: as of Away, possibly from JSON."""
+    where, seconds, short = away
+    return Away(where, seconds, short and Shortage(*short)._replace(of=f" of rank {rank}"))
 
 
 class _Taking:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from torchbeast.sources.contract import ACTOR_STAGES, Away, describe_away
+from torchbeast.sources.contract import ACTOR_STAGES, Away, describe_away, shortage_of
 
 LEARNER_STAGES = ("learning", "waiting")
 STAGES = ACTOR_STAGES + LEARNER_STAGES
@@ -67,7 +67,7 @@ UNKNOWN = Shares(*[math.nan] * 5)
 class Diagnosis(NamedTuple):
     """The stage that limits the run, and a sentence about it and what helps."""
 
-    limit: Limit | Literal["lost"]  # lost: streams, see lost_streams
+    limit: Limit | Literal["lost", "ending"]  # streams, see lost_streams
     sentence: str
 
 
@@ -169,7 +169,9 @@ def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
 
     It takes the place of the usual advice, because more servers would not help.
     """
-    return Diagnosis("lost", describe_away(away, live)) if away else None
+    if not away:
+        return None
+    return Diagnosis("ending" if shortage_of(away) else "lost", describe_away(away, live))
 
 
 def _limit(shares: Shares) -> Limit:

@@ -21,6 +21,7 @@ from torchbeast.sources.contract import Away, since
 _WINDOW_S = 10.0  # over which the displayed rate is measured
 _PLAIN_EVERY_S = 5.0
 _SAID_EVERY_S = 30.0  # at most one new diagnosis: a run between two limits would alternate
+_OF_LOSSES = ("lost", "ending")  # diagnoses that are said at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +97,11 @@ class Display(Panel):
     def _say_what_is_new(self, shown: Shown, now: float) -> None:
         """Prints a diagnosis that differs from the last one; a lost stream is reported at once."""
         found = shown.diagnosis
-        if self._said == "lost" and not shown.away:
+        if self._said in _OF_LOSSES and not shown.away:
             self._said = None  # the next lost stream is a new event
         if found is None or found.limit == self._said:
             return
-        if now - self._last_said < _SAID_EVERY_S and found.limit != "lost":
+        if now - self._last_said < _SAID_EVERY_S and found.limit not in _OF_LOSSES:
             return
         self._said, self._last_said = found.limit, now
         self._print(found.sentence)

@@ -23,11 +23,21 @@ STALL_S = 60.0
 _NAMED = 3  # addresses in a sentence, at most
 
 
+class Shortage(NamedTuple):
+    """Fewer streams than --min_streams are connected."""
+
+    connected: int
+    needed: int
+    seconds: float  # until the run ends, unless enough have connected by then
+    of: str = ""  # whose streams these are: " of rank 1"
+
+
 class Away(NamedTuple):
     """A stream that was lost and has not reconnected."""
 
     where: str  # its server's address
     seconds: float  # since it was lost
+    shortage: Shortage | None = None  # of all streams of its source, while there is one
 
 
 class Source(Protocol):
@@ -78,7 +88,32 @@ def describe_away(away: Sequence[Away], live: int) -> str:
         return ""
     count = f"{len(away)} of {len(away) + live} streams"
     they_go = "it goes" if len(away) == 1 else "they go"
-    return f"{count} {since(away)}: {_where(away)}; {they_go} on when a server answers there"
+    return (
+        f"{count} {since(away)}: {_where(away)}; {they_go} on when a server answers there"
+        f"{_end(away)}"
+    )
+
+
+def shortage_of(away: Sequence[Away]) -> Shortage | None:
+    """Returns the shortage that ends the run first; None if there is none."""
+    found = [stream.shortage for stream in away if stream.shortage is not None]
+    return min(found, key=lambda shortage: shortage.seconds, default=None)
+
+
+def _end(away: Sequence[Away]) -> str:
+    """Says when the lost streams end the run; "" if they do not."""
+    short = shortage_of(away)
+    if short is None:
+        return ""
+    return (
+        f". The run ends in {short.seconds:.0f} s unless {short.needed} "
+        f"stream{'s' * (short.needed > 1)}{short.of} {_is(short.needed)} connected "
+        f"(--min_streams); {short.connected} {_is(short.connected)}"
+    )
+
+
+def _is(count: int) -> str:
+    return "is" if count == 1 else "are"
 
 
 def since(away: Sequence[Away]) -> str:

@@ -115,6 +115,17 @@ def test_hosts_that_replace_others_are_added_first(world: World) -> None:
     assert world.pool.streams == ["b:50", "b:50"]
 
 
+def test_a_list_whose_hosts_all_stay_away_says_that_the_run_ends(world: World) -> None:
+    world.write("b:50")
+    said = world.look(3)
+    assert said[1:] == [
+        "removed host a:50 (2 streams)",
+        "no host is left: the run ends within a minute unless one is added",
+    ]
+    world.served["b:50"] = CATCH
+    assert world.look(15) == ["added host b:50 (2 streams)"]
+
+
 def test_a_file_that_is_read_while_it_is_written_changes_nothing(world: World) -> None:
     world.write("")
     said = world.look(5)

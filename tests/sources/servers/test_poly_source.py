@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import itertools
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -238,6 +241,21 @@ def playing_with(env_class: Callable[[], Any]) -> Iterator[Running]:
     setup = Setup(env_id="", num_envs=1)
     with served(env_class) as address, playing(address, setup) as running:
         yield running
+
+
+def test_a_source_that_has_lost_too_many_streams_says_when_the_run_ends() -> None:
+    with contextlib.ExitStack() as server:
+        address = server.enter_context(served(lambda: envs.make("Catch", 1)))
+        with playing(address, Setup(env_id="", num_envs=1)) as running:
+            batches = running.source.batches()
+            next(batches)
+            assert running.source.hanging() == ""
+            rest = Background(collections.deque, batches, 0)  # a full queue would hide the loss
+            server.close()
+            wait_for(running.source.away)
+            said = running.source.hanging()
+    rest.result()
+    assert re.search(r"The run ends in (5\d|60) s unless 1 stream is connected", said), said
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def test_a_host_that_comes_back_at_other_addresses_is_described_again_and_replac
     assert run.look(70.0) == []
 
 
-def test_a_host_that_is_back_in_time_stays(one: str) -> None:
+def test_a_host_that_is_back_in_time_stays(one: str, caplog: pytest.LogCaptureFixture) -> None:
     run = Run(one)
     run.goes("one")
     run.look(0.0)
@@ -112,7 +112,9 @@ def test_a_host_that_is_back_in_time_stays(one: str) -> None:
     run.look(20.0)
     run.goes("one")
     assert run.look(40.0) == [one] == run.look(69.0)
+    assert "no host is left" not in caplog.text
     assert run.look(70.0) == []
+    assert "no host is left: the run ends within a minute unless one is added" in caplog.text
 
 
 def test_a_host_of_another_environment_is_not_used_and_tried_again_later(

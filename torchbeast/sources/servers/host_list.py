@@ -53,6 +53,7 @@ class HostList:
         for name in [name for name in joined if name not in listed]:
             self._hosts.remove(name, streams)
         self._hosts.forget_others(listed)
+        self._hosts.warn_if_none_is_left()
 
     def _read(self) -> list[str] | None:
         """Returns the hosts of the list; None if it cannot be read, or has only just changed."""

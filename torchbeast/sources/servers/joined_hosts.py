@@ -24,6 +24,7 @@ ANSWER_S = 2.0
 """Seconds in which each server of a host that comes must answer."""
 
 _AGAIN_S = 15.0  # until a host that is not used is asked again
+_NONE = "no host"  # what a warning is about
 
 
 class Streams(Protocol):
@@ -86,6 +87,13 @@ class JoinedHosts:
         host = self._joined.pop(name)
         removed = sum(streams.remove(address) for address in host.servers)
         _tell(f"removed host {name} ({_count(removed)})")
+
+    def warn_if_none_is_left(self) -> None:
+        """Says that the run ends without a host, of whose lost streams nobody hears any more."""
+        if self._joined:
+            self.forget(_NONE)
+        else:
+            self.warn(_NONE, "no host is left: the run ends within a minute unless one is added")
 
     def forget_others(self, names: Collection[str]) -> None:
         """Forgets those that were asked in vain and are not among these."""

@@ -33,13 +33,14 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away
+from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away, shortage_of
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.joined_hosts import Hosts
 from torchbeast.sources.servers.plan import rollout_columns
+from torchbeast.sources.servers.shortage import TOO_FEW_S, CountedStreams, shortage
 
 _log = logging.getLogger("torchbeast.streams")
 
@@ -97,6 +98,7 @@ class PolySource:
         self._batch_size, self._spare_columns = rollouts.batch_size, spare_columns
         self._queue = learner_queue(rollouts, pipeline, columns, spare_columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
+        self._min_streams = pipeline.streams_needed(len(fleet.stream_addresses))
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
             self._queue,
@@ -105,9 +107,11 @@ class PolySource:
             self._initial_agent_state(),
             rollout_columns=columns,
             seed=seed,
-            min_streams=pipeline.streams_needed(len(fleet.stream_addresses)),
+            reconnect_timeout_s=TOO_FEW_S,
+            min_streams=self._min_streams,
             credentials=fleet.credentials,
         )
+        self._streams = CountedStreams(self._pool, len(fleet.stream_addresses))
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
         joined = num_batches * (self._batch_size + spare_columns)
         space = stacked_space(fleet.observation_space, fleet.frame_stack)
@@ -129,7 +133,7 @@ class PolySource:
         supervisor.start_thread("environments", self._play)
         if (hosts := self._hosts) is not None:
             supervisor.start_thread(
-                "hosts", lambda: hosts.follow(self._pool, self._columns, self._closed)
+                "hosts", lambda: hosts.follow(self._streams, self._columns, self._closed)
             )
 
     def batches(self) -> Iterator[Rollout]:
@@ -183,17 +187,23 @@ class PolySource:
         return self._pool.seconds()
 
     def hanging(self) -> str:
-        """Describes streams that have been lost for over a minute; "" if there are none.
+        """Describes lost streams that will end the run, or have been away for over a minute; "" if
+        there are none.
 
         Steps that take too long need no description: the pool ends their stream.
         """
         away = self.away()
         is_long = any(stream.seconds >= STALL_S for stream in away)
-        return describe_away(away, self._pool.live_streams()) if is_long else ""
+        if not is_long and shortage_of(away) is None:
+            return ""
+        return describe_away(away, self._pool.live_streams())
 
     def away(self) -> list[Away]:
         """Returns the streams that were lost and have not reconnected."""
-        return [Away(*stream) for stream in self._pool.away_streams()]
+        lost = self._pool.away_streams()
+        count, retired = self._streams.count, self._pool.retired_streams()
+        short = shortage([seconds for _, seconds in lost], count, retired, self._min_streams)
+        return [Away(where, seconds, short) for where, seconds in lost]
 
     def _initial_agent_state(self) -> Any:
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))

@@ -46,6 +46,7 @@ class Visitors:
                 self._hosts.remove(visit.label, streams)
             if visit.is_here and visit.label not in self._hosts.joined:
                 self._add(visit, streams, columns, now)
+        self._hosts.warn_if_none_is_left()
 
     def _add(self, visit: Visit, streams: Streams, columns: int, now: float) -> None:
         if self._asked.get(visit.label) != visit.addresses:  # other servers than those before
