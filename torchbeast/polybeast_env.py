@@ -36,7 +36,8 @@ from torchbeast.sources.servers.addresses import (
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.hosts import check_free, shown_to_learners
+from torchbeast.sources.servers.hosts import check_free
+from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
 from torchbeast.sources.servers.plan import ServerPlan, spread
 
 if TYPE_CHECKING:
@@ -177,20 +178,27 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
         return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
     first, last = addresses[0], addresses[-1]
     where = first if first == last else f"{first} to {last}"
-    return (
-        f"{what} at {where}; Ctrl-C ends it."
-        f"\nLearn from them: python -m torchbeast.polybeast_learner{_flags_of_learner(flags)}"
-    )
+    names = names_in(flags.security)
+    lines = [
+        f"{what} at {where}; Ctrl-C ends it.",
+        f"Learn from them: python -m torchbeast.polybeast_learner{_flags_of_learner(flags, names)}",
+    ]
+    if flags.servers.listen and (warning := warning_of_names(flags.servers.listen, names)):
+        lines.append(warning)
+    return "\n".join(lines)
 
 
-def _flags_of_learner(flags: PolyBeastEnvFlags) -> str:
-    """Returns the flags with which a learner finds these servers; names in capitals are its own."""
+def _flags_of_learner(flags: PolyBeastEnvFlags, names: Sequence[str]) -> str:
+    """Returns the flags with which a learner finds these servers; words in capitals are its own.
+
+    names: in the certificate.
+    """
     basename, security = flags.servers.pipes_basename, flags.security
     if basename:
         return f" --pipes_basename {shlex.quote(basename)}"
     if not flags.servers.listen:
         return ""
-    words = [f" --env_servers {shown_to_learners(flags.servers.listen)}"]
+    words = [f" --env_servers {shown_to_others(flags.servers.listen, names)}"]
     words += ["--tls_ca CA"] if security.tls_cert else ["--insecure"]
     words += ["--tls_cert CERTIFICATE --tls_key KEY"] if security.tls_client_ca else []
     words += [f"--token_file {shlex.quote(security.token_file)}"] if security.token_file else []

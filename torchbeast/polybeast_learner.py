@@ -36,7 +36,8 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.hosts import hosts, may_change, shown_to_learners
+from torchbeast.sources.servers.hosts import hosts, may_change
+from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
@@ -157,7 +158,7 @@ def _door(
         yield None
         return
     with door(supervisor, listen, flags.security.listening()) as opened:
-        print(_waiting(listen), flush=True)
+        print(_waiting(listen, names_in(flags.security)), flush=True)
         yield opened
 
 
@@ -178,11 +179,11 @@ def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callab
     return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
 
 
-def _waiting(listen: str) -> str:
-    return (
-        f"Waiting for hosts at {listen}: python -m torchbeast.polybeast_env --learner "
-        f"{shown_to_learners(listen)}"
-    )
+def _waiting(listen: str, names: Sequence[str]) -> str:
+    """Says how hosts dial in. names: in the certificate."""
+    command = f"python -m torchbeast.polybeast_env --learner {shown_to_others(listen, names)}"
+    warning = warning_of_names(listen, names)
+    return f"Waiting for hosts at {listen}: {command}" + f"\n{warning}" * bool(warning)
 
 
 def _changing(

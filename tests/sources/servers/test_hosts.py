@@ -11,7 +11,7 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.addresses import host_and_port, server_addresses
-from torchbeast.sources.servers.hosts import check_free, hosts, shown_to_learners
+from torchbeast.sources.servers.hosts import check_free, hosts
 
 
 def test_the_servers_of_a_host_are_at_consecutive_ports() -> None:
@@ -63,8 +63,9 @@ def test_hosts_are_listed_in_a_file(tmp_path: Path) -> None:
     [
         (b"", "names no host"),
         (b"# nobody\n", "names no host"),
-        (b"a:1\nb\n", "got 'b'"),
-        (b"a:1\na:1\n", "a:1 is named twice"),
+        (b"a:1\n\n# b\nb\n", "hosts.txt, line 4: .* got 'b'"),
+        (b"a:1\ndns:///no-such-host.invalid:1\n", "hosts.txt, line 2: the host no-such-host"),
+        (b"a:1\na:1\n", "a:1 is named twice in .*hosts.txt: name each host once"),
         (b"\xff\xfe", "cannot be read as a list of hosts"),
     ],
 )
@@ -109,11 +110,3 @@ def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> Non
         check_free(["192.0.2.1:50051"])
     with pytest.raises(UsageError, match="unknown on this machine"):
         check_free(["no-such-host.invalid:50051"])
-
-
-def test_a_learner_is_told_a_name_where_servers_listen_to_every_network(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "a.lab")
-    assert shown_to_learners("0.0.0.0:1") == shown_to_learners("[::]:1") == "a.lab:1"
-    assert shown_to_learners("10.0.0.1:1") == "10.0.0.1:1"

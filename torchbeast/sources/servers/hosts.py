@@ -28,13 +28,14 @@ def hosts(named: str) -> list[str]:
     Raises UsageError for a file that cannot be read, an invalid address, a name without an address
     and a host that is named twice.
     """
-    entries = named.split(",") if ":" in named else _lines(Path(named).expanduser())
-    found = [address for entry in entries for address in _addresses(entry.strip())]
+    found = _named_here(named) if ":" in named else _listed_in(Path(named).expanduser())
     if not found:
         raise UsageError(f"{named} names no host: give one HOST:PORT on a line")
     for address in found:
         if found.count(address) > 1:
-            raise UsageError(f"{address} is named twice: name each host once, by its first port")
+            raise UsageError(
+                f"{address} is named twice in {named}: name each host once, by its first port"
+            )
     return found
 
 
@@ -43,16 +44,30 @@ def may_change(named: str) -> bool:
     return ":" not in named or _DNS in named
 
 
-def _lines(path: Path) -> list[str]:
+def _named_here(named: str) -> list[str]:
+    return [address for entry in named.split(",") for address in _addresses(entry.strip())]
+
+
+def _listed_in(path: Path) -> list[str]:
+    """Returns the hosts in a file; an error about one of them names its line."""
+    found: list[str] = []
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        entry = line.partition("#")[0].strip()
+        try:
+            found += _addresses(entry) if entry else []
+        except UsageError as error:
+            raise UsageError(f"{path}, line {number}: {error}") from None
+    return found
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text()
+        return path.read_text()
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"{path} cannot be read as a list of hosts ({_reason(error)}): give --env_servers "
             "HOST:PORT, or a file with one HOST:PORT on a line"
         ) from None
-    stripped = [line.partition("#")[0].strip() for line in text.splitlines()]
-    return [line for line in stripped if line]
 
 
 def _addresses(entry: str) -> Iterator[str]:
@@ -104,10 +119,3 @@ def cannot_listen(address: str, port: int, error: OSError) -> str:
 
 def _reason(error: Exception) -> str:
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
-
-
-def shown_to_learners(listen: str) -> str:
-    """Returns HOST:PORT for a learner on another machine to type."""
-    host, port = host_and_port(listen)
-    is_every_network = host in ("0.0.0.0", "[::]")
-    return f"{socket.gethostname() if is_every_network else host}:{port}"

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The name by which other machines reach what listens here, one that its certificate is for."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torchbeast.sources.servers.addresses import host_and_port
+from torchbeast.sources.servers.config import SecurityConfig
+
+_EVERY_NETWORK = ("0.0.0.0", "[::]")
+_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which ssl does not name
+_FLIGHTS = 4  # of messages in a handshake, at most
+
+
+def shown_to_others(listen: str, names: Sequence[str] = ()) -> str:
+    """Returns HOST:PORT for another machine to type. names: in the certificate; (): there is none.
+
+    Where this machine's own name is not among them, HOST is the first of them that is.
+    """
+    host, port = host_and_port(listen)
+    own = _own_name(host)
+    typed = [name for name in names if not set(name) & set("*:")]
+    return f"{own if _is_named(own, names) or not typed else typed[0]}:{port}"
+
+
+def warning_of_names(listen: str, names: Sequence[str]) -> str:
+    """Says by which names to reach this machine; "" where its own name is among them."""
+    own = _own_name(host_and_port(listen)[0])
+    if _is_named(own, names):
+        return ""
+    return f"The certificate does not name {own}: reach this machine as {' or '.join(names)}."
+
+
+def names_in(files: SecurityConfig) -> list[str]:
+    """Returns the names and addresses that the certificate is for; [] without one, or if the files
+    cannot be used.
+
+    Python reads names from the certificate of a peer alone, so this shakes hands with itself.
+    """
+    if files.tls_cert is None or files.tls_key is None:
+        return []
+    chain, key = Path(files.tls_cert).expanduser(), Path(files.tls_key).expanduser()
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME)
+    with contextlib.suppress(OSError):  # those of ssl are among them
+        server.load_cert_chain(chain, key, password="")  # asks nobody for one
+        client.load_verify_locations(chain)
+        ours = client.wrap_bio(to_client, to_server)
+        theirs = server.wrap_bio(to_server, to_client, server_side=True)
+        for side in (ours, theirs) * _FLIGHTS:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        names: Any = (ours.getpeercert() or {}).get("subjectAltName", ())
+        return [name for _, name in names]
+    return []
+
+
+def _own_name(host: str) -> str:
+    return socket.gethostname() if host in _EVERY_NETWORK else host
+
+
+def _is_named(host: str, names: Sequence[str]) -> bool:
+    """Returns whether a certificate with these names is for the host; any is if it has none."""
+    any_of_domain = f"*.{host.partition('.')[2]}"
+    return not names or host in names or any_of_domain in names
