@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -130,6 +131,7 @@ def test_a_machine_that_cannot_read_now_does_not_make_a_file_damaged(
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(UsageError, match=r"model\.tar cannot be read now .* may be whole") as found:
         kept_checkpoints.load_newest(newest, NEEDED)
+    assert "Errno" not in str(found.value) and "Allocator" not in str(found.value)
     assert not isinstance(found.value, checkpoints.Damaged)
 
 
@@ -226,6 +228,36 @@ def test_every_changed_byte_is_noticed_or_changes_nothing(newest: Path) -> None:
         else:
             assert torch.equal(saved["weights"], torch.arange(7, 1007.0)) and saved["step"] == 7
     assert noticed > 150, "most bytes are weights"
+
+
+class Foreign:
+    """A class that no checkpoint contains."""
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: path.write_bytes(b""), "it is empty"),
+        (lambda path: path.write_bytes(b"x" * 5000), "it is cut off, or was never a checkpoint"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-700]), "it is cut off, or was never"),
+        (lambda path: path.write_bytes(path.read_bytes()[:3]), "it is cut off, or was never"),
+        (lambda path: (path.unlink(), path.mkdir()), "it is a folder"),
+        (lambda path: zipfile.ZipFile(path, "w").close(), "its contents make no sense"),
+        (lambda path: torch.save(Foreign(), path), "it contains .*Foreign, and only tensors and"),
+    ],
+    ids=["empty", "something else", "truncated", "a stub", "folder", "empty archive", "a class"],
+)
+def test_the_reason_is_a_plain_sentence(
+    newest: Path, make: Callable[[Path], object], reason: str
+) -> None:
+    write(newest, 7)
+    make(newest)
+    with pytest.raises(
+        checkpoints.Damaged, match=rf"model\.tar is no readable .* \({reason}"
+    ) as error:
+        checkpoints.load(newest, NEEDED)
+    for scary in ("Errno", "Pytorch", "PyTorch", "weights_only", "pickle", "zip", "\n"):
+        assert scary not in str(error.value)
 
 
 def test_every_truncated_file_is_noticed(newest: Path) -> None:

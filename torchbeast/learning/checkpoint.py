@@ -46,6 +46,7 @@ FORMAT = 1
 # What the operating system says of a disk, a server of files, or memory: EINVAL, for example, comes
 # of damaged files too.
 _OF_MACHINE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_FOREIGN = re.compile(r"Unsupported (?:global|class)\S* (?:GLOBAL )?([\w.]+)")
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
 
@@ -89,10 +90,10 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     except Exception as error:  # torch has no single type for a file that is none of its own
         if _is_of_machine(error):
             raise UsageError(
-                f"{path} cannot be read now ({_first_line(error)}), though it may be whole: mend "
-                "that, and try again"
-            ) from None
-        raise Damaged(path, _first_line(error)) from None
+                f"{path} cannot be read now ({_fault_of_machine(error)}), though it may be whole: "
+                "mend that, and try again"
+            ) from error
+        raise Damaged(path, _fault(path, error)) from error
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
         raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
@@ -205,8 +206,32 @@ def _is_of_machine(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "allocate memory" in str(error)
 
 
+def _fault_of_machine(error: Exception) -> str:
+    named = isinstance(error, OSError) and error.strerror
+    return named or "there is too little memory"
+
+
+def _fault(path: Path, error: Exception) -> str:
+    """Says why a file could not be loaded, in place of torch's words about its own code."""
+    if isinstance(error, _OtherChecksumError):
+        return str(error)
+    if path.is_dir():
+        return "it is a folder"
+    if path.stat().st_size == 0:
+        return "it is empty"
+    if found := _FOREIGN.search(str(error)):
+        return f"it contains {found[1]}, and only tensors and plain values are loaded"
+    if not zipfile.is_zipfile(path):
+        return "it is cut off, or was never a checkpoint"
+    return "its contents make no sense"
+
+
+class _OtherChecksumError(ValueError):
+    """A record has changed since it was written."""
+
+
 def _verify(file: BinaryIO) -> None:
-    """Raises ValueError if a record has another checksum than torch.save gave it.
+    """Raises _OtherChecksumError if a record has another checksum than torch.save gave it.
 
     Files of PyTorch before 1.6 have none, and those that are cut off are refused by `_load`.
     """
@@ -214,7 +239,7 @@ def _verify(file: BinaryIO) -> None:
         return
     with zipfile.ZipFile(file) as archive:
         if (name := archive.testzip()) is not None:
-            raise ValueError(f"the checksum of its record {name} is another")
+            raise _OtherChecksumError(f"the checksum of its record {name} is another")
 
 
 def _load(file: BinaryIO) -> Any:
@@ -296,7 +321,3 @@ def set_rng_state(state: Mapping[str, Any]) -> None:
     cuda = state.get("cuda", [])
     if cuda and torch.cuda.is_available() and len(cuda) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(cuda)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
