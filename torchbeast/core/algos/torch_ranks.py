@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,6 +32,7 @@ from torchbeast.errors import RunError
 TIMEOUT_S = 1800.0
 """Seconds that a rank waits for the others, which may still collect."""
 
+_log = logging.getLogger("torchbeast.ranks")
 _BLOCK = 4096  # bytes of a message that need one exchange; a longer one needs a second
 _LENGTH = 8  # bytes before a message
 _REASON = "reason of rank "
@@ -98,6 +100,7 @@ class TorchRanks:
         timeout_s: that a rank may let the others wait in `gather`, `add` and `broadcast`.
         """
         self.rank, self.size = rank, size
+        self._timeout_s = timeout_s
         self._store = dist.PrefixStore("torchbeast", store)  # type: ignore[attr-defined]
         self._device = torch.device("cpu") if device is None else device
         backend = "gloo" if self._device.type == "cpu" else "cpu:gloo,cuda:nccl"
@@ -199,11 +202,16 @@ class TorchRanks:
             raise RankGone(self._why(error)) from error
 
     def _why(self, error: RuntimeError) -> str:
-        """Returns why the others cannot be reached, by their own words if they left some."""
+        """Returns why the others cannot be reached, by their own words if they left some.
+
+        Those of torch.distributed, about its own code, are for the log.
+        """
         if self._reasons():
             return self._ended()
-        found = str(error).splitlines()[0].partition(". This is")[0]  # without advice of gloo
-        return f"another learner has ended, or is out of reach ({found})"
+        _log.info("torch.distributed: %s", str(error).strip())
+        if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+            return f"another learner has not answered for {self._timeout_s:g} s"
+        return "another learner has ended, or is out of reach"
 
     def _ended(self) -> str:
         return f"another learner has ended. {'; '.join(self._reasons())}"
