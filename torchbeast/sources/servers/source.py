@@ -40,6 +40,7 @@ from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.joined_hosts import Hosts
 from torchbeast.sources.servers.plan import rollout_columns
+from torchbeast.sources.servers.repeated_failures import RepeatedFailures
 from torchbeast.sources.servers.shortage import TOO_FEW_S, CountedStreams, shortage
 
 _log = logging.getLogger("torchbeast.streams")
@@ -211,7 +212,8 @@ class PolySource:
 
     def _play(self) -> None:
         if self._servers is None or self._servers.wait_ready():
-            self._pool.run(_log.warning)
+            failures = RepeatedFailures()
+            self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
