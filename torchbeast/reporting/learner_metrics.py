@@ -55,8 +55,10 @@ def _workers(figures: LearnerFigures) -> list[Metric]:
     shown, status = figures.shown, figures.status
     kind, live = shown.collectors
     states = {"live": float(live), "lost": float(len(shown.away))}
+    if "retired_streams" in status:
+        states["retired"] = float(status["retired_streams"])
     found = [
-        Metric(name=kind, help=f"The {kind} that collect now.", values=states, label="state"),
+        Metric(name=kind, help=f"The {kind} by what they do now.", values=states, label="state"),
         _gauge(
             "learner_queue_rollouts",
             "Rollouts that wait to be learnt from.",
