@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -216,6 +217,20 @@ def test_a_stop_lets_agents_end_and_begins_no_other(tmp_path: Path) -> None:
     supervisor = run(tune, rows, [stop])
     assert are(rows, "stopped", "stopped", "waiting") and supervisor.ended
     assert [child.times_asked for child in FakeChild.made] == [1, 1]
+
+
+def test_agents_that_wait_are_told_of_a_stop_before_any_that_makes_room_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, told = rows_of(tmp_path, 3), list[str]()
+    monkeypatch.setattr(trial.Requests, "add", lambda _, name: told.append(name))
+    trials = ray_tune._Trials(
+        {row.agent.name: row for row in rows}, trial.Requests(tmp_path), SimpleQueue()
+    )
+    for row in rows[:2]:
+        row.start()
+    trials.stop()
+    assert told[0] == "seed=2" and sorted(told[1:]) == ["seed=0", "seed=1"]
 
 
 @pytest.mark.parametrize("successful", [True, False])

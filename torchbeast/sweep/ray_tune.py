@@ -289,11 +289,13 @@ class _Trials:
         if self._is_stopping:
             return
         self._is_stopping = True
-        for name, row in self.rows.items():
-            if row in self._live():
-                row.stop()
-            if row.state in ("waiting", "stopping"):
-                self._requests.add(name)
+        for row in self._live():
+            row.stop()
+        # An agent that has ended leaves its room to one that waits, which must know by then.
+        for state in ("waiting", "stopping"):
+            for name, row in self.rows.items():
+                if row.state == state:
+                    self._requests.add(name)
 
     def follow(self) -> None:
         """Reads the newest figures of all agents that run."""
