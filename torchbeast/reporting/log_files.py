@@ -12,7 +12,6 @@ import csv
 import io
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.logger import LoggedRun
 from torchbeast.reporting.run_folder import write_atomically
+from torchbeast.reporting.wall_time import WallTime
 
 
 class CsvLogger:
@@ -45,7 +45,8 @@ class LogFiles:
         _end_last_line(folder / "logs.csv")
         if step is not None:
             _drop_rows_after(folder / "logs.csv", step, self._fields)
-        self._tick = _last_tick(folder / "logs.csv") + 1
+        last_tick, last_time = _last(folder / "logs.csv")
+        self._tick, self._time = last_tick + 1, WallTime(at_least=last_time)
         self._logs = AppendedFile(folder / "logs.csv")
 
     def write(self, step: int, figures: Mapping[str, float | int]) -> None:
@@ -53,7 +54,8 @@ class LogFiles:
 
         Raises OSError where it cannot, as on a full disk; the row is lost, and the next is tried.
         """
-        row: dict[str, Any] = {"_tick": self._tick, "_time": time.time(), "step": step, **figures}
+        row: dict[str, Any] = {"_tick": self._tick, "_time": self._time.now(), "step": step}
+        row |= figures
         self._add_columns(row)
         self._logs.append(_line([_cell(row.get(name)) for name in self._fields]))
         self._tick += 1
@@ -148,12 +150,12 @@ def _drop_rows_after(path: Path, step: int, fields: list[str]) -> None:
         write_atomically(path, "".join(kept).encode())
 
 
-def _last_tick(path: Path) -> int:
-    if not path.exists():
-        return -1
-    last = -1
-    with open(path, newline="", encoding="utf-8") as file:
-        for row in csv.reader(file):
-            if row and row[0].isdigit():
-                last = int(row[0])
-    return last
+def _last(path: Path) -> tuple[int, float]:
+    """Returns `_tick` and `_time` of the last row; -1 and 0 without any."""
+    last = ["-1", "0"]
+    if path.exists():
+        with open(path, newline="", encoding="utf-8") as file:
+            for row in csv.reader(file):
+                if row and row[0].isdigit():
+                    last = row
+    return int(last[0]), float(last[1])

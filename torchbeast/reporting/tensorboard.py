@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchbeast.reporting.logger import LoggedRun
+from torchbeast.reporting.wall_time import WallTime
 
 
 class TensorBoardLogger:
@@ -27,7 +28,7 @@ class TensorBoardLog:
 
     def __init__(self, writer: Any | None) -> None:
         """Takes a SummaryWriter; without one nothing is written."""
-        self._writer = writer
+        self._writer, self._time = writer, WallTime()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Adds a scalar for each figure but NaN.
@@ -37,9 +38,10 @@ class TensorBoardLog:
         if self._writer is None:
             return
         try:
+            now = self._time.now()
             for name, value in figures.items():
                 if not math.isnan(value):
-                    self._writer.add_scalar(name, value, step)
+                    self._writer.add_scalar(name, value, step, walltime=now)
         except OSError as error:
             raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
 
