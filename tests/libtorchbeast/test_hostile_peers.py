@@ -4,11 +4,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import re
+import select
+import socket
+import ssl
 import struct
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,12 +24,16 @@ import numpy as np
 import pytest
 import wire
 from background import SOON, wait_for
+from keys_of_tests import Keys
 from peers import RawStream, Script, raw_server
 from served_envs import Counting, Vector
 from serving import Game, playing, serving
+from unfinished_call import ENHANCE_YOUR_CALM, UnfinishedCall
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
-from libtorchbeast import Server
+from libtorchbeast import Server, describe
+from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.credentials import server_credentials
 
 MIB = 1 << 20
 
@@ -444,6 +456,94 @@ def _refused(address: str) -> set[grpc.StatusCode]:
     """Returns how a call ends while there is no room for it."""
     with RawStream(address, "Describe") as stream:
         return {stream.end()[0]}
+
+
+def test_health_checks_of_strangers_cannot_make_a_server_hold_more_than_a_gibibyte(
+    tmp_path: Path,
+) -> None:
+    """They need no token, and a message may have 256 MiB: six would be half as much again."""
+    with served_elsewhere(tmp_path / "socket") as server:
+        path, before = str(tmp_path / "socket"), peak_bytes(server)
+        calls = [UnfinishedCall(path, "/grpc.health.v1.Health/Check", 255 * MIB) for _ in range(6)]
+        while any([call.send(patience_s=0.3) for call in calls]):
+            assert server.poll() is None
+        assert peak_bytes(server) - before < 1.15 * 1024 * MIB
+        refused = [call.reset for call in calls if call.is_refused]
+        assert set(refused) == {ENHANCE_YOUR_CALM}
+        assert len(refused) < 6, "they fill it together"
+        for call in calls:
+            call.close()
+        with playing([f"unix:{path}"]) as game:
+            game.rollout()
+
+
+@contextlib.contextmanager
+def served_elsewhere(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a server in a process of its own, whose memory can be measured."""
+    code = (
+        f"import served_envs, libtorchbeast as l; l.Server(served_envs.Vector, 'unix:{path}').run()"
+    )
+    where = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    words = [sys.executable, "-c", code]
+    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": where})
+    try:
+        describe(f"unix:{path}", SOON)
+        yield process
+    finally:
+        process.kill()
+        process.wait(SOON)
+
+
+def peak_bytes(process: subprocess.Popen[bytes]) -> int:
+    """Returns the most memory that the process has had."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def test_a_tls_handshake_that_is_not_completed_is_cut_off_after_ten_seconds(
+    tmp_path: Path,
+) -> None:
+    """However often its peer lets the server hear something."""
+    keys = Keys(tmp_path)
+    files = ServerSecurityConfig(tls_cert=keys.cert, tls_key=keys.key, token_file=keys.token)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = free.getsockname()
+    tls = server_credentials(files)
+    with serving(Vector, f"{address[0]}:{address[1]}", credentials=tls):
+        began = time.monotonic()
+        silent, halfway, slow = (socket.create_connection(address) for _ in range(3))
+        halfway.sendall(hello()[:100])
+        rest = list(hello()[:-1])
+        open_for: dict[socket.socket, float] = {}
+        while len(open_for) < 3:
+            waiting = [peer for peer in (silent, halfway, slow) if peer not in open_for]
+            for peer in select.select(waiting, [], [], 0.25)[0]:
+                assert is_closed(peer), "the server says nothing before the client does"
+                open_for[peer] = time.monotonic() - began
+            assert time.monotonic() - began < SOON
+            if slow not in open_for:
+                with contextlib.suppress(OSError):
+                    slow.sendall(bytes([rest.pop(0)]))
+    for peer in open_for:
+        peer.close()
+    assert all(8 < seconds < 16 for seconds in open_for.values()), open_for.values()
+
+
+def hello() -> bytes:
+    """Returns what a client sends first."""
+    sent = ssl.MemoryBIO()
+    client = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname="a")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read()
+
+
+def is_closed(peer: socket.socket) -> bool:
+    """Returns whether what has come from the other side is its end."""
+    try:
+        return peer.recv(1) == b""
+    except ConnectionError:
+        return True
 
 
 @pytest.mark.parametrize("limit", [0, -1, 65_537])
