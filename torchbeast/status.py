@@ -2,7 +2,7 @@
 """Shows what environment servers serve, and how busy they are.
 
 python -m torchbeast.status                                        those of this user here
-python -m torchbeast.status HOST:PORT --tls_ca FILE --token_file FILE      on other machines
+python -m torchbeast.status HOST:PORT ... --tls_ca FILE --token_file FILE  on other machines
 python -m torchbeast.status --learner HOST:PORT --tls_ca FILE --token_file FILE
                                                                    hosts that dial in to a learner
 """
@@ -38,9 +38,9 @@ _COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "
 class StatusConfig:
     """The servers to ask."""
 
-    servers: Annotated[str, tyro.conf.Positional] = ""
-    """HOST:PORT of the first server of a machine, several as in --env_servers of
-    polybeast_learner, or unix:BASENAME. Default: the servers of this user on this machine."""
+    servers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    """HOST:PORT of the first server of each machine, what --env_servers of polybeast_learner takes,
+    or unix:BASENAME. Default: the servers of this user on this machine."""
     learner: str | None = None
     """HOST:PORT of a learner to which hosts dial in (polybeast_learner --listen): show the hosts
     that it knows."""
@@ -51,13 +51,14 @@ class StatusConfig:
         above(0, timeout=self.timeout)
         require(
             self.learner is None or not self.servers,
-            f"learner shows the hosts of a learner, {self.servers} are servers: give either",
+            f"learner shows the hosts of a learner, {' '.join(self.servers)} are servers: give "
+            "either",
         )
 
     @property
     def is_here(self) -> bool:
         """Whether the servers are reached by sockets on this machine."""
-        return self.learner is None and (not self.servers or self.servers.startswith(_UNIX))
+        return self.learner is None and all(named.startswith(_UNIX) for named in self.servers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +93,16 @@ def run(flags: StatusFlags) -> int:
     from torchbeast.sources.servers.status import ask
 
     asked = flags.asked
-    basenames = [asked.servers or user_basename()] if asked.is_here else hosts(asked.servers)
     security = None if asked.is_here else flags.security_of_others()
-    found = ask(basenames, Asking(asked.timeout, security=security))
+    found = ask(_basenames(asked), Asking(asked.timeout, security=security))
     print(table(found))
     return EXIT_FAILURE if any(server.error for server in found) else EXIT_DONE
+
+
+def _basenames(asked: StatusConfig) -> list[str]:
+    if asked.is_here:
+        return list(asked.servers) or [user_basename()]
+    return [address for named in asked.servers for address in hosts(named)]
 
 
 def _show_hosts(learner: str, security: LearnerSecurityConfig, timeout: float) -> int:

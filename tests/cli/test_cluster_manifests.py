@@ -128,7 +128,8 @@ def agree(flags: dict[str, Any], file: str) -> None:
     servers, learner = flags["polybeast_env"], flags["polybeast_learner"]
     made = re.search(r"torchbeast.keys .*--hosts (\S+)", (CLUSTER / file).read_text())
     assert made is not None
-    for address in [*hosts(learner.fleet.env_servers), *hosts(flags["status"].asked.servers)]:
+    (asked,) = flags["status"].asked.servers
+    for address in [*hosts(learner.fleet.env_servers), *hosts(asked)]:
         host, _, port = address.rpartition(":")
         assert host in made[1].split(",") and servers.servers.listen.endswith(f":{port}")
     scraped = (CLUSTER / "prometheus.yaml").read_text()

@@ -217,6 +217,22 @@ def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixtu
     assert "--insecure on a network that is protected otherwise" in capsys.readouterr().err
 
 
+def test_the_status_of_several_hosts_has_all_in_the_order_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = free_ports(4)
+    a, b, c, d = (f"127.0.0.1:{first + i}" for i in range(4))
+    listed = tmp_path / "hosts.txt"
+    listed.write_text(f"{c}\n{d}\n")
+    asked = ["--insecure", "--timeout", "0.1"]
+    for words in ([b, f"{a},{d}", *asked], [*asked, str(listed), a]):
+        assert status.main(words) == 1
+        said = re.findall(r"no environment server answers at (\S+)", capsys.readouterr().out)
+        assert said == ([b, a, d] if words[0] == b else [c, d, a])
+    assert status.main(["unix:/tmp/none", a, *asked]) == 2
+    assert "unix:/tmp/none" in capsys.readouterr().err
+
+
 def test_the_status_of_the_servers_of_this_user_needs_no_flag(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "2")
     servers.wait_for("Serving 2 environments")
