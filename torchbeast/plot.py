@@ -34,7 +34,8 @@ _LABEL_PARTS = 3
 
 # Flags that do not influence learning.
 _INCIDENTAL = (
-    *("seed", "xpid", "savedir", "mode", "num_episodes", "sampled", "random_start", "preset"),
+    *("seed", "xpid", "savedir", "mode", "preset"),
+    *("follow", "checkpoint", "num_episodes", "sampled", "random_start"),
     *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
     "metrics_port",
     *("pipes_basename", "connect_timeout", "replay_service"),

@@ -91,6 +91,10 @@ WRONG = [
     (["--frame_skip", "0"], "--frame_skip must be at least 1, got 0."),
     (["--sticky_actions", "1"], "--sticky_actions must be at least 0 and below 1, got 1.0."),
     (["--sampled"], "--sampled is for --mode test"),
+    (["--follow"], "--follow evaluates a run while it trains: give --mode test, not train."),
+    (["--mode", "test_render", "--xpid", "a", "--follow"], "give --mode test, not test_render."),
+    (["--mode", "test", "--xpid", "a", "--follow", "--checkpoint", "b"], "out --checkpoint b."),
+    (["--checkpoint", "b.tar"], "--checkpoint b.tar is for --mode test"),
 ]
 
 

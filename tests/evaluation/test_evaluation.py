@@ -31,9 +31,10 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.config import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
-from torchbeast.evaluation import testing
+from torchbeast.evaluation import player, testing
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, RandomStarts, play, report
+from torchbeast.evaluation.player import random_start
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
 from torchbeast.learning import checkpoint as checkpoints
 
@@ -255,8 +256,8 @@ def test_a_lost_life_does_not_repeat_the_random_start() -> None:
 @pytest.mark.parametrize(("env_id", "most"), [("PongNoFrameskip-v4", 30), ("Catch", 0)])
 def test_atari_games_begin_with_random_actions_by_default(env_id: str, most: int) -> None:
     env: Any = SimpleNamespace(env_id=env_id)
-    assert testing._random_start(env, EvaluationConfig()) == most
-    assert testing._random_start(env, EvaluationConfig(random_start=7)) == 7
+    assert random_start(env, EvaluationConfig()) == most
+    assert random_start(env, EvaluationConfig(random_start=7)) == 7
 
 
 def test_the_report_says_how_many_episodes_differ_and_how_they_began(
@@ -317,7 +318,7 @@ def players(run: Path) -> list[Agent]:
         return Episodes([0.0], [1], [2])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(testing, "play", note)
+        patch.setattr(player, "play", note)
         assert run_test(run) == 0
     return found
 
@@ -342,7 +343,7 @@ def test_an_evaluation_computes_in_one_thread(
         seen.append(torch.get_num_threads())
         return Episodes([0.0], [1], [2])
 
-    monkeypatch.setattr(testing, "play", note)
+    monkeypatch.setattr(player, "play", note)
     assert run_test(run) == 0
     assert seen == [1] and torch.get_num_threads() == 3
 
@@ -414,8 +415,8 @@ def test_an_evaluation_uses_the_recorded_options_of_a_game_by_default(tmp_path: 
         return envs.make(spec, num_envs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(testing, "make_environment", make)
-        patch.setattr(testing, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
+        patch.setattr(player, "make_environment", make)
+        patch.setattr(player, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
         run_test(run)
         asked = envs.EnvOptions(frame_skip=4, sticky_actions=0.0)
         run_test(run, envs.EnvSpec("", options=asked))
@@ -475,7 +476,7 @@ def test_the_flag_sampled_makes_an_evaluation_sample(
     seen: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
         played = Episodes([0], [1], [2])
-        patch.setattr(testing, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
+        patch.setattr(player, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
         run_test(run)
         run_test(run, sampled=True)
     assert seen == [True, False] and "sampled actions" in capsys.readouterr().out
@@ -529,7 +530,7 @@ def test_published_weights_of_pong_fit_their_network() -> None:
         weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(shape), torch.ones(shape[0])
     saved = {"model_state_dict": weights, "flags": {"env": "PongNoFrameskip-v4"}}
     with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
-        agent = testing._agent(saved, env, Path("model.tar"))
+        agent = player._agent(saved, env, Path("model.tar"))
     assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
 
 

@@ -16,7 +16,7 @@ from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.checks import require
 from torchbeast.envs.config import EnvConfig
-from torchbeast.evaluation.config import EvaluationConfig
+from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.reporting.config import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
@@ -41,7 +41,7 @@ class CommandFlags:
 
     mode: Literal["train", "test", "test_render"] = "train"
     """train; test: play whole episodes with the checkpoint of --xpid, or else of the latest run in
-    --savedir; test_render: the same, and write a video."""
+    --savedir, once or while the run trains (--follow); test_render: once, and write a video."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,14 @@ class LearnerFlags:
             not self.replay.checkpoint_replay or not self.checkpoints.disable_checkpoint,
             "--checkpoint_replay saves the replay with every checkpoint; leave out "
             "--disable_checkpoint",
+        )
+        require(
+            mode == "test" or not played.follow,
+            f"--follow evaluates a run while it trains: give --mode test, not {mode}",
+        )
+        require(
+            mode != "train" or played.checkpoint == NEWEST,
+            f"--checkpoint {played.checkpoint} is for --mode test; a run goes on from {NEWEST}",
         )
         require(
             mode != "train" or not played.sampled,

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.core.algos.registry import find
+from torchbeast.core.actors.config import ModelConfig
+from torchbeast.core.algos.registry import DEFAULT, find
 from torchbeast.core.choices import RewardClipping
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.evaluation.testing import NEEDED, test
+from torchbeast.evaluation.following import follow
+from torchbeast.evaluation.player import NEEDED
+from torchbeast.evaluation.testing import test
 from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.checkpoint import actor_spec
 from torchbeast.learning.earlier_run import EarlierRun
+from torchbeast.learning.kept_checkpoints import Found
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.diagnosis import Collection
@@ -62,12 +69,33 @@ def _with_clipping(algorithm: Any, clipping: RewardClipping) -> Any:
 
 
 def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
-    """Evaluates the checkpoint of the run; returns the exit code.
+    """Evaluates the checkpoints of the run that the flags name; returns the exit code.
 
-    Raises UsageError when the flags name another network or algorithm than the run's.
+    Raises UsageError when they name another network or algorithm than the run's.
     """
-    earlier = EarlierRun(flags.run.folder / "model.tar", needed=NEEDED)
+    folder, config, seed = flags.run.folder, flags.evaluation, flags.run.seed
+    if config.follow:
+        check = functools.partial(_check_typed, flags)
+        return follow(folder, config, asked, seed=seed or 0, check=check)
+    path = folder / config.checkpoint
+    earlier = EarlierRun(path, needed=NEEDED)
     earlier.check_same_algorithm(flags.defaults.algo)
     earlier.check_same_model(earlier.actor(flags.model.spec))
     film = flags.command.mode == "test_render"
-    return test(flags.run.folder, flags.evaluation, asked, seed=flags.run.seed, film=film)
+    return test(folder, config, asked, seed=seed, film=film)
+
+
+def _check_typed(flags: LearnerFlags, saved: dict[str, Any], path: Path) -> None:
+    """Raises UsageError as `test_run`; settings with their defaults stand for the run's own."""
+    earlier, known = EarlierRun.of(Found(saved, path)), actor_spec(saved)
+    if flags.defaults.algo != DEFAULT:
+        earlier.check_same_algorithm(flags.defaults.algo)
+    typed, usual = flags.model.spec, ModelConfig().spec
+    earlier.check_same_model(
+        dataclasses.replace(
+            known,
+            name=known.name if typed.name == usual.name else typed.name,
+            kwargs=known.kwargs if typed.kwargs == usual.kwargs else typed.kwargs,
+            use_lstm=known.use_lstm if typed.use_lstm == usual.use_lstm else typed.use_lstm,
+        )
+    )

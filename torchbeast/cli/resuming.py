@@ -21,6 +21,7 @@ from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
+from torchbeast.evaluation.config import NEWEST
 from torchbeast.learning.recorded import OF_ONE_COMMAND, SERVED_KWARGS, check_named
 from torchbeast.reporting.run_folder import RunConfig
 
@@ -35,7 +36,7 @@ def recorded(args: Sequence[str]) -> dict[str, Any]:
     xpid = given(args, "--xpid") or (_latest(folder) if tests else None)
     if not xpid or Path(xpid).name != xpid:
         return {}
-    found = _of_agent(folder / xpid) if tests else _recorded(folder / xpid)
+    found = _of_agent(folder / xpid, args) if tests else _recorded(folder / xpid)
     return found | {"xpid": xpid}
 
 
@@ -71,19 +72,23 @@ def _latest(savedir: Path) -> str:
     return name
 
 
-def _of_agent(folder: Path) -> dict[str, Any]:
-    """Returns the recorded flags of algorithm and network, or {} if there is no checkpoint."""
-    flags = _of_checkpoint(folder) or {}
+def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
+    """Returns the recorded flags of algorithm and network, or {} if there is no checkpoint.
+
+    A run that is followed need not have one yet: its flags are read from the first.
+    """
+    if "--follow" in args:
+        return {}
+    flags = _of_checkpoint(folder / (given(args, "--checkpoint") or NEWEST)) or {}
     return {name: flags[name] for name in _OF_AGENT if name in flags}
 
 
-def _of_checkpoint(folder: Path) -> dict[str, Any] | None:
+def _of_checkpoint(path: Path) -> dict[str, Any] | None:
     """Returns the flags recorded in the checkpoint, or None if there is no checkpoint."""
-    if not any(folder.glob("model*.tar")):
+    if not any(path.parent.glob("*.tar")):
         return None
     from torchbeast.learning import kept_checkpoints  # imports torch
 
-    path = folder / "model.tar"
     if not kept_checkpoints.existing(path):
         return None
     return dict(kept_checkpoints.load_newest(path, needed=("flags",)).checkpoint["flags"])
@@ -95,7 +100,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
     If a run was killed after it learnt but before its first checkpoint, they are those in
     meta.json.
     """
-    if (flags := _of_checkpoint(folder)) is not None:
+    if (flags := _of_checkpoint(folder / NEWEST)) is not None:
         return flags
     try:
         meta = json.loads((folder / "meta.json").read_text())

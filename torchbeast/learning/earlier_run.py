@@ -48,10 +48,13 @@ class EarlierRun:
     def at(cls, path: Path) -> EarlierRun:
         """Reads this checkpoint and no other, whosever it is; raises UsageError if it is not
         there."""
+        return cls.of(kept_checkpoints.Found(checkpoints.load(path), path))
+
+    @classmethod
+    def of(cls, found: kept_checkpoints.Found) -> EarlierRun:
+        """Takes a checkpoint that was read."""
         run = cls()
-        run._path = path
-        run._found = kept_checkpoints.Found(checkpoints.load(path), path)
-        run._saved = run._found.checkpoint
+        run._path, run._found, run._saved = found.path, found, found.checkpoint
         return run
 
     @property

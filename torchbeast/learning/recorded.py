@@ -16,6 +16,8 @@ OF_ONE_COMMAND = (
     "mode",
     "xpid",
     "savedir",
+    "follow",
+    "checkpoint",
     "num_episodes",
     "sampled",
     "random_start",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -29,6 +30,19 @@ class AppendedFile:
         except OSError as error:
             self._file.truncate(before)
             raise OSError(error.errno, error.strerror, str(self.path)) from error
+
+    def lock(self) -> bool:
+        """Locks the file until it is closed; returns False if another process has locked it.
+
+        On a file system without locks it does nothing.
+        """
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        return True
 
     def close(self) -> None:
         """Closes the file. No method may be called afterwards."""

@@ -42,7 +42,7 @@ class LogFiles:
         """
         self._fields_path = folder / "fields.csv"
         self._fields = read_fields(folder)
-        _end_last_line(folder / "logs.csv")
+        end_last_line(folder / "logs.csv")
         if step is not None:
             _drop_rows_after(folder / "logs.csv", step, self._fields)
         last_tick, last_time = _last(folder / "logs.csv")
@@ -57,7 +57,7 @@ class LogFiles:
         row: dict[str, Any] = {"_tick": self._tick, "_time": self._time.now(), "step": step}
         row |= figures
         self._add_columns(row)
-        self._logs.append(_line([_cell(row.get(name)) for name in self._fields]))
+        self._logs.append(csv_line([_cell(row.get(name)) for name in self._fields]))
         self._tick += 1
 
     def close(self) -> None:
@@ -69,13 +69,14 @@ class LogFiles:
         if new:
             fields = self._fields + new
             with closing(AppendedFile(self._fields_path)) as file:
-                file.append(_line(fields))
+                file.append(csv_line(fields))
             self._fields = fields
         if self._logs.is_empty:  # also where a full disk has refused the line before
             self._logs.append(f"# {','.join(self._fields)}\n")
 
 
-def _line(cells: Sequence[Any]) -> str:
+def csv_line(cells: Sequence[Any]) -> str:
+    """Returns a row of a CSV file, with its end."""
     text = io.StringIO()
     csv.writer(text).writerow(cells)
     return text.getvalue()
@@ -126,8 +127,8 @@ def read_logs(folder: Path) -> Iterator[dict[str, float]]:
                 yield {k: float(v) for k, v in zip(fields, row, strict=False) if v != ""}
 
 
-def _end_last_line(path: Path) -> None:
-    """Removes a last row that a killed run left incomplete, so that the next one is whole."""
+def end_last_line(path: Path) -> None:
+    """Removes a last row that a killed process left incomplete, so that the next one is whole."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with open(path, "rb+") as file:

@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--mode test --follow`: evaluates each new checkpoint of a run, in a process beside it.
+
+    run          model.tar ......... model.tar ......... model.tar, end
+                     |                   |                   |
+    follower     play, keep, row     play, keep, row     play, keep, row, end
+
+It only reads what the run writes, so it may be on any machine that sees the folder. The best
+checkpoint is kept before the row is written: a process that is killed in between evaluates the
+checkpoint again, with the same starts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import EXIT_DONE, RunError, UsageError
+from torchbeast.evaluation import best
+from torchbeast.evaluation.config import NEWEST, EvaluationConfig
+from torchbeast.evaluation.play import Episodes
+from torchbeast.evaluation.player import ENV_OF_THE_RUN, NEEDED, Player
+from torchbeast.evaluation.run_watch import RunWatch
+from torchbeast.evaluation.scores import Scores, weights_of
+from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.processes.supervisor import Supervisor
+
+_POLL_S = 1.0
+
+Check = Callable[[dict[str, Any], Path], None]
+"""Raises UsageError for a checkpoint, at its path, of another agent than the one asked for."""
+
+
+def follow(
+    folder: Path,
+    config: EvaluationConfig,
+    asked: EnvSpec = ENV_OF_THE_RUN,
+    *,
+    seed: int = 0,
+    check: Check | None = None,
+) -> int:
+    """Evaluates each new checkpoint until the run ends or a signal comes; returns the exit code.
+
+    folder: of the run, which need not have begun. asked: the environment; its name and options
+    default to those of training. seed: of every evaluation. check: of the first checkpoint.
+    """
+    supervisor = Supervisor()
+    with supervisor.signals(), ExitStack() as ending:
+        with suppress(KeyboardInterrupt):
+            Follower(folder, config, asked, seed, supervisor, ending, check).run()
+        if supervisor.ended:
+            print(f"Stopped by {supervisor.reason}.", flush=True)
+    return EXIT_DONE
+
+
+class _Opened(NamedTuple):
+    """What is made for the first checkpoint and used for all."""
+
+    player: Player
+    scores: Scores
+
+
+class Follower:
+    """Evaluates the checkpoints of one run, in the thread that calls `run`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        config: EvaluationConfig,
+        asked: EnvSpec,
+        seed: int,
+        supervisor: Supervisor,
+        ending: ExitStack,
+        check: Check | None = None,
+        *,
+        watch: RunWatch | None = None,
+    ) -> None:
+        """Prepares it; `ending` closes the environments, and supervisor.stop ends `run`."""
+        self._folder, self._path, self._config = folder, folder / NEWEST, config
+        self._asked, self._seed, self._check = asked, seed, check
+        self._supervisor, self._ending = supervisor, ending
+        self._watch = watch or RunWatch(folder)
+        self._opened: _Opened | None = None
+        self._tried: float | None = None  # time of the newest file that was read
+        self._problem: UsageError | None = None  # of that file, if it could not be read
+        self._learnt = self._target = 0  # env steps of the newest checkpoint, and of the run
+        self._has_played = False
+
+    def run(self) -> None:
+        """Evaluates until the run has ended.
+
+        Raises RunError if it ended without a checkpoint, or the environment raises an exception,
+        and UsageError if the last checkpoint cannot be read or played.
+        """
+        if not self._path.exists():
+            _say(f"Waiting for the first checkpoint, {self._path}.")
+        while not self._supervisor.wait(0.0 if self._look() else _POLL_S):
+            if self._has_ended() and not self._is_new():
+                self._say_end()
+                return
+
+    def _is_new(self) -> bool:
+        """Returns whether there is a file that was not tried."""
+        return _time_of(self._path) not in (None, self._tried)
+
+    def _look(self) -> bool:
+        """Evaluates the newest checkpoint if it is new; returns whether it was.
+
+        One that cannot be read is tried again, unless it is damaged.
+        """
+        may_be_better = self._problem and not isinstance(self._problem, checkpoints.Damaged)
+        if not self._is_new() and not may_be_better:
+            return False
+        try:
+            saved = self._read()
+        except UsageError as error:
+            self._tell(error)
+            return False
+        self._problem = None
+        self._learnt = int(saved["stats"].get("step", 0))
+        self._target = int(saved["flags"].get("total_steps", 0))
+        self._evaluate(saved)
+        return True
+
+    def _read(self) -> dict[str, Any]:
+        """Reads the newest checkpoint; raises UsageError if it cannot be read."""
+        while True:  # until it stays the same meanwhile
+            self._tried = _time_of(self._path)
+            saved = checkpoints.load(self._path, (*NEEDED, "stats"))
+            if self._tried is not None and not self._is_new():
+                return saved
+
+    def _tell(self, error: UsageError) -> None:
+        """Says once why a checkpoint cannot be evaluated."""
+        if str(error) != str(self._problem):
+            _warn(f"{error}; waiting for the next checkpoint")
+        self._problem = error
+
+    def _evaluate(self, saved: dict[str, Any]) -> None:
+        """Plays with the weights, keeps the checkpoint if it is the best, and appends a row."""
+        if self._opened is None:
+            self._opened = self._open(saved)
+        player, scores = self._opened
+        weights = weights_of(saved)
+        if scores.knows(weights):
+            return
+        player.load(saved, self._path)
+        played = player.play(self._interrupt)
+        is_best = self._keep(saved, statistics.fmean(played.returns))
+        try:
+            scores.add(weights, played)
+        except OSError as error:
+            _warn(f"no row was written to evaluations.csv ({error.strerror})")
+        _say(_sentence(self._learnt, played, is_best))
+        self._has_played = True
+
+    def _open(self, saved: dict[str, Any]) -> _Opened:
+        """Makes the environments and the agent, and opens the files."""
+        if self._check is not None:
+            self._check(saved, self._path)
+        best.kept_score(self._folder)  # raises if it is damaged, before anything is played
+        player = Player(saved, self._path, self._config, self._asked, seed=self._seed)
+        self._ending.enter_context(closing(player))
+        scores = self._ending.enter_context(closing(Scores(self._folder)))
+        _say(
+            f"Following the run in {self._folder}: {self._config.num_episodes} episodes of "
+            f"{player.where} with each checkpoint, {player.how}, seed {self._seed}."
+        )
+        if scores.knows(weights_of(saved)):
+            _say(f"Step {self._learnt:,} was evaluated before.")
+        return _Opened(player, scores)
+
+    def _interrupt(self, observation: Any) -> None:
+        """Ends an evaluation when a signal has come."""
+        if self._supervisor.wait(0):
+            raise KeyboardInterrupt
+
+    def _keep(self, saved: Mapping[str, Any], score: float) -> bool:
+        """Keeps the checkpoint if it is the best; returns whether it was."""
+        try:
+            return best.keep_if_better(self._folder, saved, score)
+        except OSError as error:
+            path = best.path_of(self._folder)
+            _warn(f"the best checkpoint was not written to {path} ({error.strerror})")
+            return False
+
+    def _has_ended(self) -> bool:
+        """Returns whether the run has learnt all its steps, or stopped before.
+
+        Learnt steps do not end it while it runs: it may have been resumed with more.
+        """
+        if self._has_played and self._is_complete and not self._watch.is_running:
+            return True
+        return self._watch.has_stopped
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._problem is None and 0 < self._target <= self._learnt
+
+    def _say_end(self) -> None:
+        if self._problem is not None:
+            raise self._problem
+        if self._opened is None:
+            raise RunError(
+                f"the run in {self._folder} has stopped without a checkpoint: start this again "
+                "once it has one"
+            )
+        if self._is_complete:
+            _say(f"The run has learnt its {self._target:,} steps.")
+            return
+        _say(
+            f"The run has stopped at step {self._learnt:,} of {self._target:,}. When it goes on, "
+            "the same command follows it again."
+        )
+
+
+def _time_of(path: Path) -> float | None:
+    """Returns when a file was written, in milliseconds' precision; None if it is not there."""
+    try:
+        return round(path.stat().st_mtime, 3)
+    except OSError:
+        return None
+
+
+def _sentence(step: int, played: Episodes, is_best: bool) -> str:
+    returns = played.returns
+    kept = f"; the best so far, kept as {best.path_of(Path()).name}" if is_best else ""
+    return (
+        f"Step {step:,}: mean return {statistics.fmean(returns):.2f}, from {min(returns):g} to "
+        f"{max(returns):g}; mean length {statistics.fmean(played.lengths):.0f}; "
+        f"{played.distinct} of {len(returns)} episodes differ{kept}"
+    )
+
+
+def _say(sentence: str) -> None:
+    print(sentence, flush=True)
+
+
+def _warn(sentence: str) -> None:
+    print(f"Warning: {sentence}.", file=sys.stderr, flush=True)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""evaluations.csv: a row for each checkpoint of a run that was evaluated while it trained."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from torchbeast.errors import UsageError
+from torchbeast.evaluation.play import Episodes
+from torchbeast.reporting.appended_file import AppendedFile
+from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
+
+COLUMNS = (
+    *("_time", "step", "weights_crc32", "num_episodes", "distinct_episodes"),
+    *("mean_episode_return", "min_return", "max_return", "mean_episode_length"),
+)
+
+
+class Weights(NamedTuple):
+    """What tells the weights of a run apart.
+
+    A run that stands still writes the same weights again; one that went back to an earlier
+    checkpoint writes others after as many steps.
+    """
+
+    step: int  # env steps learnt
+    crc32: int
+
+
+def weights_of(checkpoint: Mapping[str, Any]) -> Weights:
+    """Returns what identifies the weights of a checkpoint."""
+    crc32 = 0
+    for _, tensor in sorted(checkpoint["model_state_dict"].items()):
+        crc32 = zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy(), crc32)
+    return Weights(int(checkpoint["stats"].get("step", 0)), crc32)
+
+
+class Scores:
+    """Appends rows to evaluations.csv. One process at a time, and one thread of it."""
+
+    def __init__(self, folder: Path) -> None:
+        """Opens the file in a run's folder, or makes it.
+
+        Raises UsageError if it cannot be written, is damaged, or is another process's.
+        """
+        path = folder / "evaluations.csv"
+        try:
+            self._file = AppendedFile(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror})") from None
+        try:
+            self._known = self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def knows(self, weights: Weights) -> bool:
+        """Returns whether the weights were evaluated."""
+        return weights in self._known
+
+    def add(self, weights: Weights, played: Episodes) -> None:
+        """Appends a row. Raises OSError, and leaves the file as it was, if it cannot."""
+        self._known.add(weights)  # also without a row: it would not be played again
+        heading = csv_line(COLUMNS) if self._file.is_empty else ""
+        self._file.append(heading + csv_line([round(time.time(), 3), *_cells(weights, played)]))
+
+    def close(self) -> None:
+        """Closes the file. No method may be called afterwards."""
+        self._file.close()
+
+    def _read(self) -> set[Weights]:
+        """Locks the file and returns what was evaluated."""
+        path = self._file.path
+        if not self._file.lock():
+            raise UsageError(f"another process evaluates the same run and writes {path}: end it")
+        end_last_line(path)
+        try:
+            return {Weights(int(row["step"]), int(row["weights_crc32"])) for row in read_logs(path)}
+        except (KeyError, ValueError, csv.Error) as error:
+            raise UsageError(f"{path} is damaged ({error!r}): move it away") from None
+
+
+def _cells(weights: Weights, played: Episodes) -> list[Any]:
+    returns = played.returns
+    return [
+        *weights,
+        len(returns),
+        played.distinct,
+        statistics.fmean(returns),
+        min(returns),
+        max(returns),
+        statistics.fmean(played.lengths),
+    ]
