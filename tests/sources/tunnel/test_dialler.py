@@ -16,13 +16,16 @@ import pytest
 from background import SOON, Background, wait_for
 from doors import SERVED, TOKEN, learner, opened
 from keys_of_tests import Keys, write
+from serving import serving
 
-from torchbeast import status
+from torchbeast import envs, status
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.servers.credentials import server_credentials
 from torchbeast.sources.servers.handshake import explain
 from torchbeast.sources.tunnel import dialler as dialler_module
-from torchbeast.sources.tunnel import tls
+from torchbeast.sources.tunnel import tls, way
+from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.dialler import Dialler
 
 pytest.importorskip("libtorchbeast._C")
@@ -289,6 +292,63 @@ def test_the_port_of_another_program_is_named_and_gets_no_token(echo: Echo, keys
             host.run.result()
         serving.result()
     assert not any(TOKEN in said for said in heard.queue)
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+def test_the_port_of_environment_servers_is_named_at_once(
+    echo: Echo, keys: Keys, mutual: bool
+) -> None:
+    """They speak gRPC over the same TLS, so the certificate is accepted."""
+    client_ca = {"tls_client_ca": keys.ca} if mutual else {}
+    files = ServerSecurityConfig(tls_cert=keys.cert, tls_key=keys.key, **client_ca)
+    with env_server(files) as port:
+        host = Dialling(port, [echo.path], of_host(keys))
+        with pytest.raises(RunError, match=f"localhost:{port}: that port belongs to another prog"):
+            host.run.result()
+
+
+def test_the_port_of_environment_servers_without_tls_is_named(
+    echo: Echo, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(way, "_LINE_S", 0.2)
+    plain = LearnerSecurityConfig(insecure=True, token_file=keys.token)
+    with env_server(ServerSecurityConfig(insecure=True)) as port:
+        host = Dialling(port, [echo.path], plain)
+        with pytest.raises(RunError, match="that port belongs to another program"):
+            host.run.result()
+
+
+def test_a_door_that_says_its_line_slowly_is_one(
+    echo: Echo, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: queue.Queue[bytes] = queue.Queue()
+
+    def head(connection: Connection) -> bytes:
+        looks.put(bytes(connection._unread))
+        return bytes(connection._unread)
+
+    monkeypatch.setattr(way, "_LINE_S", 0.5)
+    monkeypatch.setattr(Connection, "head", property(head))
+    plain = LearnerSecurityConfig(insecure=True, token_file=keys.token)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        with contextlib.closing(Dialling(listener.getsockname()[1], [echo.path], plain)):
+            listener.accept()[0].close()  # a look at whether it uses TLS
+            with listener.accept()[0] as connected:
+                connected.sendall(b"torchbeast")
+                assert b"torchbeast".startswith(looks.get(timeout=SOON))
+                connected.sendall(b" door 1\n")
+                assert connected.recv(1000).startswith(b"token ")
+
+
+@contextlib.contextmanager
+def env_server(files: ServerSecurityConfig) -> Iterator[int]:
+    """Serves an environment for learners that connect; yields the port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    credentials = server_credentials(files)
+    with serving(lambda: envs.make("Catch", 1), f"127.0.0.1:{port}", credentials=credentials):
+        yield port
 
 
 def test_an_unknown_name_ends_it(echo: Echo, keys: Keys) -> None:

@@ -38,6 +38,11 @@ class Connection(asyncio.Protocol):
         return len(self._unread)
 
     @property
+    def head(self) -> bytes:
+        """What was received of a line that is not whole yet."""
+        return bytes(self._unread)
+
+    @property
     def is_open(self) -> bool:
         """Whether something can be sent."""
         transport = self._transport

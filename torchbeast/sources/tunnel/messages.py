@@ -27,6 +27,10 @@ from torchbeast.sources.servers.config import MAX_TOKEN
 VERSION = 1
 BANNER = b"torchbeast door %d" % VERSION
 BEAT, ENDED, GO, END = b"beat", b"ended", b"go", b"end"
+OTHER_PROGRAM = (
+    "that port belongs to another program, such as polybeast_env --listen: give that of "
+    "polybeast_learner --listen"
+)
 MAX_LINE = MAX_TOKEN + 24  # bytes
 MAX_SERVERS = 999  # of one host
 
@@ -125,7 +129,7 @@ def check_banner(line: bytes) -> None:
         return
     if line.startswith(b"torchbeast door "):
         raise RefusedError("the learner there has another version: install the same one on both")
-    raise RefusedError("that port belongs to another program: give that of polybeast_learner")
+    raise RefusedError(OTHER_PROGRAM)
 
 
 def token_line(token: str) -> bytes:

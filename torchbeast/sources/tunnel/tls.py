@@ -27,6 +27,7 @@ def of_host(files: LearnerSecurityConfig) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(_path(files.tls_ca))
+    context.set_alpn_protocols(["h2"])  # a door chooses none; servers of gRPC do, and are no door
     if files.tls_cert is not None and files.tls_key is not None:
         context.load_cert_chain(_path(files.tls_cert), _path(files.tls_key))
     return context

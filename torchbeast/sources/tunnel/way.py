@@ -10,7 +10,15 @@ from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.handshake import explain
 from torchbeast.sources.tunnel import tls
 from torchbeast.sources.tunnel.connection import Connection
-from torchbeast.sources.tunnel.messages import check_banner, token_line
+from torchbeast.sources.tunnel.messages import (
+    BANNER,
+    OTHER_PROGRAM,
+    RefusedError,
+    check_banner,
+    token_line,
+)
+
+_LINE_S = 5.0  # in which the first line is whole once it has begun
 
 
 class Way:
@@ -37,14 +45,17 @@ class Way:
 
         Raises OSError or ValueError if nothing does, RefusedError if something else does.
         """
-        await asyncio.get_running_loop().create_connection(
+        transport, _ = await asyncio.get_running_loop().create_connection(
             lambda: connection,
             self._host,
             self._port,
             ssl=self._tls,
             server_hostname=None if self._tls is None else self._name,
         )
-        check_banner(await connection.line())
+        tls_here = transport.get_extra_info("ssl_object")
+        if tls_here is not None and tls_here.selected_alpn_protocol() is not None:
+            raise RefusedError(OTHER_PROGRAM)
+        check_banner(await _first_line(connection))
         connection.send(token_line(self._token))
 
     def explain(self) -> None:
@@ -52,3 +63,18 @@ class Way:
         seconds.
         """
         explain(self.door, self._files)
+
+
+async def _first_line(connection: Connection) -> bytes:
+    """Returns what the other end says first; raises RefusedError if that is not a door's line.
+
+    Other programs may begin with bytes that never become a line, such as gRPC without TLS.
+    """
+    line = asyncio.ensure_future(connection.line())
+    try:
+        done, _ = await asyncio.wait({line}, timeout=_LINE_S)
+        if not done and not BANNER.startswith(connection.head):
+            raise RefusedError(OTHER_PROGRAM)
+        return await line
+    finally:
+        line.cancel()
