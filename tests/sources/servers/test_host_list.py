@@ -33,6 +33,10 @@ class Pool:
 
     def __init__(self, *addresses: str) -> None:
         self.streams = list(addresses)
+        self.away: list[str] = []
+
+    def away_streams(self) -> list[tuple[str, float]]:
+        return [(address, 1.0) for address in self.away]
 
     def add(self, env_server_addresses: Sequence[str]) -> None:
         self.streams += env_server_addresses
@@ -51,9 +55,11 @@ class World:
     def __init__(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.file, self.now = file, 0.0
         self.served: dict[str, dict[str, Any]] = {"a:50": CATCH}
+        self.asked: list[str] = []
         self._caplog = caplog
 
     def describe(self, address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
+        self.asked.append(address)
         if address not in self.served:
             raise TimeoutError(f"nobody answers at {address}")
         return self.served[address]
@@ -211,6 +217,39 @@ def test_a_host_that_comes_back_is_asked_anew(world: World) -> None:
         assert world.look() == [f"added host b:50 ({streams} streams)"]
         world.write("a:50")
         assert world.look() == [f"removed host b:50 ({streams} streams)"]
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_listed_host_that_was_restarted_with_other_servers_is_replaced(
+    world: World, is_back: bool
+) -> None:
+    """Its first server is where it was, so the pool may have connected to it again by then."""
+    del world.served["a:50"]
+    world.pool.away = ["a:50"]
+    assert world.look(3) == []
+    world.served |= {f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51)}
+    world.pool.away = [] if is_back else ["a:50"]
+    assert world.look(15) == ["removed host a:50 (2 streams)", "added host a:50 (4 streams)"]
+    world.pool.away = []
+    assert world.look(40) == []
+    assert world.pool.streams == ["a:50", "a:50", "a:51", "a:51"]
+
+
+def test_a_listed_host_that_comes_back_as_it_was_keeps_its_streams(world: World) -> None:
+    world.pool.away = ["a:50"]
+    assert world.look(20) == []
+    world.pool.away = []
+    assert world.look(20) == []
+    world.served["a:50"] = CATCH | {"num_streams": 3}
+    assert world.look(40) == [], "a host that was not away is not asked"
+
+
+def test_a_host_that_is_away_is_not_asked_at_every_look(world: World) -> None:
+    del world.served["a:50"]
+    world.pool.away = ["a:50"]
+    world.asked.clear()
+    world.look(30)
+    assert world.asked == ["a:50"] * 2
 
 
 def test_a_name_is_resolved_again(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,6 +59,9 @@ class Pool:
     def remove(self, env_server_address: str) -> int:
         return {"a:50": 2}.get(env_server_address, 0)
 
+    def away_streams(self) -> list[tuple[str, float]]:
+        return [("a:50", 3.0)]
+
 
 def test_streams_are_counted_as_they_are_added_and_removed() -> None:
     streams = CountedStreams(Pool(), 2)
@@ -66,3 +69,4 @@ def test_streams_are_counted_as_they_are_added_and_removed() -> None:
     assert streams.count == 5
     assert [streams.remove(address) for address in ("a:50", "none:50")] == [2, 0]
     assert streams.count == 3
+    assert streams.away_streams() == [("a:50", 3.0)]

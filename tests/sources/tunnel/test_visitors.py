@@ -34,6 +34,9 @@ class Streams:
         self.open = [one for one in self.open if one != address]
         return before - len(self.open)
 
+    def away_streams(self) -> list[tuple[str, float]]:
+        return []
+
 
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[str]:

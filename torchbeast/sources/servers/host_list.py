@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Follows a list of hosts that changes: a file, or the addresses of a name.
 
-    file or name --- every 3 s ---> hosts --- new ones, and those that are gone ---> JoinedHosts
+    file or name --- every 3 s ---> hosts --- new, gone, restarted ---> JoinedHosts
 
 A change counts once it was seen twice in a row, because a file may be read while it is written. A
 list that cannot be read is a warning.
@@ -18,6 +18,7 @@ from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, check_named_once, host_at
 from torchbeast.sources.servers.hosts import hosts
 from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, Streams
+from torchbeast.sources.servers.restarts import Restarts
 
 _INTERVAL_S = 3.0  # between two looks at the list
 
@@ -35,6 +36,7 @@ class HostList:
         self._named = named
         self._asking = Asking(ANSWER_S, security=security)
         self._hosts = JoinedHosts(fleet)
+        self._restarts = Restarts(lambda name: host_at(name, self._asking))
         self._seen = list(self._hosts.joined)
 
     def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
@@ -48,6 +50,9 @@ class HostList:
         if listed is None:
             return
         joined = self._hosts.joined
+        away = {address for address, _ in streams.away_streams()}
+        for name in self._restarts.changed(joined.values(), away, now):
+            self._hosts.remove(name, streams)  # and is added again as it is now
         for name in [name for name in listed if name not in joined]:
             self._hosts.add(name, partial(self._described, name), streams, columns, now)
         for name in [name for name in joined if name not in listed]:

@@ -36,6 +36,9 @@ class Streams(Protocol):
     def remove(self, env_server_address: str) -> int:
         """Removes the streams of the server at the address; returns their number."""
 
+    def away_streams(self) -> list[tuple[str, float]]:
+        """Returns (address, seconds since the loss) for each stream that is lost now."""
+
 
 class Hosts(Protocol):
     """Hosts that may change while a run goes on."""

@@ -33,6 +33,10 @@ class CountedStreams:
         self.count -= removed
         return removed
 
+    def away_streams(self) -> list[tuple[str, float]]:
+        """Returns (address, seconds since the loss) for each stream that is lost now."""
+        return self._pool.away_streams()
+
 
 def shortage(
     away: Sequence[float], num_streams: int, retired: int, min_streams: int
