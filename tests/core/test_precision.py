@@ -92,3 +92,11 @@ def test_without_a_layer_in_bfloat16_a_network_is_said_to_compute_in_float32(
         ArraySpec((4, 84, 84), "uint8"), Discrete(2), False
     )
     assert precision.dtype_for("auto", CPU, images.feature_weights()) == torch.bfloat16
+
+
+def test_what_is_computed_in_float32_stays_so_within_bfloat16() -> None:
+    rows = torch.ones(4, 256)
+    with precision.computing_in(torch.bfloat16, CPU):
+        assert LARGE(rows).dtype == torch.bfloat16
+        with precision.computing_in(torch.float32, CPU):
+            assert LARGE(rows).dtype == torch.float32

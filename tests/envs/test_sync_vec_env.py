@@ -166,6 +166,30 @@ def test_an_observation_unlike_the_first_is_refused_with_both_shapes(
         last_step(env, 2)
 
 
+class OneArray(example_envs.Changing):
+    unchanged = np.zeros((2, 3), np.int32)
+    changed = np.full((2, 3), 7, np.int32)
+
+
+@pytest.mark.parametrize("changed", [[[7, 7, 7]], np.int32(7), np.full((1, 3), 7, np.int32)])
+def test_an_array_that_could_fill_the_first_is_refused_all_the_same(changed: Any) -> None:
+    env, _ = started(type("Changed", (OneArray,), {"changed": changed}))
+    with pytest.raises(ValueError, match=r"observation: expected int32 of shape \(2, 3\)"):
+        last_step(env, 2)
+
+
+def test_an_array_whose_numbers_would_be_cut_off_is_refused() -> None:
+    env, _ = started(type("Changed", (OneArray,), {"changed": np.full((2, 3), 7.9)}))
+    with pytest.raises(ValueError, match=r"expected int32 of shape .* got float64"):
+        last_step(env, 2)
+
+
+def test_an_array_like_the_first_is_copied_into_its_row() -> None:
+    env, _ = started(OneArray, OneArray)
+    observation = last_step(env, 2).observation
+    assert observation.dtype == np.int32 and observation.tolist() == [[[7] * 3] * 2] * 2
+
+
 @pytest.mark.parametrize("x", [X.astype(kind) for kind in (float, ">f4", np.float16, int)])
 @pytest.mark.parametrize("y", [1, np.int8(1), True])
 def test_scalars_of_another_width_get_the_dtype_of_the_first(x: Any, y: Any) -> None:

@@ -167,7 +167,9 @@ class Categorical(ActionDistribution):
         return torch.full(tuple(batch_shape), self._start, dtype=torch.int64)
 
     def features(self, action: Nest[Tensor]) -> Tensor:
-        return F.one_hot(self._index(action), self.num_features).float()
+        index = self._index(action).unsqueeze(-1)
+        zeros = torch.zeros((*index.shape[:-1], self.num_features), device=index.device)
+        return zeros.scatter_(-1, index, 1.0)  # half the time of one_hot, which has integers
 
     def choices(self, params: Tensor) -> list[Tensor]:
         return [params.log_softmax(-1)]

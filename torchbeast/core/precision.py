@@ -10,7 +10,7 @@ recurrent cores, policies, values, V-trace, losses and the optimiser are always 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -66,6 +66,8 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> AbstractContextMan
     would leave a weight there that receives no gradient in another thread.
     """
     is_needed = dtype != torch.float32
+    if not is_needed and not torch.is_autocast_enabled(device.type):
+        return nullcontext()  # entering and leaving autocast takes 20 us
     return torch.autocast(device.type, dtype, enabled=is_needed, cache_enabled=False)
 
 

@@ -384,8 +384,11 @@ class SyncVecEnv:
         return [np.empty((count, *spec.shape), spec.dtype) for spec in self._specs]
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
-        path = f"{self._name(index)}: observation"
         selected = select(observation, self.observation_keys)
+        if isinstance(self.observation_space, ArraySpec) and _is_row_of(rows[0], selected):
+            rows[0][index] = selected  # the usual case, without the cost of a nest
+            return
+        path = f"{self._name(index)}: observation"
         leaves = matching_leaves(self.observation_space, selected, path)
         for row, leaf in zip(rows, leaves, strict=True):
             row[index] = leaf
@@ -409,6 +412,8 @@ class SyncVecEnv:
         """
         pairs = zip(self._action_leaves, flatten(action), strict=True)
         leaves = [action_rows(*pair, self.num_envs) for pair in pairs]
+        if not isinstance(self.action_space, (tuple, dict)):
+            return list(leaves[0])
         return [
             pack_as(self.action_space, [leaf[index] for leaf in leaves])
             for index in range(self.num_envs)
@@ -422,8 +427,7 @@ class SyncVecEnv:
                 "(observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, info)"
             )
-        outcome = _read_step(result)
-        return outcome._replace(reward=self._finite(index, outcome.reward))
+        return _Outcome(result[0], self._finite(index, result[1]), *_end(result))
 
     def _finite(self, index: int, reward: Any) -> float:
         try:
@@ -465,25 +469,35 @@ def _single_entry(reward: Any) -> float:
     return float(array.item()) if is_one else math.nan
 
 
-class _Outcome(NamedTuple):
-    observation: Any
-    reward: Any
+class _End(NamedTuple):
     terminated: bool
     truncated: bool
     info: Mapping[str, Any]
 
 
-def _read_step(result: tuple[Any, ...]) -> _Outcome:
+def _end(result: tuple[Any, ...]) -> _End:
     """Reads Gymnasium's five-tuple or the legacy tuple; termination wins over truncation."""
-    observation, reward, ended, *rest = result
-    info: Mapping[str, Any]
+    _, _, ended, *rest = result
     if len(result) == 5 and isinstance(rest[1], dict):
-        terminated, truncated, info = bool(ended), bool(rest[0]), rest[1]
-    else:
-        info = rest[0] if rest and isinstance(rest[0], dict) else {}
-        truncated = bool(ended) and bool(info.get("TimeLimit.truncated", False))
-        terminated = bool(ended) and not truncated
-    return _Outcome(observation, reward, terminated, truncated and not terminated, info)
+        terminated = bool(ended)
+        return _End(terminated, bool(rest[0]) and not terminated, rest[1])
+    info = rest[0] if rest and isinstance(rest[0], dict) else {}
+    truncated = bool(ended) and bool(info.get("TimeLimit.truncated", False))
+    return _End(bool(ended) and not truncated, truncated, info)
+
+
+class _Outcome(NamedTuple):
+    observation: Any
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+
+
+def _is_row_of(rows: np.ndarray, value: Any) -> bool:
+    """Returns whether the value can be a row of the array as it is."""
+    is_array = type(value) is np.ndarray
+    return is_array and value.dtype == rows.dtype and value.shape == rows.shape[1:]
 
 
 def _reset_observation(result: Any) -> Any:
