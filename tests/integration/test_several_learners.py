@@ -110,6 +110,27 @@ def test_learners_on_several_machines_are_all_started_again_and_resume(
 
 
 @pytest.mark.long
+def test_a_signal_to_torchrun_ends_all_after_a_checkpoint(
+    workshop: Workshop, servers: Program
+) -> None:
+    both = workshop.start("polybeast_learner", *SMALL, "--total_steps", str(10**8), by=TORCHRUN)
+    both.wait_for(LEARNING)
+    both.send(signal.SIGTERM)
+    assert both.end() == 1, "a code of torchrun's, which prints a traceback too"
+    assert "Stopped by SIGTERM" in both.said and "SignalException" in both.said, both.said
+    assert workshop.meta("a")["successful"] is True and saved_step(workshop) > 0
+
+
+@pytest.mark.long
+def test_torchrun_starts_all_learners_again_after_wrong_usage(workshop: Workshop) -> None:
+    restarts = [*TORCHRUN[:-1], "--max_restarts=1", TORCHRUN[-1]]
+    both = workshop.start("polybeast_learner", "--batch_size", "x", by=restarts)
+    assert both.end() == 1, "a code of torchrun's"
+    said = [line for line in both.said.splitlines() if line.startswith("polybeast_learner: Error")]
+    assert len(said) == 2 and said[0] == said[1], both.said
+
+
+@pytest.mark.long
 def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
     workshop: Workshop, servers: Program
 ) -> None:
