@@ -204,7 +204,8 @@ class ActorPool:
     its rollouts, from 0, with a number left out where the stream was lost or its environments
     failed; streams that are added get numbers that no environment had before. "policy_version" is
     int64, "terminated", "truncated" and "episode_end" are bool, [T + 1, B]; "final_observation" has
-    leaves [1, K, ...], by column, then by row.
+    leaves [1, K, ...], by column, then by row. "info" is there if the servers have info keywords: a
+    dict of float32 [T + 1, B] by keyword, NaN where no game ended.
     """
 
     def __init__(
@@ -324,15 +325,17 @@ class Server:
             env_class: makes an environment; called once per stream. An environment has
                 Gymnasium's interface or legacy Gym's, or steps `num_envs` environments at once:
                 reset(seed) gives leaves [num_envs, ...], step(action) gives (observation, reward,
-                terminated, truncated, episode_end, final_observation or None).
+                terminated, truncated, episode_end, final_observation or None). With info_keywords
+                a seventh value follows: float32 [N, K], a row for each environment with
+                episode_end and a column for each keyword, or None if no game ended.
             server_address: "unix:/path/of/socket" or "host:port".
             env_id: the name that describe() returns.
             num_streams: the number of streams that a learner should open.
             max_streams: streams that may be open at once; further ones end with
                 RESOURCE_EXHAUSTED, which a learner takes for a lost connection.
             description: the result of describe() without "protocol_version";
-                "observation_space", "options" and "num_servers" are optional. None: derived from an
-                environment made for the purpose.
+                "observation_space", "options", "num_servers" and "info_keywords" are optional.
+                None: derived from an environment made for the purpose.
             stop_timeout_s: how long stop() waits for environments in the middle of a step.
             credentials: None: TCP is neither encrypted nor authenticated.
         """
@@ -369,7 +372,8 @@ def describe(
     included; 0: unknown), "frame_stack", "observation" (a nest of (dtype, shape), of one
     environment, without stacking), "action_space" (a dict with "type", or None),
     "observation_space" (likewise: bounds and categories), "options" (a dict of the options that
-    environments were made with, or None).
+    environments were made with, or None), "info_keywords" (a list of the numbers that it sends of
+    the last info of each game).
 
     Raises TimeoutError if no server answers, PermissionError if it wants another token, ValueError
     for an invalid answer, RuntimeError if the environment cannot be made.

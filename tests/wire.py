@@ -88,7 +88,13 @@ def discrete_action(value: int = 0) -> bytes:
 
 
 def description(
-    observation: bytes, *, version: int = 1, num_envs: int = 1, num_streams: int = 1, stack: int = 1
+    observation: bytes,
+    *,
+    version: int = 1,
+    num_envs: int = 1,
+    num_streams: int = 1,
+    stack: int = 1,
+    info_keywords: Iterable[bytes] = (),
 ) -> bytes:
     """Encodes a Description."""
     return (
@@ -98,6 +104,7 @@ def description(
         + number(4, num_streams)
         + number(5, stack)
         + chunk(6, observation)
+        + b"".join(chunk(12, keyword) for keyword in info_keywords)
     )
 
 
@@ -113,6 +120,7 @@ def vector_step(num_envs: int, **given: bytes) -> bytes:
         "episode_step": array(INT32, shape, bytes(4 * num_envs)),
         "episode_return": array(FLOAT32, shape, bytes(4 * num_envs)),
         "final_observation": b"",
+        "info": b"",
     } | given
     return b"".join(
         chunk(place, content) for place, content in enumerate(fields.values(), 1) if content

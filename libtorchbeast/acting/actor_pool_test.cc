@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 #include <set>
 
@@ -265,6 +266,46 @@ TEST(ActorPoolTest, ColumnsOfSeveralStreamsAreTheGamesPlayedAlone) {
     EXPECT_EQ(final_frames(item).size(1), static_cast<std::int64_t>(next_final));
   }
   EXPECT_EQ(rollouts.size(), 2u * kEnvs);
+}
+
+TEST(ActorPoolTest, TheInfoOfAGameStandsInTheRowOfItsFinalReturn) {
+  constexpr int kEnvs = 3;
+  constexpr std::size_t kRollouts = 10, kLength = 4;
+  TestFolder folder;
+  const EnvDescription description{
+      .num_envs = kEnvs,
+      .observation =
+          ArrayNest(ArrayNest::Map{{"frame", ArrayNest(Array::spec(DType::kInt32, {1}))}}),
+      .info_keywords = {"whole", "half"}};
+  RunningServer server(fake_env({.num_envs = kEnvs, .num_keywords = 2}), folder.address(),
+                       {.description = description});
+  Play play(options_for({folder.address()}, kLength));
+  const auto items = play.take(kRollouts);
+  int games = 0;
+  for (int e = 0; e < kEnvs; ++e) {
+    FakeGame game(e);
+    float sum = 0;
+    for (std::size_t n = 0; n < kRollouts * kLength; ++n) {
+      const GameStep step = game.step(game.observation());
+      sum += step.reward;
+      const QueueItem& item = items[n / kLength];
+      const std::size_t i = (n % kLength + 1) * kEnvs + static_cast<std::size_t>(e);
+      const auto& outputs = item.data.as_vector()[0].as_vector()[0].as_vector();
+      const auto& info = item.info.as_map().at("info").as_map();
+      const float whole = info.at("whole").as_leaf().as<float>()[i];
+      const float half = info.at("half").as_leaf().as<float>()[i];
+      EXPECT_EQ(outputs[4].as_leaf().as<float>()[i], sum);
+      if (!step.episode_end) {
+        EXPECT_TRUE(std::isnan(whole) && std::isnan(half)) << "no game ended here";
+        continue;
+      }
+      EXPECT_EQ(whole, testing::number_of(step, 0));
+      EXPECT_EQ(half, testing::number_of(step, 1));
+      sum = 0;
+      ++games;
+    }
+  }
+  EXPECT_GT(games, 20);
 }
 
 TEST(ActorPoolTest, RowZeroRepeatsTheLastRowOfTheRolloutBefore) {

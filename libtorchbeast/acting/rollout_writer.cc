@@ -21,6 +21,7 @@ ArrayNest make_row(const StreamStep& step, const AgentStep& agent, std::int64_t 
              {"policy_version", ArrayNest(version)},
              {"terminated", ArrayNest(step.terminated)},
              {"truncated", ArrayNest(step.truncated)}};
+  if (!step.info.empty()) beside.emplace("info", ArrayNest(step.info));
   return vector_of({vector_of({env, agent.outputs}), ArrayNest(std::move(beside))});
 }
 

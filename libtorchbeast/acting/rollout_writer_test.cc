@@ -214,6 +214,28 @@ TEST(RolloutWriterTest, ItemsOfOneStreamCanBeJoined) {
   EXPECT_EQ(values_of<std::int32_t>(batch.finals()), (Ints{1010, 1013}));
 }
 
+TEST(RolloutWriterTest, TheInfoStandsInTheRowOfItsStepAndOnlyWithKeywords) {
+  RolloutWriter writer({.unroll_length = 2, .num_envs = 2, .columns = 1});
+  const auto told = [](std::int32_t t) {
+    StreamStep step = step_of(2, t);
+    const auto value = static_cast<float>(t);
+    step.info.emplace("score", ArrayNest(array_of<float>({1, 2}, {value, value + 0.5f})));
+    return step;
+  };
+  writer.start(told(0), agent_of(2, 0), state_of(2, 0));
+  writer.append(told(1), agent_of(2, 1));
+  writer.append(told(2), agent_of(2, 2));
+  const auto items = writer.complete(state_of(2, 0));
+  const auto score = [](const QueueItem& item) {
+    return item.info.as_map().at("info").as_map().at("score").as_leaf();
+  };
+  EXPECT_EQ(values_of<float>(score(items[0])), (std::vector<float>{0, 1, 2}));
+  EXPECT_EQ(values_of<float>(score(items[1])), (std::vector<float>{0.5, 1.5, 2.5}));
+  EXPECT_EQ(score(items[1]).shape(), (Shape{3, 1}));
+  RolloutWriter untold = started(2, 2);
+  EXPECT_EQ(play(untold, 2, 1, {0, 0}).at(0).info.as_map().count("info"), 0u);
+}
+
 // ---- What is refused -------------------------------------------------------------------------
 
 TEST(RolloutWriterTest, ColumnsThatDoNotDivideTheStreamAreRefused) {
@@ -254,6 +276,23 @@ TEST(RolloutWriterTest, ARolloutThatCannotBeHeldIsRefusedBeforeItIsAllocated) {
             std::string::npos)
       << message;
   EXPECT_NE(message.find("expected at most 8192: shorten --unroll_length"), std::string::npos);
+}
+
+TEST(RolloutWriterTest, TheInfoCountsForTheSizeOfARollout) {
+  const auto started_with = [](int keywords) {
+    StreamStep step = step_of(2, 0);
+    for (int k = 0; k < keywords; ++k) {
+      step.info.emplace(std::to_string(k), ArrayNest(Array::zeros(DType::kFloat32, {1, 2})));
+    }
+    RolloutWriter writer({.unroll_length = std::int64_t{1} << 40, .num_envs = 2, .columns = 2});
+    return message_of<std::invalid_argument>(
+        [&] { writer.start(step, agent_of(2, 0), state_of(2, 0)); });
+  };
+  const auto mebibytes = [](const std::string& message) {
+    return std::stoll(message.substr(message.find("would take ") + 11));
+  };
+  EXPECT_EQ(mebibytes(started_with(3)) - mebibytes(started_with(0)), 3 * 8 * (1 << 20))
+      << "three numbers of 4 bytes, for 2 environments, in 2^40 rows";
 }
 
 }  // namespace

@@ -83,6 +83,7 @@ py::dict describe(const std::string& address, double timeout_s,
   result["action_space"] = from_json(address, description.action_space);
   result["observation_space"] = from_json(address, description.observation_space);
   result["options"] = from_json(address, description.options);
+  result["info_keywords"] = description.info_keywords;
   return result;
 }
 

@@ -212,10 +212,11 @@ class SinglePythonEnv final : public Env {
 class VectorPythonEnv final : public Env {
  public:
   VectorPythonEnv(std::unique_ptr<PythonThread> thread, std::int64_t num_envs,
-                  std::int64_t frame_stack, py::object env)
+                  std::int64_t frame_stack, std::size_t num_keywords, py::object env)
       : thread_(std::move(thread)),
         num_envs_(num_envs),
         frame_stack_(frame_stack),
+        num_keywords_(static_cast<std::int64_t>(num_keywords)),
         env_(std::move(env)) {}
   ~VectorPythonEnv() override { SinglePythonEnv::close(env_); }
 
@@ -239,12 +240,7 @@ class VectorPythonEnv final : public Env {
     return in_python([&] {
       const auto values =
           py::tuple(called(env_.get().attr("step"), py::make_tuple(to_numpy(action))));
-      if (values.size() != 6) {
-        throw std::invalid_argument(
-            "step() must return (observation, reward, terminated, truncated, episode_end, "
-            "final_observation), got " +
-            std::to_string(values.size()) + " values");
-      }
+      check_number(values.size());
       EnvStep step{.observation = rows(from_environment(values[0]), "observation"),
                    .reward = column<float>(values[1], "reward"),
                    .terminated = column<bool>(values[2], "terminated"),
@@ -252,11 +248,35 @@ class VectorPythonEnv final : public Env {
                    .episode_end = column<bool>(values[4], "episode_end")};
       if (!values[5].is_none()) step.final_observation = from_environment(values[5]);
       for (std::int64_t e = 0; e < num_envs_; ++e) check_reward(step.reward.as<float>()[e]);
+      if (num_keywords_ > 0) step.info = info(values[6], step.episode_end);
       return step;
     });
   }
 
  private:
+  void check_number(std::size_t values) const {
+    if (values == (num_keywords_ > 0 ? 7 : 6)) return;
+    throw std::invalid_argument(
+        "step() must return (observation, reward, terminated, truncated, episode_end, "
+        "final_observation" +
+        std::string(num_keywords_ > 0 ? ", info" : "") + "), got " + std::to_string(values) +
+        " values");
+  }
+
+  std::optional<Array> info(const py::handle& value, const Array& episode_end) const {
+    const bool* ended = episode_end.as<bool>();
+    const std::int64_t games = std::count(ended, ended + num_envs_, true);
+    if (games == 0) return std::nullopt;
+    const Array wanted = Array::spec(DType::kFloat32, {games, num_keywords_});
+    if (value.is_none()) {
+      throw std::invalid_argument("info must be " + summary(wanted) + ", got None, but " +
+                                  std::to_string(games) + " games ended");
+    }
+    Array array = array_from_python(value);
+    if (array.dtype() == wanted.dtype() && array.shape() == wanted.shape()) return array;
+    throw std::invalid_argument("info must be " + summary(wanted) + ", got " + summary(array));
+  }
+
   ArrayNest rows(ArrayNest nest, const char* what) const {
     nest::for_each(
         [&](const Array& leaf) {
@@ -281,6 +301,7 @@ class VectorPythonEnv final : public Env {
   const std::unique_ptr<PythonThread> thread_;  // dropped after all Python objects
   const std::int64_t num_envs_;
   const std::int64_t frame_stack_;
+  const std::int64_t num_keywords_;  // of the info
   const SharedObject env_;
 };
 
@@ -296,7 +317,7 @@ std::int64_t number_of(const py::object& env, const char* name) {
 
 }  // namespace
 
-std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
+std::unique_ptr<Env> make_python_env(const SharedObject& env_class, std::size_t num_keywords) {
   auto thread = std::make_unique<PythonThread>();
   return in_python([&]() -> std::unique_ptr<Env> {
     py::object env = called(env_class.get(), py::tuple());
@@ -306,7 +327,13 @@ std::unique_ptr<Env> make_python_env(const SharedObject& env_class) {
       const std::int64_t frame_stack =
           py::hasattr(env, "frame_stack") ? number_of(env, "frame_stack") : 1;
       return std::make_unique<VectorPythonEnv>(std::move(thread), num_envs, frame_stack,
-                                               std::move(env));
+                                               num_keywords, std::move(env));
+    }
+    if (num_keywords > 0) {
+      throw std::invalid_argument(
+          "info_keywords need an environment with num_envs, whose step() gives their numbers, "
+          "got " +
+          std::string(py::repr(env)));
     }
     return std::make_unique<SinglePythonEnv>(std::move(thread), std::move(env));
   });

@@ -13,13 +13,16 @@ namespace torchbeast::bindings {
 // Calls env_class() and wraps what it returns:
 // * an object with `num_envs` is a vector environment: reset(seed) gives leaves [E, ...],
 //   step(action) gives (observation, reward, terminated, truncated, episode_end,
-//   final_observation or None), and it restarts ended episodes itself;
+//   final_observation or None), and it restarts ended episodes itself; with info keywords a seventh
+//   value follows, float32 [N, K] as in VectorStep.info of rpcenv.proto, or None if no game ended;
 // * anything else is one environment, Gymnasium's (reset(seed=...) -> (obs, info), five values
 //   from step) or legacy Gym's (reset() -> obs, step -> (obs, reward, done, *anything)), recognised
 //   by what it returns. When an episode ends, the same step resets the environment.
 //
+// num_keywords: of the info, K; more than 0 only with a vector environment.
+//
 // Takes the GIL itself. An exception of the Python code becomes EnvironmentFailure with the
 // traceback, and so does a return value that violates the contract.
-std::unique_ptr<Env> make_python_env(const SharedObject& env_class);
+std::unique_ptr<Env> make_python_env(const SharedObject& env_class, std::size_t num_keywords);
 
 }  // namespace torchbeast::bindings

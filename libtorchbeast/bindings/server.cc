@@ -62,6 +62,10 @@ EnvDescription read_description(const py::dict& dict) {
     description.observation_space = dumps(dict["observation_space"]).cast<std::string>();
   }
   if (dict.contains("options")) description.options = dumps(dict["options"]).cast<std::string>();
+  if (dict.contains("info_keywords")) {
+    description.info_keywords = dict["info_keywords"].cast<std::vector<std::string>>();
+    check_info_keywords(description.info_keywords);
+  }
   return description;
 }
 
@@ -81,10 +85,12 @@ std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string 
                            .max_streams = max_streams,
                            .step_grace = from_seconds("stop_timeout_s", stop_timeout_s)};
   if (description) options.description = read_description(*description);
+  const std::size_t keywords = description ? options.description->info_keywords.size() : 0;
   return closed_at_exit(
-      std::make_unique<EnvServer>(
-          [factory = SharedObject(env_class)] { return make_python_env(factory); },
-          Endpoint(std::move(address), credentials.value_or(Credentials{})), std::move(options)),
+      std::make_unique<EnvServer>([factory = SharedObject(env_class),
+                                   keywords] { return make_python_env(factory, keywords); },
+                                  Endpoint(std::move(address), credentials.value_or(Credentials{})),
+                                  std::move(options)),
       [](EnvServer& server) { server.request_stop(); });
 }
 

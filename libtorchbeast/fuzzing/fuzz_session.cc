@@ -32,6 +32,7 @@ using Random = std::minstd_rand;
 
 constexpr std::int64_t kUnrollLength = 3;
 constexpr std::size_t kMostSteps = 24;
+constexpr const char* kKeywords[] = {"score", "laps", "", "score"};  // two sound ones come first
 
 std::size_t below(Random& random, std::size_t limit) { return random() % limit; }
 
@@ -66,16 +67,18 @@ std::string written(const Session& session) {
 
 // ---- Sound messages --------------------------------------------------------------------------
 
-rpcenv::Description sound_description(std::int64_t num_envs, std::int64_t stack) {
+rpcenv::Description sound_description(std::int64_t num_envs, std::int64_t stack,
+                                      std::size_t keywords) {
   rpcenv::Description message;
   codec::encode(EnvDescription{.num_envs = num_envs,
                                .frame_stack = stack,
-                               .observation = ArrayNest(Array::spec(DType::kUInt8, {2, 3}))},
+                               .observation = ArrayNest(Array::spec(DType::kUInt8, {2, 3})),
+                               .info_keywords = {kKeywords, kKeywords + keywords}},
                 &message);
   return message;
 }
 
-rpcenv::VectorStep sound_step(std::int64_t num_envs, bool is_truncated) {
+rpcenv::VectorStep sound_step(std::int64_t num_envs, std::size_t keywords, bool is_truncated) {
   rpcenv::VectorStep step;
   const Shape shape{num_envs};
   codec::encode(ArrayNest(Array::zeros(DType::kUInt8, {num_envs, 2, 3})),
@@ -83,12 +86,16 @@ rpcenv::VectorStep sound_step(std::int64_t num_envs, bool is_truncated) {
   codec::encode(Array::zeros(DType::kFloat32, shape), step.mutable_reward());
   codec::encode(Array::zeros(DType::kBool, shape), step.mutable_terminated());
   codec::encode(Array::filled<bool>(shape, is_truncated), step.mutable_truncated());
-  codec::encode(Array::zeros(DType::kBool, shape), step.mutable_episode_end());
+  codec::encode(Array::filled<bool>(shape, is_truncated), step.mutable_episode_end());
   codec::encode(Array::zeros(DType::kInt32, shape), step.mutable_episode_step());
   codec::encode(Array::zeros(DType::kFloat32, shape), step.mutable_episode_return());
   if (is_truncated) {
     codec::encode(ArrayNest(Array::zeros(DType::kUInt8, {num_envs, 2, 3})),
                   step.mutable_final_observation());
+  }
+  if (is_truncated && keywords > 0) {
+    codec::encode(Array::zeros(DType::kFloat32, {num_envs, static_cast<std::int64_t>(keywords)}),
+                  step.mutable_info());
   }
   return step;
 }
@@ -96,10 +103,11 @@ rpcenv::VectorStep sound_step(std::int64_t num_envs, bool is_truncated) {
 Session sound_session(Random& random) {
   const auto num_envs = static_cast<std::int64_t>(1 + below(random, 4));
   const auto stack = static_cast<std::int64_t>(1 + below(random, 4));
-  Session session{sound_description(num_envs, stack).SerializeAsString()};
+  const std::size_t keywords = below(random, 3);
+  Session session{sound_description(num_envs, stack, keywords).SerializeAsString()};
   for (std::size_t i = 0; i < 2 + below(random, 8); ++i) {
     const bool is_truncated = i > 0 && below(random, 3) == 0;
-    session.push_back(sound_step(num_envs, is_truncated).SerializeAsString());
+    session.push_back(sound_step(num_envs, keywords, is_truncated).SerializeAsString());
   }
   return session;
 }
@@ -168,20 +176,24 @@ void mutate_nest(rpcenv::ArrayNest* nest, Random& random, int depth = 0) {
 void mutate(rpcenv::Description* message, Random& random) {
   static constexpr int kCounts[] = {0, 1, 2, 3, 4, 255, 256, 65536, -1, 1 << 30};
   const int count = kCounts[below(random, std::size(kCounts))];
-  switch (below(random, 4)) {
+  switch (below(random, 6)) {
     case 0:
       return message->set_num_envs(count);
     case 1:
       return message->set_frame_stack(count);
     case 2:
       return message->set_num_servers(count);
+    case 3:
+      return message->add_info_keywords(kKeywords[below(random, std::size(kKeywords))]);
+    case 4:
+      return message->clear_info_keywords();
     default:
       mutate_nest(message->mutable_observation(), random);
   }
 }
 
 void mutate(rpcenv::VectorStep* step, Random& random) {
-  switch (below(random, 9)) {
+  switch (below(random, 11)) {
     case 0:
       return mutate_nest(step->mutable_observation(), random);
     case 1:
@@ -198,6 +210,10 @@ void mutate(rpcenv::VectorStep* step, Random& random) {
       return mutate_array(step->mutable_episode_return(), random);
     case 7:
       return step->clear_final_observation();
+    case 8:
+      return mutate_array(step->mutable_info(), random);
+    case 9:
+      return step->clear_info();
     default:
       mutate_nest(step->mutable_final_observation(), random);
   }
@@ -243,7 +259,8 @@ class Learner {
   explicit Learner(const EnvDescription& description)
       : num_envs_(description.num_envs),
         translation_(description),
-        writer_({.unroll_length = kUnrollLength, .num_envs = num_envs_, .columns = 1}) {}
+        writer_({.unroll_length = kUnrollLength, .num_envs = num_envs_, .columns = 1}),
+        num_keywords_(description.info_keywords.size()) {}
 
   void receive(const rpcenv::VectorStep& message) {
     const StreamStep step = translation_(raw_step(message));
@@ -265,18 +282,23 @@ class Learner {
   void check(const std::vector<QueueItem>& items) const {
     expect(items.size() == static_cast<std::size_t>(num_envs_), "an item for each environment");
     for (const QueueItem& item : items) {
-      nest::for_each(
-          [](const Array& leaf) {
-            expect(leaf.size(0) == kUnrollLength + 1 && leaf.size(1) == 1,
-                   "rollouts are [T + 1, c, ...]");
-          },
-          item.data.as_vector()[0]);
+      nest::for_each(expect_rows, item.data.as_vector()[0]);
+      const auto& beside = item.info.as_map();
+      expect(beside.count("info") == (num_keywords_ > 0), "an info comes with keywords only");
+      if (num_keywords_ == 0) continue;
+      expect(beside.at("info").as_map().size() == num_keywords_, "a number for each keyword");
+      nest::for_each(expect_rows, beside.at("info"));
     }
+  }
+
+  static void expect_rows(const Array& leaf) {
+    expect(leaf.size(0) == kUnrollLength + 1 && leaf.size(1) == 1, "rollouts are [T + 1, c, ...]");
   }
 
   const std::int64_t num_envs_;
   StepTranslation translation_;
   RolloutWriter writer_;
+  const std::size_t num_keywords_;
   bool has_started_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include "libtorchbeast/proto/description.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "libtorchbeast/batching/input_check.h"
@@ -28,7 +29,9 @@ void check_step_size(const EnvDescription& description) {
   double bytes = 0;  // exact up to 2^53, and cannot overflow
   nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); },
                  description.observation);
-  bytes *= static_cast<double>(description.num_envs * description.frame_stack);
+  bytes *= static_cast<double>(description.frame_stack);
+  bytes += static_cast<double>(description.info_keywords.size() * sizeof(float));
+  bytes *= static_cast<double>(description.num_envs);
   if (bytes <= kMaxStepBytes) return;
   throw std::invalid_argument(
       "one step of its " + std::to_string(description.num_envs) + " environments, with stacks of " +
@@ -55,7 +58,37 @@ std::string described(const ArrayNest& observation) {
   return text;
 }
 
+void check_number_of_keywords(std::int64_t number) {
+  check_range("the number of info keywords", number, kMaxInfoKeywords, 0);
+}
+
+// Returns whether a character could separate the names of columns, or their lines.
+bool separates(char c) { return c == ',' || c == 0x7f || static_cast<unsigned char>(c) < 0x20; }
+
+std::string listed(const std::vector<std::string>& keywords) {
+  std::string text;
+  for (const std::string& keyword : keywords) text += (text.empty() ? "" : ", ") + keyword;
+  return "[" + text + "]";
+}
+
 }  // namespace
+
+void check_info_keywords(const std::vector<std::string>& keywords) {
+  check_number_of_keywords(static_cast<std::int64_t>(keywords.size()));
+  for (auto keyword = keywords.begin(); keyword != keywords.end(); ++keyword) {
+    if (keyword->empty() || keyword->size() > kMaxInfoKeywordBytes) {
+      throw std::invalid_argument("an info keyword has " + std::to_string(keyword->size()) +
+                                  " bytes, expected 1 to " + std::to_string(kMaxInfoKeywordBytes));
+    }
+    if (std::any_of(keyword->begin(), keyword->end(), separates)) {
+      throw std::invalid_argument(
+          "an info keyword has a comma or a control character, expected the name of a column");
+    }
+    if (std::find(keywords.begin(), keyword, *keyword) != keyword) {
+      throw std::invalid_argument("the info keyword " + *keyword + " comes twice, expected once");
+    }
+  }
+}
 
 void check_same(const EnvDescription& before, const EnvDescription& now) {
   check_equal("the environment", before.env_id, now.env_id);
@@ -67,6 +100,7 @@ void check_same(const EnvDescription& before, const EnvDescription& now) {
   check_equal("the action space", before.action_space, now.action_space);
   check_equal("the observation space", before.observation_space, now.observation_space);
   check_equal("the dict of options", before.options, now.options);
+  check_equal("the list of info keywords", listed(before.info_keywords), listed(now.info_keywords));
 }
 
 void codec::encode(const EnvDescription& description, rpcenv::Description* message) {
@@ -81,6 +115,7 @@ void codec::encode(const EnvDescription& description, rpcenv::Description* messa
   message->set_options(description.options);
   message->set_num_servers(static_cast<std::int32_t>(description.num_servers));
   message->set_marks_failures(description.marks_failures);
+  for (const std::string& keyword : description.info_keywords) message->add_info_keywords(keyword);
 }
 
 EnvDescription codec::decode(const rpcenv::Description& message) {
@@ -93,16 +128,20 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
   check_range("the number of streams", message.num_streams(), kMaxEnvsPerStream);
   check_range("the number of servers", message.num_servers(), kMaxServers, 0);
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
-  EnvDescription description{.env_id = message.env_id(),
-                             .num_envs = message.num_envs(),
-                             .num_streams = message.num_streams(),
-                             .num_servers = message.num_servers(),
-                             .frame_stack = message.frame_stack(),
-                             .observation = decode_spec(message.observation()),
-                             .action_space = message.action_space(),
-                             .observation_space = message.observation_space(),
-                             .options = message.options(),
-                             .marks_failures = message.marks_failures()};
+  check_number_of_keywords(message.info_keywords_size());  // before they are copied
+  EnvDescription description{
+      .env_id = message.env_id(),
+      .num_envs = message.num_envs(),
+      .num_streams = message.num_streams(),
+      .num_servers = message.num_servers(),
+      .frame_stack = message.frame_stack(),
+      .observation = decode_spec(message.observation()),
+      .action_space = message.action_space(),
+      .observation_space = message.observation_space(),
+      .options = message.options(),
+      .marks_failures = message.marks_failures(),
+      .info_keywords = {message.info_keywords().begin(), message.info_keywords().end()}};
+  check_info_keywords(description.info_keywords);
   check_step_size(description);
   return description;
 }

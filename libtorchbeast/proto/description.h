@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "libtorchbeast/memory/array_ops.h"
 
@@ -17,24 +18,32 @@ namespace torchbeast {
 inline constexpr std::int64_t kProtocolVersion = 1;
 // The maximum number of environments in one stream.
 inline constexpr std::int64_t kMaxEnvsPerStream = 1 << 16;
+// The maximum number of keywords of the info, and of the bytes of each.
+inline constexpr std::int64_t kMaxInfoKeywords = 256;
+inline constexpr std::size_t kMaxInfoKeywordBytes = 256;
 
 // Everything a learner has to know before it builds its model.
 struct EnvDescription {
   std::string env_id = {};
-  std::int64_t num_envs = 1;           // environments in each stream
-  std::int64_t num_streams = 1;        // streams that a learner should open
-  std::int64_t num_servers = 0;        // servers started together; 0: unknown
-  std::int64_t frame_stack = 1;        // see rpcenv.proto
-  ArrayNest observation = {};          // one environment's: dtype and shape only
-  std::string action_space = {};       // JSON, see rpcenv.proto; empty: unknown
-  std::string observation_space = {};  // likewise
-  std::string options = {};            // likewise
-  std::int64_t protocol_version = 1;   // 0: only the original protocol
-  bool marks_failures = false;         // see rpcenv.proto
+  std::int64_t num_envs = 1;                    // environments in each stream
+  std::int64_t num_streams = 1;                 // streams that a learner should open
+  std::int64_t num_servers = 0;                 // servers started together; 0: unknown
+  std::int64_t frame_stack = 1;                 // see rpcenv.proto
+  ArrayNest observation = {};                   // one environment's: dtype and shape only
+  std::string action_space = {};                // JSON, see rpcenv.proto; empty: unknown
+  std::string observation_space = {};           // likewise
+  std::string options = {};                     // likewise
+  std::int64_t protocol_version = 1;            // 0: only the original protocol
+  bool marks_failures = false;                  // see rpcenv.proto
+  std::vector<std::string> info_keywords = {};  // numbers in the info of a game's last step
 };
 
+// Throws std::invalid_argument for too many keywords, one that is empty, too long or not the name
+// of a column, and one that comes twice.
+void check_info_keywords(const std::vector<std::string>& keywords);
+
 // Throws std::invalid_argument, with both sides, unless a server still serves what it did: the same
-// environment, options and spaces, and equally many environments in a stream.
+// environment, options, spaces and info keywords, and equally many environments in a stream.
 void check_same(const EnvDescription& before, const EnvDescription& now);
 
 namespace codec {
@@ -42,7 +51,8 @@ namespace codec {
 void encode(const EnvDescription& description, rpcenv::Description* message);
 
 // Throws std::invalid_argument for another protocol version, for counts out of range, for an
-// invalid observation, and for a step that with stacked frames would be larger than 1 GiB.
+// invalid observation or info keyword, and for a step that with stacked frames would be larger than
+// 1 GiB.
 EnvDescription decode(const rpcenv::Description& message);
 
 }  // namespace codec

@@ -23,6 +23,7 @@ struct EnvStep {
   Array truncated;        // bool [E]; never together with terminated
   Array episode_end;      // bool [E]; the whole game is over, not just a life
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated ones
+  std::optional<Array> info = {};  // see VectorStep.info in rpcenv.proto; none: no game ended
 };
 
 // E environments stepped together; one whose episode ended restarts in the same step.

@@ -120,6 +120,7 @@ void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorSt
   if (step.final_observation) {
     codec::encode(*step.final_observation, message->mutable_final_observation());
   }
+  if (step.info) codec::encode(*step.info, message->mutable_info());
 }
 
 // Returns whether a shape is [1, 1] followed by `rest`, or by anything if `rest` is null.

@@ -255,6 +255,24 @@ TEST(EnvServerTest, AVectorStreamTellsTheEndsOfEpisodesApart) {
   EXPECT_TRUE(client.finish().ok());
 }
 
+TEST(EnvServerTest, TheInfoComesWithTheStepsInWhichGamesEnd) {
+  TestFolder folder;
+  RunningServer server(fake_env({.num_envs = 2, .num_keywords = 2}), folder.address());
+  VectorClient client(folder.address());
+  ASSERT_TRUE(client.read());
+  EXPECT_FALSE(client.step.has_info());
+  ASSERT_TRUE(client.play() && client.play());  // both lose a life, but the games go on
+  EXPECT_FALSE(client.step.has_info());
+  ASSERT_TRUE(client.play());  // environment 0 ends its first game, after 3 steps
+  EXPECT_EQ(client.step.info().shape_size(), 2);
+  EXPECT_EQ(floats(client.step.info()), (std::vector<float>{3, 3.5}));
+  ASSERT_TRUE(client.play());  // environment 1, after 4
+  EXPECT_EQ(floats(client.step.info()), (std::vector<float>{1'000'004, 1'000'004.5}));
+  ASSERT_TRUE(client.play());
+  EXPECT_FALSE(client.step.has_info());
+  EXPECT_TRUE(client.finish().ok());
+}
+
 TEST(EnvServerTest, TheLearnersSeedReachesTheEnvironment) {
   TestFolder folder;
   std::atomic<std::uint64_t> got = 0;
@@ -363,12 +381,15 @@ TEST(EnvServerTest, ADescriptionIsMadeFromAnEnvironmentOnce) {
 
 TEST(EnvServerTest, ADescriptionThatWasGivenNeedsNoEnvironment) {
   TestFolder folder;
-  const EnvDescription description{
-      .env_id = "given", .num_envs = 5, .observation = ArrayNest(Array::spec(DType::kUInt8, {2}))};
+  const EnvDescription description{.env_id = "given",
+                                   .num_envs = 5,
+                                   .observation = ArrayNest(Array::spec(DType::kUInt8, {2})),
+                                   .info_keywords = {"score", "laps"}};
   RunningServer server([]() -> std::unique_ptr<Env> { throw EnvironmentFailure("none here"); },
                        folder.address(), {.description = description});
   EXPECT_EQ(describe(folder.address()).env_id(), "given");
   EXPECT_EQ(describe(folder.address()).num_envs(), 5);
+  EXPECT_EQ(describe(folder.address()).info_keywords(1), "laps");
 }
 
 // ---- Starting and ending ---------------------------------------------------------------------

@@ -254,8 +254,35 @@ TEST(EnvStreamTest, DescriptionsThatMakeNoSenseAreRefused) {
             }),
             "one step of its 257 environments, with stacks of 4 frames, would take 1028 MiB, "
             "expected at most 1024: serve fewer environments in a stream (more --num_servers)");
+  EXPECT_EQ(changed_description([](auto* message) {
+              codec::encode_spec(ArrayNest(Array::spec(DType::kUInt8, {1 << 14})),
+                                 message->mutable_observation());
+              message->set_num_envs(1 << 16);
+              for (int k = 0; k < 4; ++k) message->add_info_keywords(std::to_string(k));
+            }),
+            "one step of its 65536 environments, with stacks of 1 frames, would take 1025 MiB, "
+            "expected at most 1024: serve fewer environments in a stream (more --num_servers)");
   EXPECT_EQ(changed_description([](auto* message) { message->clear_observation(); }),
             "expected an array, a vector or a map of arrays, got none of them");
+}
+
+TEST(EnvStreamTest, InfoKeywordsThatMakeNoSenseAreRefused) {
+  const auto described_as = [](const std::vector<std::string>& keywords) {
+    return changed_description([&](auto* message) {
+      for (const std::string& keyword : keywords) message->add_info_keywords(keyword);
+    });
+  };
+  std::vector<std::string> many;
+  for (int k = 0; k < 257; ++k) many.push_back(std::to_string(k));
+  EXPECT_EQ(described_as(many), "the number of info keywords must lie between 0 and 256, got 257");
+  EXPECT_EQ(described_as({"x", ""}), "an info keyword has 0 bytes, expected 1 to 256");
+  EXPECT_EQ(described_as({std::string(257, 'x')}),
+            "an info keyword has 257 bytes, expected 1 to 256");
+  for (const char* keyword : {"a,b", "a\nb", "\x1b[2J", "a\x7f"}) {
+    EXPECT_EQ(described_as({"x", keyword}),
+              "an info keyword has a comma or a control character, expected the name of a column");
+  }
+  EXPECT_EQ(described_as({"x", "y", "x"}), "the info keyword x comes twice, expected once");
 }
 
 TEST(EnvStreamTest, ObservationsUnlikeTheDescriptionAreRefusedWithBothSides) {
@@ -321,6 +348,85 @@ TEST(EnvStreamTest, FinalObservationsMustMatchTheTruncations) {
             }),
             "final observation of a step: expected int32[1, 1] at the root as before, got "
             "int32[2, 1]");
+}
+
+// A step in which games of two environments ended, each with two numbers, and its description.
+rpcenv::Description told_description() {
+  rpcenv::Description description = sound_description();
+  description.add_info_keywords("score");
+  description.add_info_keywords("laps");
+  return description;
+}
+
+rpcenv::VectorStep told_step() {
+  rpcenv::VectorStep step = sound_step();
+  codec::encode(Array::filled<bool>({2}, true), step.mutable_episode_end());
+  codec::encode(array_of<float>({2, 2}, {1, 2, 3, 4}), step.mutable_info());
+  return step;
+}
+
+std::string changed_info(const std::function<void(rpcenv::VectorStep*)>& change) {
+  rpcenv::VectorStep step = told_step();
+  change(&step);
+  Script script = sends(step);
+  script.describe = script_of(told_description()).describe;
+  return connect_error(script);
+}
+
+TEST(EnvStreamTest, AnInfoMustHaveANumberForEachKeywordAndGameThatEnded) {
+  EXPECT_EQ(changed_info([](auto* step) { step->clear_info(); }),
+            "info of a step in which 2 games ended: expected float32[2, 2], got none");
+  EXPECT_EQ(changed_info([](auto* step) {
+              codec::encode(Array::zeros(DType::kFloat64, {2, 2}), step->mutable_info());
+            }),
+            "info of a step in which 2 games ended: expected float32[2, 2], got float64[2, 2]");
+  EXPECT_EQ(changed_info([](auto* step) {
+              codec::encode(Array::zeros(DType::kFloat32, {4}), step->mutable_info());
+            }),
+            "info of a step in which 2 games ended: expected float32[2, 2], got float32[4]");
+  EXPECT_EQ(changed_info([](auto* step) {
+              codec::encode(Array::zeros(DType::kFloat32, {2, 3}), step->mutable_info());
+            }),
+            "info of a step in which 2 games ended: expected float32[2, 2], got float32[2, 3]");
+  EXPECT_EQ(changed_info([](auto* step) {
+              codec::encode(array_of<bool>({2}, {true, false}), step->mutable_episode_end());
+            }),
+            "info of a step in which 1 games ended: expected float32[1, 2], got float32[2, 2]");
+  EXPECT_NE(changed_info([](auto* step) {
+              step->mutable_info()->mutable_data()->pop_back();
+            }).find("needs 16 bytes, got 15"),
+            std::string::npos);
+  EXPECT_EQ(changed_step([](auto* step) { *step = told_step(); }),
+            "info of a step in which 2 games ended: expected float32[2, 0], got float32[2, 2]")
+      << "the description names no keyword";
+}
+
+TEST(EnvStreamTest, ASoundInfoIsAcceptedAndSpreadOverTheEnvironments) {
+  TestFolder folder;
+  rpcenv::VectorStep told = told_step();
+  codec::encode(array_of<bool>({2}, {false, true}), told.mutable_episode_end());
+  codec::encode(array_of<float>({1, 2}, {7, std::nanf("")}), told.mutable_info());
+  Script script = sends(told);
+  script.describe = script_of(told_description()).describe;
+  ScriptedServer server(std::move(script), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  const StreamStep step = stream.connect(1, kPatience);
+  ASSERT_EQ(step.info.size(), 2u);
+  const auto score = values_of<float>(step.info.at("score").as_leaf());
+  const auto laps = values_of<float>(step.info.at("laps").as_leaf());
+  EXPECT_TRUE(std::isnan(score.at(0)) && score.at(1) == 7);
+  EXPECT_TRUE(std::isnan(laps.at(0)) && std::isnan(laps.at(1))) << "the game had no such number";
+  EXPECT_EQ(step.info.at("laps").as_leaf().shape(), (Shape{1, 2}));
+}
+
+// Learners and servers of earlier versions know no info.
+TEST(EnvStreamTest, StepsWithoutKeywordsHaveNoInfo) {
+  TestFolder folder;
+  rpcenv::VectorStep ended = sound_step();
+  codec::encode(Array::filled<bool>({2}, true), ended.mutable_episode_end());
+  ScriptedServer server(sends(ended), folder.address());
+  EnvStream stream(folder.address(), kPatience);
+  EXPECT_TRUE(stream.connect(1, kPatience).info.empty());
 }
 
 TEST(EnvStreamTest, AFirstStepThatIsTruncatedCannotBeStacked) {
@@ -408,6 +514,8 @@ TEST(EnvStreamTest, AServerThatServesSomethingElseAfterALossIsRefusedWithBothSid
   has(error_after([](auto* before) { before->action_space = "{}"; }), "the action space");
   has(error_after([](auto* before) { before->observation_space = "{}"; }), "observation space");
   has(error_after([](auto* before) { before->options = "{}"; }), "the dict of options");
+  has(error_after([](auto* before) { before->info_keywords = {"score", "laps"}; }),
+      "the list of info keywords is [], before it was [score, laps]");
 }
 
 TEST(EnvStreamTest, AServerThatSaysMoreThanItShouldAndEndsHoldsNobodyUp) {

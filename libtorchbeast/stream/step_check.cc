@@ -52,6 +52,7 @@ void check_like(const ArrayNest& expected, const ArrayNest& got, const char* wha
 
 StepCheck::StepCheck(const EnvDescription& description)
     : num_envs_(description.num_envs),
+      num_keywords_(static_cast<std::int64_t>(description.info_keywords.size())),
       observation_(with_rows(description.num_envs, description.observation)) {}
 
 void StepCheck::operator()(const RawStep& raw) const {
@@ -65,6 +66,7 @@ void StepCheck::operator()(const RawStep& raw) const {
   check_rewards(raw.reward);
   check_ends(raw);
   check_finals(raw);
+  check_info(raw);
 }
 
 void StepCheck::check_array(const Array& array, DType dtype, const char* what) const {
@@ -100,6 +102,21 @@ void StepCheck::check_finals(const RawStep& raw) const {
                                 " environments were truncated, but the step carries no final "
                                 "observation");
   }
+}
+
+void StepCheck::check_info(const RawStep& raw) const {
+  const bool* ended = raw.episode_end.as<bool>();
+  const std::int64_t games = std::count(ended, ended + num_envs_, true);
+  const Array expected = Array::spec(DType::kFloat32, {games, num_keywords_});
+  if (!raw.info) {
+    if (games == 0 || num_keywords_ == 0) return;
+    throw std::invalid_argument("info of a step in which " + std::to_string(games) +
+                                " games ended: expected " + summary(expected) + ", got none");
+  }
+  if (raw.info->dtype() == expected.dtype() && raw.info->shape() == expected.shape()) return;
+  throw std::invalid_argument("info of a step in which " + std::to_string(games) +
+                              " games ended: expected " + summary(expected) + ", got " +
+                              summary(*raw.info));
 }
 
 }  // namespace torchbeast

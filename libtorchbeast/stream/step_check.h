@@ -11,7 +11,8 @@ namespace torchbeast {
 // Compares every step of a stream with the server's description.
 //
 // A step passes when every array has the described dtype and shape, rewards are finite, no
-// environment is both terminated and truncated, and each truncated one has a final observation.
+// environment is both terminated and truncated, each truncated one has a final observation, and
+// each game that ended has a number for each info keyword.
 class StepCheck {
  public:
   explicit StepCheck(const EnvDescription& description);
@@ -24,8 +25,10 @@ class StepCheck {
   void check_rewards(const Array& reward) const;
   void check_ends(const RawStep& raw) const;
   void check_finals(const RawStep& raw) const;
+  void check_info(const RawStep& raw) const;
 
   const std::int64_t num_envs_;
+  const std::int64_t num_keywords_;
   const ArrayNest observation_;  // dtype and shape of each leaf, [E, ...]
 };
 

@@ -7,6 +7,7 @@
 
 #include "libtorchbeast/proto/description.h"
 #include "libtorchbeast/stream/frame_stack.h"
+#include "libtorchbeast/stream/info_rows.h"
 #include "libtorchbeast/stream/step_check.h"
 #include "libtorchbeast/stream/wire.h"
 
@@ -23,6 +24,7 @@ struct StreamStep {
   Array truncated;                                  // bool [1, E]
   Array episode_end;                                // bool [1, E]
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...]: truncated ones, by e
+  ArrayNest::Map info = {};                         // float32 [1, E] by keyword, see InfoRows
 };
 
 // Checks a server's steps and converts them to what actor and learner see.
@@ -33,7 +35,10 @@ struct StreamStep {
 class StepTranslation {
  public:
   explicit StepTranslation(const EnvDescription& description)
-      : num_envs_(description.num_envs), check_(description), stack_(description.frame_stack) {}
+      : num_envs_(description.num_envs),
+        check_(description),
+        stack_(description.frame_stack),
+        info_(description) {}
 
   StreamStep operator()(const RawStep& raw) {
     check_(raw);
@@ -48,6 +53,7 @@ class StepTranslation {
     if (raw.final_observation) {
       step.final_observation = stack_.with_finals(*raw.final_observation, raw.truncated);
     }
+    step.info = info_(raw.info, raw.episode_end);
     step.observation =
         with_leading(stack_.push(raw.observation, step.done.reshaped({num_envs_})), 1);
     return step;
@@ -67,6 +73,7 @@ class StepTranslation {
   const std::int64_t num_envs_;
   const StepCheck check_;
   FrameStack stack_;
+  const InfoRows info_;
 };
 
 }  // namespace torchbeast

@@ -53,6 +53,7 @@ RawStep raw_step(const rpcenv::VectorStep& message) {
   if (message.has_final_observation()) {
     raw.final_observation = codec::decode(message.final_observation());
   }
+  if (message.has_info()) raw.info = codec::decode(message.info());
   return raw;
 }
 

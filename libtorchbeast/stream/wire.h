@@ -21,6 +21,7 @@ struct RawStep {
   ArrayNest observation;  // the newest frames only
   Array reward, terminated, truncated, episode_end, episode_step, episode_return;
   std::optional<ArrayNest> final_observation = {};  // leaves [K, ...], the K truncated environments
+  std::optional<Array> info = {};                   // see VectorStep.info in rpcenv.proto
 };
 
 // In the metadata after a call: its environment, or the code that makes it, raised an exception.

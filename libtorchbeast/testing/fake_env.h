@@ -64,11 +64,17 @@ class FakeGame {
 struct FakeEnvOptions {
   int num_envs = 1;
   int frame_stack = 1;
-  int first = 0;  // the first environment's number
+  int first = 0;         // the first environment's number
+  int num_keywords = 0;  // of the info: number k of a game is its last observation + k / 2
   std::function<void(std::uint64_t seed)> on_reset = [](std::uint64_t) {};
   std::function<void(int step)> on_step = [](int) {};  // before the step; an exception ends it
   std::function<void()> on_destruction = [] {};
 };
+
+// Number k in the info of a game's last step; exact for environments below 8 and two numbers.
+inline float number_of(const GameStep& last, int k) {
+  return static_cast<float>(last.last_observation) + 0.5f * static_cast<float>(k);
+}
 
 // E FakeGames. Observation: {"frame": int32 [E, 1]}; actions: int64 [E].
 class FakeEnv final : public Env {
@@ -96,6 +102,7 @@ class FakeEnv final : public Env {
                    .truncated = Array(DType::kBool, shape),
                    .episode_end = Array(DType::kBool, shape)};
     std::vector<std::int32_t> finals;
+    std::vector<float> numbers;
     for (std::size_t e = 0; e < games_.size(); ++e) {
       const GameStep step = games_[e].step(action.as_leaf().as<std::int64_t>()[e]);
       result.reward.as<float>()[e] = step.reward;
@@ -103,9 +110,13 @@ class FakeEnv final : public Env {
       result.truncated.as<bool>()[e] = step.truncated;
       result.episode_end.as<bool>()[e] = step.episode_end;
       if (step.truncated) finals.push_back(step.last_observation);
+      for (int k = 0; step.episode_end && k < options_.num_keywords; ++k) {
+        numbers.push_back(number_of(step, k));
+      }
     }
     result.observation = observation();
     if (!finals.empty()) result.final_observation = frames(finals);
+    if (!numbers.empty()) result.info = rows(numbers);
     return result;
   }
 
@@ -114,6 +125,13 @@ class FakeEnv final : public Env {
     Array array(DType::kInt32, {static_cast<std::int64_t>(values.size()), 1});
     std::copy(values.begin(), values.end(), array.as<std::int32_t>());
     return ArrayNest(ArrayNest::Map{{"frame", ArrayNest(array)}});
+  }
+
+  Array rows(const std::vector<float>& numbers) const {
+    const auto games = static_cast<std::int64_t>(numbers.size()) / options_.num_keywords;
+    Array array(DType::kFloat32, {games, options_.num_keywords});
+    std::copy(numbers.begin(), numbers.end(), array.as<float>());
+    return array;
   }
 
   ArrayNest observation() const {

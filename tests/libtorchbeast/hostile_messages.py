@@ -111,7 +111,16 @@ def description(rng: random.Random, num_envs: int) -> bytes:
     )
     texts = [b"", b'{"type": "Discrete", "n": 3}', b"{", b"\xff", b"[" * 100_000]
     texts_of_spaces = wire.chunk(7, rng.choice(texts)) + wire.chunk(8, rng.choice(texts))
-    return spoilt(rng, sound + (texts_of_spaces if rng.random() < 0.2 else b""))
+    more = texts_of_spaces if rng.random() < 0.2 else b""
+    return spoilt(rng, sound + more + (info_keywords(rng) if rng.random() < 0.2 else b""))
+
+
+def info_keywords(rng: random.Random) -> bytes:
+    """The keywords of a Description's info: sound ones, empty, long, equal or too many."""
+    return b"".join(
+        wire.chunk(12, rng.choice(KEYS)) * rng.choice([1, 1, 2, 300])
+        for _ in range(rng.randint(1, 3))
+    )
 
 
 def vector_step(rng: random.Random, num_envs: int) -> bytes:
@@ -128,6 +137,9 @@ def vector_step(rng: random.Random, num_envs: int) -> bytes:
     if rng.random() < 0.05:
         numbers = struct.pack(f"<{num_envs}f", *[float("nan")] * num_envs)
         fields["reward"] = wire.array(FLOAT32, (num_envs,), numbers)
+    if rng.random() < 0.1:
+        fields["episode_end"] = wire.array(BOOL, (num_envs,), b"\1" * num_envs)
+        fields["info"] = array(rng, FLOAT32, (num_envs, rng.choice([0, 1, 2])))
     return spoilt(rng, wire.vector_step(num_envs, **fields))
 
 

@@ -37,6 +37,7 @@ def test_a_single_environment_is_described(address: str) -> None:
             "action_space": {"type": "Discrete", "n": 4, "start": 1},
             "observation_space": None,
             "options": None,
+            "info_keywords": [],
         }
 
 
@@ -79,6 +80,7 @@ def test_a_given_description_is_sent_without_making_an_environment(address: str)
             },
         },
         "options": {"frame_skip": 4, "sticky_actions": None},
+        "info_keywords": ["score", "r\u00e9sultat"],
     }
 
     def make() -> None:
@@ -126,6 +128,7 @@ def test_an_original_server_is_described_from_its_first_step(address: str) -> No
             "action_space": None,
             "observation_space": None,
             "options": None,
+            "info_keywords": [],
         }
         assert script.half_closed.wait(SOON) and script.received == []
 

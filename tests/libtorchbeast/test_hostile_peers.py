@@ -201,10 +201,16 @@ def original_game(address: str, *messages: bytes) -> BaseException:
         return _failure(address)
 
 
-def vector_game(address: str, *messages: bytes, num_envs: int = 2, stack: int = 1) -> BaseException:
+def vector_game(
+    address: str,
+    *messages: bytes,
+    num_envs: int = 2,
+    stack: int = 1,
+    info_keywords: tuple[bytes, ...] = (),
+) -> BaseException:
     """Returns the error of a pool whose vector server sends these messages."""
     spec = wire.leaf(INT32, (1,))
-    answer = wire.description(spec, num_envs=num_envs, stack=stack)
+    answer = wire.description(spec, num_envs=num_envs, stack=stack, info_keywords=info_keywords)
     script = Script(messages, speaks_first=False)
     with raw_server(address, Describe=answer, StreamingVectorEnv=script):
         return _failure(address)
@@ -287,6 +293,59 @@ class TestServersOfOurLearner:
         error = vector_game(address, *([bad] if first else [good, bad]), stack=stack)
         assert isinstance(error, ValueError)
         assert re.search(text, str(error)), error
+
+    @pytest.mark.parametrize(
+        ("keywords", "text"),
+        [
+            ([b"%d" % k for k in range(257)], "info keywords must lie between 0 and 256, got 257"),
+            ([b"x", b""], "keyword has 0 bytes"),
+            ([b"x" * 257], "keyword has 257 bytes, expected 1 to 256"),
+            ([b"x", b"a\nb"], "keyword has a comma or a control character"),
+            ([b"x", b"x"], "keyword x comes twice"),
+            ([b"\xff\xfe"], "environment server at"),  # no UTF-8: to gRPC it is no message
+        ],
+    )
+    def test_keywords_of_an_info_that_make_no_sense_end_the_run(
+        self, keywords: list[bytes], text: str, address: str
+    ) -> None:
+        good = wire.vector_step(2, observation=wire.leaf(INT32, (2, 1), bytes(8)))
+        error = vector_game(address, good, info_keywords=tuple(keywords))
+        assert re.search(text, str(error)), error
+
+    @pytest.mark.parametrize(
+        ("info", "got"),
+        [
+            (b"", "got none"),
+            (wire.array(FLOAT32, (1, 3), bytes(12)), r"got float32\[1, 3\]"),
+            (wire.array(FLOAT32, (2, 2), bytes(16)), r"got float32\[2, 2\]"),
+            (wire.array(FLOAT32, (2,), bytes(8)), r"got float32\[2\]"),
+            (wire.array(INT32, (1, 2), bytes(8)), r"got int32\[1, 2\]"),
+            (wire.array(FLOAT32, (1, 2), bytes(7)), "needs 8 bytes, got 7"),
+            (wire.array(FLOAT32, (1, -2), bytes(8)), "dimension -2 is negative"),
+            (wire.array(FLOAT32, (1, 1 << 40)), "larger than a message may be"),
+        ],
+    )
+    @pytest.mark.parametrize("first", [True, False], ids=["first step", "later step"])
+    def test_an_invalid_info_is_a_value_error(
+        self, info: bytes, got: str, first: bool, address: str
+    ) -> None:
+        observation = wire.leaf(INT32, (2, 1), bytes(8))
+        good = wire.vector_step(2, observation=observation)
+        ended = wire.array(BOOL, (2,), b"\0\1")
+        bad = wire.vector_step(2, observation=observation, episode_end=ended, info=info)
+        steps = [bad] if first else [good, bad]
+        error = vector_game(address, *steps, info_keywords=(b"score", b"laps"))
+        assert isinstance(error, ValueError) and re.search(got, str(error)), error
+
+    def test_an_info_without_a_keyword_is_a_value_error(self, address: str) -> None:
+        step = wire.vector_step(
+            2,
+            observation=wire.leaf(INT32, (2, 1), bytes(8)),
+            episode_end=wire.array(BOOL, (2,), b"\0\1"),
+            info=wire.array(FLOAT32, (1, 1), bytes(4)),
+        )
+        error = vector_game(address, step)
+        assert isinstance(error, ValueError) and "expected float32[1, 0]" in str(error)
 
     def test_frames_without_a_channel_dimension_cannot_be_stacked(self, address: str) -> None:
         answer = wire.description(wire.leaf(INT32, ()), stack=4)
