@@ -45,6 +45,22 @@ class Legacy(Plain):
         return observation, reward, terminated, info
 
 
+class Telling(Plain):
+    """Episodes of 1 to 4 steps, whose last info tells their number; step n has reward n."""
+
+    length = 0
+
+    def reset(self, *, seed=None, options=None):
+        self.length = self.length % 4 + 1
+        return super().reset()
+
+    def step(self, action):
+        observation, _, _, _, _ = super().step(action)
+        over = self.episode_step == self.length
+        info = {"length": self.episode_step, "squared": self.episode_step**2} if over else {}
+        return observation, float(self.episode_step), over, False, info
+
+
 class NaNReward(Plain):
     def reward(self):
         return float("nan") if self.steps == 100 else 1.0

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 from background import wait_for
-from programs import Workshop
+from programs import Workshop, later
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -40,6 +41,36 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
     servers.send(signal.SIGINT)
     assert servers.end(timeout=20) == 0, servers.said
     workshop.assert_nothing_is_left()
+
+
+def test_a_learner_logs_the_numbers_that_its_servers_send(workshop: Workshop) -> None:
+    words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
+    servers = workshop.start("polybeast_env", *words, "--num_servers", "2")
+    servers.wait_for("Serving 2 environments")
+    code, said = workshop.run("polybeast_learner", *SMALL)
+    assert code == 0, said
+    assert workshop.meta("a")["args"]["info_keywords"] == ["length", "squared"]
+    _check_numbers(workshop.run_folder("a"))
+
+
+@pytest.mark.parametrize("program", ["polybeast", later("monobeast")])
+def test_one_program_logs_them_too(workshop: Workshop, program: str) -> None:
+    words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
+    code, said = workshop.run(program, *words, *SMALL, "--num_actors", "2")
+    assert code == 0, said
+    _check_numbers(workshop.run_folder("a"))
+    workshop.assert_nothing_is_left()
+
+
+def _check_numbers(folder: Path) -> None:
+    """Checks that they are means over the same games as return and length."""
+    rows = [row for row in read_logs(folder) if "mean_episode_length" in row]
+    assert len(rows) > 5
+    for row in rows:
+        assert row["info_length"] == pytest.approx(row["mean_episode_length"])
+        # The return of an episode of n steps is 1 + ... + n = (n^2 + n) / 2.
+        twice = row["info_squared"] + row["info_length"]
+        assert row["mean_episode_return"] == pytest.approx(twice / 2)
 
 
 @pytest.mark.long

@@ -17,6 +17,7 @@ from torchbeast.core.envs import VecEnv
 from torchbeast.envs import EnvError, EnvOptions, EnvSpec, make
 from torchbeast.reporting.log_files import read_fields, read_logs
 
+ASYNCHRONOUS = {"col_remote_workers": 2, "col_communication": "asynchronous"}
 KEYWORDS = ("steps", "squared", "sometimes", "word")
 ENVS = {"env_fn": Telling, "vec_env_size": 2, "info_keywords": KEYWORDS}
 
@@ -26,7 +27,8 @@ ENVS = {"env_fn": Telling, "vec_env_size": 2, "info_keywords": KEYWORDS}
     [
         (scheme_of, {}),
         (scheme_of, {"col_remote_workers": 2}),
-        (impala_of, {"col_remote_workers": 2, "col_communication": "asynchronous"}),
+        (impala_of, ASYNCHRONOUS),
+        (impala_of, {**ASYNCHRONOUS, "inference": "central"}),
         (scheme_of, {"grad_remote_workers": 2}),
         (off_policy_of, {}),
     ],
@@ -34,6 +36,8 @@ ENVS = {"env_fn": Telling, "vec_env_size": 2, "info_keywords": KEYWORDS}
 def test_means_over_the_same_games_as_the_returns_are_logged(
     make_scheme: Any, axes: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if axes.get("inference") == "central":
+        pytest.importorskip("libtorchbeast", exc_type=ImportError)
     scheme = make_scheme(envs=ENVS, **axes)
     with Learner(scheme, 10**6, tmp_path / "run", seed=1) as learner:
         for _ in range(30):
@@ -80,16 +84,19 @@ def test_an_environment_without_an_info_is_refused(env: str) -> None:
         VecEnv.create_factory(env_fn=make, env_kwargs={"env": env}, info_keywords=["score"])
 
 
-@pytest.mark.parametrize("keywords", [("a,b",), ("",), (" a",), ("a", "a"), ("a\n",), "abc"])
+@pytest.mark.parametrize(
+    "keywords",
+    [("a,b",), ("",), (" a",), ("a", "a"), ("a\n",), ("a\x1b[2J",), ("a\u2028b",), "abc"],
+)
 def test_keywords_that_are_no_columns_are_refused(keywords: Any) -> None:
     with pytest.raises(ValueError, match="info_keywords"):
         EnvOptions(info_keywords=keywords)
 
 
 def test_what_is_no_number_is_none() -> None:
-    from numpy import array, float64, isnan, zeros
+    from numpy import array, float64, isnan, testing, zeros
 
-    from torchbeast.core.envs.info import write_numbers
+    from torchbeast.core.envs.info import numbers_of_games, write_numbers
 
     class Odd:
         def __array__(self, *_: Any) -> Any:
@@ -97,6 +104,10 @@ def test_what_is_no_number_is_none() -> None:
 
     values = [1, True, float64(2.5), array([[3]]), "4", None, zeros(2), [[1], [2, 3]], Odd(), 1j]
     row = zeros(len(values) + 1, "float32")
-    write_numbers(row, {index: {"x": value} for index, value in enumerate(values)}, "x")
+    info = {index: {"x": value} for index, value in enumerate(values)}
+    write_numbers(row, info, "x")
     assert row[:4].tolist() == [1.0, 1.0, 2.5, 3.0]
     assert isnan(row[4:]).all() and math.isnan(row[-1]), "the last one ended no game"
+    sent = numbers_of_games(info, ("y", "x"), range(len(row)))
+    assert isnan(sent[:, 0]).all(), "no info has it"
+    testing.assert_array_equal(sent[:, 1], row)

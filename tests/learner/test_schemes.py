@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from small_schemes import CATCH, impala_of, off_policy_of, replay_of, scheme_of
-from source_envs import Telling
 
 from torchbeast import Learner, make_env
 from torchbeast.core.actors import OnPolicyActorCritic
@@ -61,14 +60,6 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         (
             lambda: impala_of(inference="central", col_backend="ray", **FREE_WORKERS),
             "inference=.central.* this machine.* col_backend=.ray. has them anywhere",
-        ),
-        (
-            lambda: impala_of(
-                envs={"env_fn": Telling, "info_keywords": ["steps"]},
-                inference="central",
-                **FREE_WORKERS,
-            ),
-            "info_keywords steps need .*inference=.central",
         ),
         (lambda: scheme_of(grad_backend="ray"), "grad_backend.*ray.* grad_remote_workers is 0"),
         (

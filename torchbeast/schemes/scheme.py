@@ -287,11 +287,6 @@ class Scheme:
                 'step, but col_backend="ray" has them anywhere: use col_backend="processes", or '
                 'inference="worker"'
             )
-        if keywords := self.train_envs_factory.info_keywords:
-            raise NotImplementedError(
-                f"info_keywords {' '.join(keywords)} need workers that send info, and with "
-                'inference="central" they send none: leave them out, or use inference="worker"'
-            )
 
     def _check_gradients(self) -> None:
         asked = self.grad_communication == "asynchronous" or self.update_execution != "centralised"

@@ -143,7 +143,31 @@ def test_options_and_keyword_arguments_of_environments_reach_the_learner(servers
             discovery.ask_all(["unix:/a.0"], timeout=1.0)
 
 
-ALIKE = ["env_id", "frame_stack", "action_space", "observation_space", "options"]
+def test_the_info_keywords_are_those_that_come_with_steps(servers: dict) -> None:
+    servers["unix:/a.0"] = CATCH | {"options": {"info_keywords": ["x"]}, "info_keywords": ["y"]}
+    told = EnvSpec("Catch", options=EnvOptions(info_keywords=("y",)))
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == told
+    del servers["unix:/a.0"]["info_keywords"]
+    assert discovery.ask_all(["unix:/a.0"], timeout=1.0).env == EnvSpec("Catch")
+
+
+@pytest.mark.parametrize("name", ["a,b", " a", "a\nb", "\x1b[2J", "\u2028"])
+def test_info_keywords_that_are_no_columns_are_refused_with_the_address(
+    servers: dict, name: str
+) -> None:
+    servers["unix:/a.0"] = CATCH | {"info_keywords": ["x", name]}
+    with pytest.raises(RunError, match=r"from unix:/a\.0 is not valid: info_keywords become col"):
+        discovery.ask_all(["unix:/a.0"], timeout=1.0)
+
+
+ALIKE = [
+    "env_id",
+    "frame_stack",
+    "action_space",
+    "observation_space",
+    "options",
+    "info_keywords",
+]
 
 
 @pytest.mark.parametrize("key", ALIKE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.envs import EnvOptions, EnvSpec
+from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
@@ -164,9 +164,3 @@ def test_the_socket_of_a_killed_server_is_removed_but_not_that_of_another_progra
     started[3].dies(RunError("another process serves it"))
     servers.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a.1"]
-
-
-def test_numbers_of_an_info_are_refused() -> None:
-    spec = EnvSpec("CartPole-v1", options=EnvOptions(info_keywords=("x",)))
-    with pytest.raises(UsageError, match="--info_keywords x: environment servers send no info"):
-        EnvServers(Supervisor(), spec, [PLAN], ["unix:/never"])

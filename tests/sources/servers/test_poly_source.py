@@ -37,6 +37,7 @@ from torchbeast.sources.servers import server_main as env_process
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import ask_all
 from torchbeast.sources.servers.source import PolySource
+from torchbeast.sources.servers.told import TellingEnv
 
 SOON = 30.0
 
@@ -180,6 +181,37 @@ def assert_same(a: Rollout, b: Rollout) -> None:
 
 def assert_equal(a: torch.Tensor, b: torch.Tensor) -> None:
     torch.testing.assert_close(a, b, atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("spare_columns", [0, SPARE])
+def test_the_info_of_a_game_is_in_the_row_of_its_final_return(spare_columns: int) -> None:
+    spec = envs.EnvSpec("source_envs:Telling", options=envs.EnvOptions(info_keywords=KEYWORDS))
+    setup = Setup(env_id=spec.name, batch_size=2, unroll_length=5)
+    arguments = {"num_streams": 1, "num_servers": 1}
+    description = env_process._description(envs.make(spec, 2), spec, arguments)
+    games = 0
+    with (
+        served(lambda: TellingEnv(envs.make(spec, 2), KEYWORDS), description) as address,
+        playing(address, setup, spare_columns) as running,
+    ):
+        for rollout in itertools.islice(running.source.batches(), NUM_ROLLOUTS):
+            here = rollout if spare_columns == 0 else without_spare(rollout)
+            here.check()
+            returns, lengths = here.finished_episodes()
+            info = here.finished_info()
+            assert sorted(info) == sorted(KEYWORDS)
+            assert info["steps"] == lengths
+            # The return of an episode of n steps is 1 + ... + n.
+            squares = zip(info["squared"], lengths, strict=True)
+            assert returns == [(square + length) / 2 for square, length in squares]
+            nowhere = ~here.episode_end
+            assert all(rows[nowhere].isnan().all() for rows in here.info.values())
+            games += len(lengths)
+    assert running.supervisor.failure is None
+    assert games > NUM_ROLLOUTS
+
+
+KEYWORDS = ("steps", "squared")
 
 
 class StopsAfterOneRollout(Numbered):

@@ -18,10 +18,10 @@ def check_keywords(keywords: Sequence[str]) -> None:
     if isinstance(keywords, str):
         raise ValueError(f"info_keywords must be a list of names, got the text {keywords!r}")
     for name in keywords:
-        if name.strip() != name or not name or set(name) & set(",\r\n"):
+        if not name or name.strip() != name or not name.isprintable() or "," in name:
             raise ValueError(
-                "info_keywords become columns of the log, and need names without commas, line "
-                f"breaks, and spaces around them, got {name!r}"
+                "info_keywords become columns of the log, and need names of printable characters "
+                f"without commas, or spaces around them, got {name!r}"
             )
     if len(set(keywords)) < len(keywords):
         raise ValueError(f"info_keywords must name each number once, got {' '.join(keywords)}")
@@ -45,6 +45,17 @@ def write_numbers(row: np.ndarray, info: FinalInfo, keyword: str) -> None:
     row[...] = math.nan
     for index, of_game in info.items():
         row[index] = _number(of_game.get(keyword))
+
+
+def numbers_of_games(info: FinalInfo, keywords: Sequence[str], games: Sequence[int]) -> np.ndarray:
+    """Returns float32 [N, K]: the numbers of K keywords of N games that ended, by the indices of
+    their environments; NaN where an info has no such number.
+    """
+    rows = np.full((len(games), len(keywords)), math.nan, np.float32)
+    for row, index in zip(rows, games, strict=True):
+        of_game = info.get(index, {})
+        row[...] = [_number(of_game.get(keyword)) for keyword in keywords]
+    return rows
 
 
 def _number(value: Any) -> float:

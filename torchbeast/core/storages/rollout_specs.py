@@ -60,12 +60,14 @@ def rollout_bytes(
     extras: Sequence[str],
     unroll_length: int,
     columns: int,
+    info_keywords: Sequence[str] = (),
 ) -> int:
     """Returns the bytes of a batch of rollouts, without final observations.
 
     The arguments are those of `rollout_specs`.
     """
-    specs = rollout_specs(actor, observation_space, extras, unroll_length, columns)
+    shape = actor, observation_space, extras, unroll_length, columns
+    specs = rollout_specs(*shape, info_keywords)
     return row_bytes(flatten(specs))
 
 

@@ -30,7 +30,15 @@ from torchbeast.sources.servers.handshake import explain
 _FIRST_PATIENCE_S = 0.5  # limit of the first request; doubled each time
 
 # The entries in which all descriptions must agree.
-_ALIKE = ("env_id", "observation", "action_space", "observation_space", "frame_stack", "options")
+_ALIKE = (
+    "env_id",
+    "observation",
+    "action_space",
+    "observation_space",
+    "frame_stack",
+    "options",
+    "info_keywords",
+)
 
 
 def _never() -> bool:
@@ -331,14 +339,18 @@ def _observation_space(address: str, description: dict[str, Any]) -> Any:
 def _env(address: str, description: dict[str, Any]) -> EnvSpec:
     """Returns the served environment.
 
-    Servers of earlier versions send no keyword arguments, those of the original no options.
+    Servers of earlier versions send no keyword arguments, those of the original no options. The
+    info keywords are those that come with steps, whatever the options say.
     """
     said = description.get("options") or {}
     with _making_sense(address):
         if not isinstance(said, dict):
             raise ValueError(f"its options must be a JSON object, got {said!r}")
         kwargs = said.get("env_kwargs", {})
-        return EnvSpec.from_json({"name": description["env_id"], "kwargs": kwargs, "options": said})
+        options = {**said, "info_keywords": description.get("info_keywords", ())}
+        return EnvSpec.from_json(
+            {"name": description["env_id"], "kwargs": kwargs, "options": options}
+        )
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import socket_path
@@ -54,14 +54,8 @@ class EnvServers:
         security: of servers that listen to other machines.
         counts: whether they report what they do, see `activity`.
 
-        Raises UsageError when the environment's arguments are too long for a process, or numbers of
-        its info are asked for.
+        Raises UsageError when the environment's arguments are too long for a process.
         """
-        if keywords := env.options.info_keywords:
-            raise UsageError(
-                f"--info_keywords {' '.join(keywords)}: environment servers send no info to the "
-                "learner: leave it out, or train with monobeast or raybeast"
-            )
         self.addresses = list(addresses)
         self._folder = folder
         self._supervisor = supervisor

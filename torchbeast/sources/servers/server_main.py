@@ -9,6 +9,7 @@ process never imports torch.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from torchbeast.core.envs.spaces import action_space_to_json, observation_space_
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.child_main import failure, take_stdout
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
+from torchbeast.sources.servers.told import TellingEnv
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -71,9 +73,11 @@ def _make_server(arguments: dict[str, Any], activity: Activity | None = None) ->
 
     def make() -> Any:
         try:
-            env = first.pop()
+            env: Any = first.pop()
         except IndexError:
             env = envs.make(spec, num_envs)
+        if keywords := spec.options.info_keywords:
+            env = TellingEnv(env, keywords)
         return env if activity is None else CountedEnv(env, activity)
 
     return libtorchbeast.Server(
@@ -106,8 +110,16 @@ def _description(env: VecEnv, spec: EnvSpec, arguments: dict[str, Any]) -> dict[
         "observation": map_leaves(lambda spec: (spec.dtype, spec.shape), env.observation_space),
         "action_space": action_space_to_json(env.action_space),
         "observation_space": observation_space_to_json(env.observation_space),
-        "options": {**spec.options.as_json(), **_env_kwargs(spec)},
+        "options": {**_options(spec), **_env_kwargs(spec)},
+        "info_keywords": list(spec.options.info_keywords),
     }
+
+
+def _options(spec: EnvSpec) -> dict[str, Any]:
+    """Returns the options without the info keywords: learners of earlier versions, which read
+    options only, would log columns without a number.
+    """
+    return dataclasses.replace(spec.options, info_keywords=()).as_json()
 
 
 def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:

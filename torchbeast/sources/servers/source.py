@@ -117,7 +117,8 @@ class PolySource:
         joined = num_batches * (self._batch_size + spare_columns)
         space = stacked_space(fleet.observation_space, fleet.frame_stack)
         shape = actor, space, extras, rollouts.unroll_length
-        self._num_bytes = rollout_bytes(*shape, columns=written + queued + joined)
+        keywords = fleet.env.options.info_keywords
+        self._num_bytes = rollout_bytes(*shape, written + queued + joined, keywords)
 
     @property
     def num_bytes(self) -> int:
@@ -265,6 +266,7 @@ def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:
         final_observation=_final_observations(info["final_observation"], spare_columns),
         env_index=_in_all_rows(info["stream"], reward, spare_columns),
         rollout_index=_in_all_rows(info["rollout"], reward, spare_columns),
+        info=info.get("info", {}),
     )
 
 
