@@ -88,6 +88,18 @@ class RaisesOnce(Plain):
         return super().observation()
 
 
+class RaisesTwice(Plain):
+    """Fails in its 300th step, if fewer than two have failed before."""
+
+    def observation(self):
+        if self.steps == 300:
+            with open("failures", "a+") as file:
+                file.write("x")
+                if file.tell() <= 2:
+                    raise KeyError("the joystick is gone")
+        return super().observation()
+
+
 class CannotBeMade(Plain):
     def __init__(self):
         raise OSError("no ROM in the slot")

@@ -93,6 +93,16 @@ def test_an_environment_that_fails_later_is_made_anew_and_its_traceback_is_shown
     workshop.assert_nothing_is_left()
 
 
+def test_an_environment_that_fails_again_shows_its_traceback_once(workshop: Workshop) -> None:
+    code, said = workshop.run("polybeast", "--env", "environments:RaisesTwice", *SMALL)
+    assert code == 0, said
+    (later,) = [line for line in said.splitlines() if "after failure 2 within 600 s" in line]
+    assert later.endswith("'the joystick is gone' (time 2; the first report has its traceback)")
+    for text in (said, (workshop.run_folder("a") / "out.log").read_text()):
+        assert text.count("Traceback (most recent call last)") == 1, text
+    workshop.assert_nothing_is_left()
+
+
 def test_more_streams_than_there_are_cannot_be_needed(workshop: Workshop) -> None:
     code, said = workshop.run("polybeast", "--env", "Catch", *SMALL, "--min_streams", "9")
     assert code == 2, said
