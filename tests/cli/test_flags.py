@@ -18,7 +18,7 @@ from torchbeast.cli.flags import (
     PolyBeastLearnerFlags,
     RayBeastFlags,
 )
-from torchbeast.cli.naming import renamed
+from torchbeast.core.wording import renamed
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.processes.config import MAX_FIXED_LAG

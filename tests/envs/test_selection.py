@@ -145,7 +145,9 @@ def test_a_string_leaf_is_refused_with_the_flag_that_leaves_it_out() -> None:
     with pytest.raises(ValueError) as error:
         SyncVecEnv([Rich], "rich")
     assert "observation['mission'] has dtype <U2, which cannot be sent" in str(error.value)
-    assert str(error.value).endswith("or leave it out: --observation_keys a b/grid b/odd")
+    assert str(error.value).endswith(
+        "or leave it out: --observation_keys a b/grid b/odd, in Python a wrapper of the environment"
+    )
 
 
 def test_without_a_numeric_leaf_the_flag_is_not_suggested() -> None:

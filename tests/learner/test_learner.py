@@ -203,8 +203,8 @@ def test_a_cell_that_is_run_again_ends_the_learner_before(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("other", "sentence"),
     [
-        (impala_of, "learns with --algo ppo, not impala"),
-        (lambda: scheme_of(recurrent=True), "--no_use_lstm"),
+        (impala_of, "learns with algo_factory ppo, not impala: .* or another log_dir"),
+        (lambda: scheme_of(recurrent=True), "give recurrent=False, or another log_dir"),
         (
             lambda: scheme_of({"env_fn": torchbeast.make_env, "env_kwargs": {"env": "Dials"}}),
             "learns Catch, not Dials",
@@ -216,6 +216,36 @@ def test_another_run_is_not_resumed(tmp_path: Path, other: Any, sentence: str) -
         learner.step()
     with pytest.raises(UsageError, match=sentence):
         Learner(other(), 10 * STEPS, tmp_path / "run")
+
+
+def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
+        learner.step()
+        with pytest.raises(UsageError, match="give the log_dir of a run that has one"):
+            learner.restore(tmp_path / "nothing.tar")
+    with pytest.raises(UsageError, match="num_mini_batch 400 cannot be .* or a larger batch_size"):
+        many = PPO.create_factory(num_epochs=1, num_mini_batch=400)
+        Learner(scheme_of(algo=many), 10 * STEPS, tmp_path / "other").step()
+    said = capsys.readouterr()
+    assert "(reward_clipping none)" in said.out and "--" not in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({}, ""),
+        ({"col_remote_workers": 1}, "Starting 1 worker.\n"),
+        ({"grad_remote_workers": 2}, "Starting 2 gradient workers.\n"),
+    ],
+)
+def test_workers_are_announced_before_they_start(
+    tmp_path: Path, axes: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Learner(scheme_of(**axes), 10 * STEPS, tmp_path / "run") as learner:
+        capsys.readouterr()
+        learner.step()
+        learner.step()
+    assert capsys.readouterr().out == said
 
 
 def test_the_programs_evaluate_and_resume_the_run(

@@ -190,7 +190,7 @@ def test_a_batch_has_one_rollout_of_every_environment_unless_the_storage_says_ot
     assert scheme_of(**axes).rollouts.batch_size == 2, "one worker's are ready first"
     five = OnPolicyGAEBuffer.create_factory(size=10, batch_size=5)
     assert scheme_of(storage=five, **axes).rollouts.batch_size == 5
-    with pytest.raises(ValueError, match="batch_size 5 a multiple of each one's share"):
+    with pytest.raises(ValueError, match="batch_size 5 must be a multiple of vec_env_size"):
         scheme_of(storage=five, col_remote_workers=3)
 
 

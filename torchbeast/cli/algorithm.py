@@ -14,9 +14,10 @@ from typing import Annotated, Any, TypeVar
 import tyro
 
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.naming import flag_of, renamed
+from torchbeast.cli.naming import flag_of
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos import registry
+from torchbeast.core.wording import renamed
 from torchbeast.errors import RunError, UsageError, what_users_code_raised
 
 Flags = TypeVar("Flags")

@@ -21,9 +21,10 @@ import tyro
 from torchbeast.cli import json_flags, presets, resuming
 from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.naming import flag_of, renamed
+from torchbeast.cli.naming import flag_of
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
+from torchbeast.core.wording import renamed
 from torchbeast.errors import UsageError
 
 Flags = TypeVar("Flags")

@@ -36,9 +36,11 @@ from torchbeast.core.envs.selection import names
 from torchbeast.core.factories import names_checked
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.threads import one_thread
+from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
 from torchbeast.learner.agents import making_agent
+from torchbeast.learner.arguments import arguments, named_by_arguments
 from torchbeast.learner.callback import Callback
 from torchbeast.learner.callbacks import (
     RowInHand,
@@ -106,7 +108,11 @@ class Learner:
         self.scheme = scheme
         self.target_steps = target_steps
         self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
-        self._config = _run_config(log_dir or scheme.train_envs_factory.log_dir, seed)
+        with as_arguments(arguments(scheme), fields=True):
+            self._begin(log_dir or scheme.train_envs_factory.log_dir, seed)
+
+    def _begin(self, log_dir: str | Path | None, seed: int | None) -> None:
+        self._config = _run_config(log_dir, seed)
         if (earlier := _OPEN.get(self.log_dir)) is not None:
             earlier.close()  # the cell of a notebook that is run again
             earlier._is_taken_over = True
@@ -146,6 +152,7 @@ class Learner:
         """
         self._is_stopped = True
 
+    @named_by_arguments
     def step(self) -> dict[str, float]:
         """Collects a batch, learns from it, calls the callbacks; returns `get_metrics`. With a
         ReplayBuffer the batch is sampled, and steps are collected when it is their turn.
@@ -213,6 +220,7 @@ class Learner:
             said.append(f"loss {self._progress.loss:.3g}")
         print(", ".join(said), flush=True)
 
+    @named_by_arguments
     def save_model(self, path: str | Path | None = None) -> Path:
         """Writes a checkpoint, from which a run can go on; returns its path.
 
@@ -226,6 +234,7 @@ class Learner:
             checkpoints.save(target, self._saving.checkpoint(self._training))
         return target
 
+    @named_by_arguments
     def restore(self, path: str | Path | None = None) -> None:
         """Goes on from a checkpoint: weights, optimiser, counters and random numbers.
 
@@ -240,6 +249,7 @@ class Learner:
         raise_failure(self._session.supervisor.failure, self._session.folder)
         self._open(found)
 
+    @named_by_arguments
     def evaluate(
         self, num_episodes: int = 10, *, sampled: bool = False, seed: int | None = None
     ) -> Episodes:
@@ -261,6 +271,7 @@ class Learner:
             torch.default_generator.manual_seed(seed)  # of sampled actions
             return play(env, agent, num_episodes, seed, greedy=not sampled)
 
+    @named_by_arguments
     def close(self) -> None:
         """Ends the run: writes the checkpoint, ends workers. May be called again.
 
@@ -393,6 +404,8 @@ class Learner:
 
     def _next_batch(self) -> Batch:
         if self._batches is None:
+            if workers := _workers(self.scheme):
+                print(f"Starting {workers}.", flush=True)
             self._source.start(self._session.supervisor)
             self._batches = self._source.batches()
         batch = next(self._batches, None)
@@ -444,6 +457,18 @@ class Learner:
     def _release(self) -> None:
         self._is_released = True
         self._finalizer()
+
+
+def _workers(scheme: Scheme) -> str:
+    """Returns how many workers the scheme has as text; "" for none."""
+    of_each = _count(scheme.col_remote_workers, "worker")
+    if not (learning := scheme.grad_remote_workers):
+        return of_each
+    return f"{_count(learning, 'gradient worker')}{of_each and f', {of_each} for each'}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number > 1)}" if number else ""
 
 
 def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:

@@ -27,6 +27,7 @@ from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.wording import worded
 from torchbeast.envs.goals import Outcome, outcome_in, outcome_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
@@ -450,7 +451,7 @@ class LearnerRun:
     def _say_start(self, compute: Compute, agent: Agent) -> None:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self._settings.learner.algorithm, "reward_clipping", None):
-            print(sentence(clipping), flush=True)
+            print(worded(sentence(clipping)), flush=True)
         say_costs(agent)
 
     def _say_resumed(self, progress: Progress) -> None:

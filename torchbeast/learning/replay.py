@@ -18,6 +18,7 @@ from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
+from torchbeast.core.wording import worded
 from torchbeast.envs.goals import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
@@ -50,7 +51,7 @@ def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
             "--replay_ratio, or use --algo laser, with another --xpid if this run has learnt before"
         )
     if config.algo.learns_from_replay and not config.replay.is_used:
-        print("Nothing is replayed: give --replay_size for that.", flush=True)
+        print(worded("Nothing is replayed: give --replay_size for that."), flush=True)
 
 
 def make_replay(
@@ -227,7 +228,7 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
     """
     path = folder / FILE
     if not is_saved or not path.exists():
-        why = f"there is no {path} yet" if is_saved else "--checkpoint_replay would save it"
+        why = f"there is no {path} yet" if is_saved else worded("--checkpoint_replay would save it")
         print(f"The replay starts empty: {why}.", flush=True)
         return False
     try:

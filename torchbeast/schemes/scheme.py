@@ -25,13 +25,14 @@ import torch
 from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
 from torchbeast.core.actors.factory import ActorFactory
 from torchbeast.core.actors.off_policy import OffPolicyActor
-from torchbeast.core.algos.factory import AlgoFactory
+from torchbeast.core.algos.factory import AlgoFactory, recorded
 from torchbeast.core.checks import above, at_least, one_of, require
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.factories import init_names_checked, refuse_unknown
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.storages.transition_replay import check_goals
+from torchbeast.core.wording import as_arguments
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
 from torchbeast.schemes.gradients.config import GradientConfig
@@ -54,6 +55,29 @@ _FACTORIES = {
     "storage_factory": (Storage, "OnPolicyGAEBuffer.create_factory(...)"),
     "train_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
     "test_envs_factory": (VecEnvFactory, "the first result of VecEnv.create_factory(...)"),
+}
+
+# Flags that no argument of a Scheme's components stands for keep their names.
+_ARGUMENTS = {
+    "algo": "algo_factory",
+    "env": "env_fn",
+    "model": "feature_extractor_network",
+    "model_kwargs": "feature_extractor_kwargs",
+    "use_lstm": "recurrent=True",
+    "no_use_lstm": "recurrent=False",
+    "num_actors": "vec_env_size",
+    "num_processes": "col_remote_workers",
+    "num_servers": "col_remote_workers",
+    "num_workers": "col_remote_workers",
+    "actor_cpus": "col_worker_resources",
+    "device": "local_device",
+    **{
+        name: name
+        for name in (
+            *("batch_size", "unroll_length", "replay_size", "replay_ratio", "learn_start"),
+            *("checkpoint_replay", "hindsight_share", "env_kwargs", "info_keywords"),
+        )
+    },
 }
 
 _SYNC_COL_SPECS = ["fraction_workers", "fraction_samples"]
@@ -95,8 +119,9 @@ class Scheme:
 
     def __post_init__(self) -> None:
         self._check_values()
-        self._check_axes()
-        self._check_components()
+        with as_arguments(self.arguments, fields=True):
+            self._check_axes()
+            self._check_components()
 
     @classmethod
     def preset(cls, name: str, train_envs_factory: VecEnvFactory, **others: Any) -> Scheme:
@@ -106,6 +131,12 @@ class Scheme:
         algo_factory or col_remote_workers.
         """
         return cls(**{**settings(name, train_envs_factory), **others})
+
+    @property
+    def arguments(self) -> Mapping[str, str]:
+        """The arguments of the components by the flags of the programs."""
+        of_algorithm = {name: name for name in recorded(self.algo_factory.config)}
+        return {**of_algorithm, **_ARGUMENTS, **self.storage_factory.arguments}
 
     @property
     def algo(self) -> AlgoFactory:
@@ -335,8 +366,13 @@ class Scheme:
         self._check_kind_of_actor()
         self._check_replay()
         if self.col_remote_workers and self.is_synchronous:
+            each = self.train_envs_factory.vec_env_size
             batch_size = self.synchronous_rollouts or self.rollouts.batch_size
-            self.processes.check_fixed_lag(batch_size)
+            require(
+                batch_size % each == 0,
+                f"batch_size {batch_size} must be a multiple of vec_env_size {each}, since "
+                'col_communication="synchronous" takes whole rollouts of each worker',
+            )
         self._check_spaces()
         self._check_actor()
 

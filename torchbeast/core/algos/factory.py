@@ -18,6 +18,7 @@ import torch
 
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.factories import refuse_other_types, refuse_unknown
+from torchbeast.core.wording import as_arguments
 
 if TYPE_CHECKING:
     from torchbeast.core.actors.contract import Actor
@@ -73,9 +74,10 @@ def algo_factory(algo: type[Algorithm[Any]], hyperparameters: Mapping[str, Any])
         hyperparameters, types | {other: types[name] for other, name in others.items()}
     )
     named = _by_flag(algo.__name__, hyperparameters, others)
-    step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
-    made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
-    return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
+    with as_arguments({others.get(name, name): name for name in hyperparameters}, fields=True):
+        step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
+        made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
+        return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
 
 
 def _by_flag(

@@ -376,7 +376,9 @@ class SyncVecEnv:
             if not (others := sendable_keys(first)):
                 raise
             flag = f"--observation_keys {' '.join(others)}"
-            raise ValueError(f"{error}, or leave it out: {flag}") from error
+            raise ValueError(
+                f"{error}, or leave it out: {flag}, in Python a wrapper of the environment"
+            ) from error
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 

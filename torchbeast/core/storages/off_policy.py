@@ -31,6 +31,7 @@ class ReplayBuffer(Storage):
     """
 
     holds = Transitions
+    arguments: ClassVar[Mapping[str, str]] = {"replay_size": "size"}
     # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
     usual: ClassVar[Mapping[str, Any]] = {
         "n_step": 1,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchbeast.core.checks import at_least, between
 from torchbeast.core.factories import names_checked
@@ -30,6 +30,7 @@ class OnPolicyBuffer(Storage):
     """Rollouts whose returns are whatever the algorithm computes."""
 
     holds = Rollout
+    arguments: ClassVar[Mapping[str, str]] = {"unroll_length": "size"}
 
     size: int  # steps of one environment in a rollout
     batch_size: int | None  # rollouts in a batch; None: one of every environment

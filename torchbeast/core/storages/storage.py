@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchbeast.core.storages.transition import Transitions
@@ -22,6 +23,9 @@ class Storage(ABC):
 
     holds: ClassVar[type]
     """The class of batches that algorithms get from it."""
+
+    arguments: ClassVar[Mapping[str, str]] = {}
+    """Arguments of create_factory by the flags of other names."""
 
     @abstractmethod
     def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
