@@ -189,6 +189,8 @@ def test_the_info_of_a_game_is_in_the_row_of_its_final_return(spare_columns: int
     setup = Setup(env_id=spec.name, batch_size=2, unroll_length=5)
     arguments = {"num_streams": 1, "num_servers": 1}
     description = env_process._description(envs.make(spec, 2), spec, arguments)
+    assert description["info_keywords"] == list(KEYWORDS)
+    assert not description["options"]["info_keywords"], "all that earlier learners read"
     games = 0
     with (
         served(lambda: TellingEnv(envs.make(spec, 2), KEYWORDS), description) as address,
