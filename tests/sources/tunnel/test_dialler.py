@@ -336,7 +336,7 @@ def test_a_door_that_says_its_line_slowly_is_one(
             with listener.accept()[0] as connected:
                 connected.sendall(b"torchbeast")
                 assert b"torchbeast".startswith(looks.get(timeout=SOON))
-                connected.sendall(b" door 1\n")
+                connected.sendall(b" door 2\n")
                 assert connected.recv(1000).startswith(b"token ")
 
 

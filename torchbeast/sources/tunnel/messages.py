@@ -2,7 +2,7 @@
 r"""What a host and the door say to each other: lines of words, before bytes are relayed.
 
     door                               host
-    "torchbeast door 1"
+    "torchbeast door 2"
                                        "token TOKEN"
                                        "host NAME ID SERVERS SERVED" | "spare ID SERVER" | "status"
     to a host: "admitted LABEL"
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from torchbeast.sources.servers.config import MAX_TOKEN
 
-VERSION = 1
+VERSION = 2
 BANNER = b"torchbeast door %d" % VERSION
 BEAT, ENDED, GO, END = b"beat", b"ended", b"go", b"end"
 OTHER_PROGRAM = (
