@@ -33,3 +33,12 @@ def test_a_resumed_log_does_not_go_back_with_the_clock(
         files.close()
     first, second = (row["_time"] for row in read_logs(tmp_path))
     assert 1e9 <= first <= second < 1e9 + 60
+
+
+def test_a_damaged_row_does_not_keep_a_run_from_resuming(tmp_path: Path) -> None:
+    (tmp_path / "fields.csv").write_text("_tick,_time,step\n")
+    (tmp_path / "logs.csv").write_text("# _tick,_time,step\n0,4e9,1\n1\n2,,3\n3,x,4\n\n")
+    files = LogFiles(tmp_path)
+    files.write(5, {})
+    files.close()
+    assert (tmp_path / "logs.csv").read_text().splitlines()[-1].startswith("1,4000000000.")

@@ -13,7 +13,7 @@ import io
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,11 +152,11 @@ def _drop_rows_after(path: Path, step: int, fields: list[str]) -> None:
 
 
 def _last(path: Path) -> tuple[int, float]:
-    """Returns `_tick` and `_time` of the last row; -1 and 0 without any."""
-    last = ["-1", "0"]
+    """Returns `_tick` and `_time` of the last row that has both; -1 and 0 without any."""
+    last = -1, 0.0
     if path.exists():
         with open(path, newline="", encoding="utf-8") as file:
             for row in csv.reader(file):
-                if row and row[0].isdigit():
-                    last = row
-    return int(last[0]), float(last[1])
+                with suppress(ValueError, IndexError):  # the heading, a damaged row
+                    last = int(row[0]), float(row[1])
+    return last
