@@ -45,13 +45,17 @@ def test_a_certificate_that_lacks_the_own_name_is_warned_about() -> None:
     assert warning_of_names("0.0.0.0:1", ["a.lab", "10.0.0.1"]) == (
         "The certificate does not name node7: reach this machine as a.lab or 10.0.0.1."
     )
-    for names in ([], ["node7"]):
+    for names in ([], ["node7"], ["NODE7"]):
         assert warning_of_names("0.0.0.0:1", names) == ""
+    for address in ("[2001:db8::5]", "[2001:DB8:0::5]"):
+        assert warning_of_names(f"{address}:1", ["2001:DB8:0:0:0:0:0:5"]) == ""
+    assert warning_of_names("[2001:db8::6]:1", ["2001:DB8:0:0:0:0:0:5"])
 
 
 def test_names_are_read_from_the_certificate_even_if_it_has_expired(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
-    names = [x509.DNSName("a.lab"), x509.IPAddress(ipaddress.ip_address("10.0.0.1"))]
+    address = x509.IPAddress(ipaddress.ip_address("10.0.0.1"))
+    names = [x509.DNSName("a.lab"), address, x509.RFC822Name("someone@a.lab")]
     for since in (0, -3):
         cert, key = keys.server(names, datetime.timedelta(days=since), "other")
         files = ServerSecurityConfig(tls_cert=cert, tls_key=key, token_file=keys.token)

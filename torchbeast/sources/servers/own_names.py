@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from torchbeast.sources.servers.config import SecurityConfig
 
 _EVERY_NETWORK = ("0.0.0.0", "[::]")
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which ssl does not name
+_OF_MACHINES = ("DNS", "IP Address")  # kinds of names; others are of people and services
 _FLIGHTS = 4  # of messages in a handshake, at most
 
 
@@ -60,7 +62,7 @@ def names_in(files: SecurityConfig) -> list[str]:
             with contextlib.suppress(ssl.SSLWantReadError):
                 side.do_handshake()
         names: Any = (ours.getpeercert() or {}).get("subjectAltName", ())
-        return [name for _, name in names]
+        return [name for kind, name in names if kind in _OF_MACHINES]
     return []
 
 
@@ -70,5 +72,13 @@ def _own_name(host: str) -> str:
 
 def _is_named(host: str, names: Sequence[str]) -> bool:
     """Returns whether a certificate with these names is for the host; any is if it has none."""
-    any_of_domain = f"*.{host.partition('.')[2]}"
-    return not names or host in names or any_of_domain in names
+    own, known = _in_one_form(host), [_in_one_form(name) for name in names]
+    return not known or own in known or f"*.{own.partition('.')[2]}" in known
+
+
+def _in_one_form(name: str) -> str:
+    """Returns a name, or an address of a machine, as every other spelling of it."""
+    try:
+        return str(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        return name.lower()
