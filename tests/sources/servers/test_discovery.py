@@ -7,6 +7,7 @@ import json
 import socket
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,3 +240,21 @@ def test_a_fleet_is_told_to_other_learners_as_json(servers: dict) -> None:
     told = discovery.fleet_of(json.loads(json.dumps(fleet.descriptions)))
     for name in ("env", "observation_space", "action_space", "stream_addresses", "envs_per_stream"):
         assert getattr(told, name) == getattr(fleet, name)
+
+
+def test_a_host_that_is_silent_is_not_examined_beyond_the_time_limit_again(
+    servers: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at why a frozen machine does not answer takes three seconds."""
+    now, examined = [0.0], []
+
+    def explain(address: str, files: object) -> None:
+        examined.append(address)
+        now[0] += 3.0
+
+    monkeypatch.setattr(discovery, "explain", explain)
+    monkeypatch.setattr(discovery, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    asking = discovery.Asking(2.0, security=LearnerSecurityConfig(insecure=True))
+    with pytest.raises(RunError, match="no environment server answers at a:50"):
+        asking.ask("a:50")
+    assert examined == ["a:50"]

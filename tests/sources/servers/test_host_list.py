@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import queue
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from background import SOON, Background, wait_for
 
 from torchbeast.sources.servers import host_list, hosts
 from torchbeast.sources.servers.config import LearnerSecurityConfig
@@ -66,9 +70,9 @@ class World:
 
     def begin(self) -> None:
         self.write("a:50")
-        fleet = find_on(hosts.hosts(str(self.file)), None, 1.0, PLAIN)
-        self.pool = Pool(*fleet.stream_addresses)
-        self.list = HostList(str(self.file), fleet, PLAIN)
+        self.fleet = find_on(hosts.hosts(str(self.file)), None, 1.0, PLAIN)
+        self.pool = Pool(*self.fleet.stream_addresses)
+        self.list = HostList(str(self.file), self.fleet, PLAIN)
 
     def write(self, text: str) -> None:
         self.file.write_text(text)
@@ -233,6 +237,60 @@ def test_a_listed_host_that_was_restarted_with_other_servers_is_replaced(
     world.pool.away = []
     assert world.look(40) == []
     assert world.pool.streams == ["a:50", "a:50", "a:51", "a:51"]
+
+
+def test_a_restart_between_two_looks_at_the_list_is_noticed(world: World) -> None:
+    world.pool.away = ["a:50"]
+    world.list.glance(world.pool, world.now)
+    world.pool.away = []
+    world.served["a:50"] = CATCH | {"num_streams": 3}
+    assert world.look(1) == ["removed host a:50 (2 streams)", "added host a:50 (3 streams)"]
+
+
+def test_streams_are_looked_at_between_two_looks_at_the_list(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is read too seldom for the two seconds that a restart may take."""
+    monkeypatch.setattr(host_list, "_GLANCE_S", 0.001)
+    monkeypatch.setattr(host_list, "_INTERVAL_S", 1e9)
+    closed, glances = threading.Event(), itertools.count()
+
+    def glance(streams: Any, now: float) -> None:
+        if next(glances) == 3:
+            closed.set()
+
+    monkeypatch.setattr(world.list, "glance", glance)
+    Background(world.list.follow, world.pool, world.columns, closed).result()
+
+
+def test_hosts_that_do_not_answer_hold_up_no_end(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_list, "_GLANCE_S", 0.001)
+    monkeypatch.setattr(host_list, "_INTERVAL_S", 0.0)
+    limits: queue.Queue[float] = queue.Queue()
+    closed, goes_on = threading.Event(), threading.Event()
+
+    def describe(address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
+        limits.put(timeout_s)
+        assert goes_on.wait(SOON)
+        raise TimeoutError
+
+    monkeypatch.setattr("libtorchbeast.describe", describe)
+    monkeypatch.setattr("torchbeast.sources.servers.discovery.explain", _never)
+    monkeypatch.setattr(host_list, "ANSWER_S", 2.0)
+    world.list = HostList(str(world.file), world.fleet, PLAIN)
+    world.write("a:50\nb:50\nc:50\nd:50")
+    following = Background(world.list.follow, world.pool, world.columns, closed)
+    limits.get(timeout=SOON)
+    closed.set()
+    goes_on.set()
+    following.result()
+    assert [limits.get_nowait() for _ in range(limits.qsize())] == [0.0, 0.0]
+
+
+def _never(*_: Any) -> None:
+    raise AssertionError("an end waits for seconds")
 
 
 def test_a_listed_host_that_comes_back_as_it_was_keeps_its_streams(world: World) -> None:

@@ -287,12 +287,12 @@ class Asking:
         while True:
             left = deadline - time.monotonic()
             try:
-                limit = max(0.0, min(patience, left))
+                limit = 0.0 if self._stopped() else max(0.0, min(patience, left))
                 return libtorchbeast.describe(address, limit, self.credentials)
             except TimeoutError as error:
-                if self._security is not None:
-                    explain(address, self._security)
-                if self._stopped() or left <= patience:
+                if self._security is not None and not self._stopped():
+                    explain(address, self._security)  # takes seconds where nobody answers
+                if self._stopped() or left <= patience or time.monotonic() >= deadline:
                     raise _no_answer(called or address, self.timeout, error) from None
             except PermissionError as error:
                 raise RunError(str(error)) from None

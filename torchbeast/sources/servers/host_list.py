@@ -2,6 +2,7 @@
 """Follows a list of hosts that changes: a file, or the addresses of a name.
 
     file or name --- every 3 s ---> hosts --- new, gone, restarted ---> JoinedHosts
+    pool --- every 0.5 s ---> streams that are away ---> Restarts
 
 A change counts once it was seen twice in a row, because a file may be read while it is written. A
 list that cannot be read is a warning.
@@ -21,6 +22,7 @@ from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, Strea
 from torchbeast.sources.servers.restarts import Restarts
 
 _INTERVAL_S = 3.0  # between two looks at the list
+_GLANCE_S = 0.5  # between two looks at the streams; no host is restarted in less
 
 
 class HostList:
@@ -34,24 +36,36 @@ class HostList:
         Raises UsageError when the files of the credentials cannot be read.
         """
         self._named = named
-        self._asking = Asking(ANSWER_S, security=security)
+        self._closed = threading.Event()
+        self._asking = Asking(ANSWER_S, lambda: self._closed.is_set(), security)
         self._hosts = JoinedHosts(fleet)
         self._restarts = Restarts(lambda name: host_at(name, self._asking))
         self._seen = list(self._hosts.joined)
 
     def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
         """Changes the streams as the list changes, until closed; see `Hosts`."""
-        while not closed.wait(_INTERVAL_S):
-            self.look(streams, columns, time.monotonic())
+        self._closed, next_look = closed, time.monotonic() + _INTERVAL_S
+        while not closed.wait(_GLANCE_S):
+            now = time.monotonic()
+            if now < next_look:
+                self.glance(streams, now)
+                continue
+            self.look(streams, columns, now)
+            next_look = time.monotonic() + _INTERVAL_S
+
+    def glance(self, streams: Streams, now: float) -> None:
+        """Notes whose streams are away, which may not be for long."""
+        away = {address for address, _ in streams.away_streams()}
+        self._restarts.note(self._hosts.joined.values(), away, now)
 
     def look(self, streams: Streams, columns: int, now: float) -> None:
         """Reads the list once, and adds and removes hosts."""
+        self.glance(streams, now)
         listed = self._read()
         if listed is None:
             return
         joined = self._hosts.joined
-        away = {address for address, _ in streams.away_streams()}
-        for name in self._restarts.changed(joined.values(), away, now):
+        for name in self._restarts.changed(joined.values(), now):
             self._hosts.remove(name, streams)  # and is added again as it is now
         for name in [name for name in listed if name not in joined]:
             self._hosts.add(name, partial(self._described, name), streams, columns, now)

@@ -23,19 +23,22 @@ class Restarts:
         """describe: asks the servers of a host; raises RunError or UsageError if it is away."""
         self._describe = describe
         self._next: dict[str, float] = {}  # when to describe a host of which a stream was away
+        self._away: set[str] = set()  # hosts of which one is away now
 
-    def changed(self, hosts: Iterable[Host], away: Collection[str], now: float) -> list[str]:
-        """Returns the names of hosts that have other streams than before.
+    def note(self, hosts: Iterable[Host], away: Collection[str], now: float) -> None:
+        """Notes the hosts, of those in the pool, of which a stream is away.
 
-        hosts: those whose streams are in the pool. away: addresses of servers whose streams are
-        away.
+        away: addresses of servers.
         """
-        return [host.name for host in hosts if self._is_changed(host, away, now)]
+        self._away = {h.name for h in hosts if any(address in away for address in h.servers)}
+        for name in self._away:
+            self._next.setdefault(name, now)
 
-    def _is_changed(self, host: Host, away: Collection[str], now: float) -> bool:
-        is_away = any(address in away for address in host.servers)
-        if is_away:
-            self._next.setdefault(host.name, now)
+    def changed(self, hosts: Iterable[Host], now: float) -> list[str]:
+        """Returns the names of hosts, of those in the pool, that have other streams than before."""
+        return [host.name for host in hosts if self._is_changed(host, now)]
+
+    def _is_changed(self, host: Host, now: float) -> bool:
         if self._next.get(host.name, math.inf) > now:
             return False
         self._next[host.name] = now + _EVERY_S
@@ -43,7 +46,7 @@ class Restarts:
             found = self._describe(host.name)
         except (RunError, UsageError):
             return False
-        if not is_away:
+        if host.name not in self._away:
             del self._next[host.name]
         return _streams(found) != _streams(host)
 
