@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from background import SOON, Background, wait_for
+from background import SOON, Background
 
 from torchbeast.sources.servers import host_list, hosts
 from torchbeast.sources.servers.config import LearnerSecurityConfig
