@@ -26,11 +26,11 @@ ServerStatus checked(const rpcenv::ServerStatus& message, const std::string& add
 }  // namespace
 
 ServerStatus ask_status(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
-  const auto deadline = std::chrono::system_clock::now() + timeout;
   const auto channel = open_channel(endpoint);
   if (!wait_for_connection(*channel, timeout)) {
     throw TimeoutError(nobody_answers(endpoint.address, timeout));
   }
+  const auto deadline = std::chrono::system_clock::now() + timeout;
   const auto stub = rpcenv::RPCServerStatus::NewStub(channel);
   rpcenv::ServerStatus message;
   const grpc::Status status = stub->GetStatus(new_context(endpoint, deadline).get(), {}, &message);
