@@ -517,6 +517,7 @@ def _refused(address: str) -> set[grpc.StatusCode]:
         return {stream.end()[0]}
 
 
+@pytest.mark.long
 def test_health_checks_of_strangers_cannot_make_a_server_hold_more_than_a_gibibyte(
     tmp_path: Path,
 ) -> None:
@@ -559,6 +560,7 @@ def peak_bytes(process: subprocess.Popen[bytes]) -> int:
     return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
+@pytest.mark.alone
 def test_a_tls_handshake_that_is_not_completed_is_cut_off_after_ten_seconds(
     tmp_path: Path,
 ) -> None:
