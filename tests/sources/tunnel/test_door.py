@@ -242,6 +242,25 @@ def test_a_host_beyond_the_bound_is_asked_to_come_later(
         assert peer.line().startswith(b"later the learner has its 1 hosts")
 
 
+def test_a_host_that_has_been_away_for_long_makes_room_for_another(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Machines that are made for a job, and pods, have another name each time."""
+    monkeypatch.setattr(door_module, "_MOST_HOSTS", 2)
+    monkeypatch.setattr(door_module, "_FORGOTTEN_S", 0.0)
+    sockets = set()
+    with host(door, b"stays", OTHER_ID):
+        door.visit()
+        for name in (b"a", b"b", b"a", b"c"):
+            with host(door, name):
+                [address] = door.visit().addresses
+            assert not door.visit().is_here
+            sockets.add(address)
+        kept = {path.name for path in door.folder.iterdir()}
+        assert len(sockets) == 4, "no other host is found where one was"
+        assert len(kept) == 2 and any(name.startswith("stays.") for name in kept)
+
+
 def test_a_peer_that_stalls_does_not_hold_up_others(door: OpenDoor) -> None:
     with host(door, servers=2), spare(door, 0) as stalled, spare(door, 1) as good:
         addresses = door.visit().addresses

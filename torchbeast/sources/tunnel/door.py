@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import itertools
 import logging
 import socket
 import ssl
@@ -38,6 +39,7 @@ from torchbeast.sources.tunnel.time_limit import within
 _log = logging.getLogger("torchbeast.door")
 
 _MOST_HOSTS = 256
+_FORGOTTEN_S = 120.0  # without a host, after which another may have its place; see visitors.py
 _MOST_STRANGERS = 256  # beside one for each server of the hosts that are here
 _MOST_STRANGERS_OF_ONE = 128  # address; many hosts may be behind one
 _UNHURRIED_S = 2.0  # after which a stranger makes room for another one
@@ -83,6 +85,7 @@ class Door:
         self._on_visit = on_visit
         self._handshake_s = handshake_s
         self._places: dict[str, Place] = {}
+        self._numbers = itertools.count()  # of sockets; none is used twice
         self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the first to come first
         self._servers: collections.Counter[str] = collections.Counter()  # of hosts, by address
         self._tasks: set[asyncio.Task[None]] = set()
@@ -230,8 +233,18 @@ class Door:
 
     def _new_place(self, label: str) -> Place:
         if len(self._places) >= _MOST_HOSTS:
+            self._forget_a_host()
+        return self._places.setdefault(label, Place(label, self._folder, self._numbers))
+
+    def _forget_a_host(self) -> None:
+        """Gives up the place of the host that has been away longest."""
+        long_ago = time.monotonic() - _FORGOTTEN_S
+        away = [place for place in self._places.values() if not place.id and place.since < long_ago]
+        if not away:
             raise LaterError(f"the learner has its {_MOST_HOSTS} hosts")
-        return self._places.setdefault(label, Place(label, self._folder))
+        longest = min(away, key=lambda place: place.since)
+        longest.close()
+        del self._places[longest.label]
 
     def _admit_spare(self, hello: SpareHello, spare: Connection) -> None:
         for place in self._places.values():

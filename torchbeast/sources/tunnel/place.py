@@ -11,9 +11,8 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchbeast.sources.tunnel.connection import Connection
@@ -29,10 +28,11 @@ _BACKLOG = 128
 class Place:
     """The host of one label, present or away."""
 
-    def __init__(self, label: str, folder: Path) -> None:
+    def __init__(self, label: str, folder: Path, numbers: Iterator[int]) -> None:
         """Makes the place of a host that is away.
 
-        label: part of the names of its sockets, which are in `folder`.
+        label: part of the names of its sockets, which are in `folder`. numbers: for their names,
+        none of which may be used twice.
         """
         self.label = label
         self.id = ""  # of the host that is here; "": it is away
@@ -40,7 +40,7 @@ class Place:
         self.since = time.monotonic()  # it is here, or away
         self._folder = folder
         self._served = (0, "")  # number and fingerprint of the servers
-        self._numbers = itertools.count()  # of sockets; none is used twice
+        self._numbers = numbers
         self._control: Connection | None = None
         self._heard = 0.0
 
