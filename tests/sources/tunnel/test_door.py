@@ -242,6 +242,28 @@ def test_a_host_beyond_the_bound_is_asked_to_come_later(
         assert peer.line().startswith(b"later the learner has its 1 hosts")
 
 
+def test_a_host_for_which_there_are_no_sockets_has_gone_until_there_are(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sockets are closed by then, and nobody would tell the learner later."""
+
+    async def listen(_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with host(door), Peer(door.port) as again:
+        assert door.visit().is_here
+        with monkeypatch.context() as patched:
+            patched.setattr(place_module.ServerDoor, "listen", listen)
+            again.line()
+            again.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED[::-1]))
+            said = again.line()
+        assert said == b"later the learner's machine makes no socket: Too many open files"
+        assert not door.visit().is_here
+    with host(door, served=SERVED[::-1]), spare(door) as theirs:
+        with learner(door.visit().addresses[0]):
+            assert theirs.line() == b"go"
+
+
 def test_a_host_that_has_been_away_for_long_makes_room_for_another(
     door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -213,8 +213,9 @@ class Door:
         try:
             await place.enter(hello, control)
         except OSError as error:
-            place.leave()
-            raise LaterError(f"the learner's machine makes no socket: {error.strerror}") from None
+            why = f"the learner's machine makes no socket: {error.strerror}"
+            self._on_visit(Visit(place.label, place.addresses, False, why))
+            raise LaterError(why) from None
         return place
 
     def _place_for(self, hello: HostHello) -> Place:

@@ -59,12 +59,15 @@ class Place:
         return self.id in ("", hello.id) or time.monotonic() - self._heard > _QUIET_S
 
     async def enter(self, hello: HostHello, control: Connection) -> None:
-        """Lets a host in, in place of whatever was left of another; listens for the learner."""
+        """Lets a host in, in place of whatever was left of another; listens for the learner.
+
+        Raises OSError if the system makes no sockets; the host is away then.
+        """
         self.leave()
-        self.id, self._control = hello.id, control
-        self.since = self._heard = time.monotonic()
         if self._served != (hello.servers, hello.served):
             await self._replace_servers(hello)
+        self.id, self._control = hello.id, control
+        self.since = self._heard = time.monotonic()
         for server in self.servers:
             server.is_here = True
 
