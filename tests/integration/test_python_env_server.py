@@ -96,6 +96,7 @@ def test_the_example_server_describes_itself(example: Example) -> None:
         "action_space": {"type": "Discrete", "n": 3, "start": 0},
         "observation_space": None,
         "options": None,
+        "info_keywords": [],
     }
 
 
