@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,17 @@ def test_a_second_run_of_the_same_name_is_refused_while_the_first_runs(tmp_path:
         RunFolder(tmp_path / "a", {})
     run.finish(successful=True)
     RunFolder(tmp_path / "a", {}).finish(successful=True)
+
+
+def test_a_run_begins_while_another_process_looks_whether_one_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    looking = open(tmp_path / "a" / "out.log", "ab")  # noqa: SIM115
+    fcntl.flock(looking, fcntl.LOCK_SH)  # as `is_in_use` does for a moment
+    monkeypatch.setattr(time, "sleep", lambda _: looking.close())
+    RunFolder(tmp_path / "a", {}).finish(successful=True)
+    assert looking.closed, "the run waited for it"
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ LOGGER_NAME = "torchbeast"
 
 _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 
+# How often, and after which pauses, a folder is found locked before another run has it: `is_in_use`
+# holds it for less.
+_ATTEMPTS = 20
+_PAUSE_S = 0.01
+
 
 def _new_xpid() -> str:
     return f"torchbeast-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -179,16 +184,26 @@ def _warn_of(path: Path, error: OSError, what: str) -> None:
 
 
 def _lock(path: Path) -> IO[bytes]:
-    """Locks the folder for this process until the file is closed, which a kill does too."""
+    """Locks the folder for this process until the file is closed, which a kill does too.
+
+    Another process that only looks, with `is_in_use`, is waited for.
+    """
     file = open(path / "out.log", "ab")  # noqa: SIM115
+    for _ in range(_ATTEMPTS):
+        if _has_locked(file):
+            return file
+        time.sleep(_PAUSE_S)
+    file.close()
+    raise UsageError(f"another process is running in {path}: wait for it, or give another name")
+
+
+def _has_locked(file: IO[bytes]) -> bool:
+    """Tries to lock the file; returns whether nobody else has."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.close()
-        raise UsageError(
-            f"another process is running in {path}: wait for it, or give another name"
-        ) from None
-    return file
+        return False
+    return True
 
 
 def is_in_use(path: Path) -> bool:
