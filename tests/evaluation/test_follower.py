@@ -7,9 +7,12 @@ What happens while a follower waits is a list of events, one for each time that 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
-from collections.abc import Callable, Iterator
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -60,7 +63,10 @@ _clock = iter(range(1_700_000_000, 1_800_000_000))
 
 
 def save(folder: Path, step: int, score: float, total: int = TOTAL, **more: Any) -> None:
-    """Writes a checkpoint, each a second after the one before."""
+    """Writes a checkpoint, each a second after the one before.
+
+    more: further entries; None leaves one out.
+    """
     env = envs.make("Catch", 1)
     agent = make_agent(ActorSpec("mlp"), env.observation_space, env.action_space, env.frame_stack)
     for parameter in agent.model.parameters():
@@ -73,7 +79,9 @@ def save(folder: Path, step: int, score: float, total: int = TOTAL, **more: Any)
         "model": "mlp",
     }
     path = folder / "model.tar"
-    checkpoints.save(path, saved | more)
+    checkpoints.save(
+        path, {key: value for key, value in (saved | more).items() if value is not None}
+    )
     written = next(_clock)
     os.utime(path, (written, written))
 
@@ -124,6 +132,13 @@ def follow(
             watch=watch or stopped(),
         ).run()
     return rows(folder)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_: Any) -> None:
+        raise error
+
+    return call
 
 
 def stopped() -> Watched:
@@ -186,6 +201,23 @@ def test_a_restart_plays_nothing_again_and_keeps_the_better_one(run: Path) -> No
     save(run, 300, 6.0)
     follow(run)
     assert kept(run) == (300, 6.0)
+
+
+def test_a_restart_after_the_end_of_the_run_ends_at_once(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is left to evaluate, and the process of the run is gone."""
+    watch = Watched()
+    watch.leave()
+    save(run, 1000, 5.0)
+    follow(run, watch=watch)
+    capsys.readouterr()
+    follow(run, watch=watch)
+    assert steps(run) == [1000]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "Step 1,000 was evaluated before.",
+        "The run has learnt its 1,000 steps.",
+    ]
 
 
 def test_the_best_of_a_learner_is_replaced_by_a_better_one_only(run: Path) -> None:
@@ -271,6 +303,70 @@ def test_a_damaged_checkpoint_is_named_once_and_the_next_is_evaluated(
     assert steps(run) == [1000]
     said = capsys.readouterr().err
     assert said.count("is no readable checkpoint") == 1 == said.count("\n")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The checkpoints that were read."""
+    read, found = checkpoints.load, []
+
+    def noted(path: Path, needed: Sequence[str] = checkpoints.KEYS) -> dict[str, Any]:
+        found.append(path)
+        return read(path, needed)
+
+    monkeypatch.setattr(checkpoints, "load", noted)
+    return found
+
+
+@pytest.mark.parametrize("fault", [{"stats": None}, {"format": 10**6}])
+def test_a_checkpoint_of_no_use_is_read_again_only_when_it_has_changed(
+    run: Path, reads: list[Path], fault: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    watch = Watched()
+    save(run, 500, 1.0, **fault)
+    follow(
+        run,
+        lambda: None,
+        lambda: None,
+        lambda: (save(run, 1000, 1.0), watch.leave()),
+        watch=watch,
+    )
+    assert steps(run) == [1000] and reads == [run / "model.tar"] * 2
+    assert capsys.readouterr().err.count("waiting for the next checkpoint") == 1
+
+
+def test_a_checkpoint_that_a_disk_fails_to_give_is_read_again(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = Watched()
+    save(run, 1000, 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(zipfile, "is_zipfile", raising(OSError(errno.EIO, "Input/output error")))
+        follow(run, lambda: None, lambda: (patch.undo(), watch.leave()), watch=watch)
+    assert steps(run) == [1000]
+
+
+def test_checkpoints_that_are_replaced_while_they_are_read_are_evaluated_until_a_signal(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, supervisor = checkpoints.load, Waiting(iter(()))
+    written = iter(range(200, 1000, 100))
+
+    def replaced(path: Path, needed: Sequence[str]) -> dict[str, Any]:
+        found = read(path, needed)
+        if path.name == "evaluation_best.tar":
+            return found
+        save(run, next(written), 1.0)
+        if found["stats"]["step"] == 300:
+            supervisor.stop("a signal")
+        return found
+
+    save(run, 100, 1.0)
+    monkeypatch.setattr(checkpoints, "load", replaced)
+    with ExitStack() as ending:
+        config = EvaluationConfig()
+        Follower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=Watched()).run()
+    assert steps(run) == [100, 200, 300]
 
 
 def test_a_last_checkpoint_that_is_damaged_is_the_error_at_the_end(run: Path) -> None:
@@ -384,6 +480,28 @@ def test_evaluations_of_the_same_weights_are_the_same(
     ours = ("mean_episode_return", "distinct_episodes", "mean_episode_length")
     assert [first[name] for name in ours] == [second[name] for name in ours]
     assert -1 < first["mean_episode_return"] < 1 and len(made) == 1
+
+
+def test_the_times_of_rows_do_not_go_back_with_the_clock(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while a follower goes on, nor when it is started again."""
+
+    def set_clock(now: float) -> None:
+        monkeypatch.setattr(time, "time", lambda: now)
+
+    watch = Watched()
+    set_clock(1e9)
+    save(run, 100, 1.0)
+    follow(
+        run,
+        lambda: (set_clock(1e9 - 3600), save(run, 200, 2.0), watch.stop()),
+        watch=watch,
+    )
+    save(run, 300, 3.0)
+    follow(run)
+    times = [row["_time"] for row in rows(run)]
+    assert times == sorted(times) and times[0] >= 1e9 and times[-1] < 1e9 + 60
 
 
 def test_the_rows_can_be_plotted(run: Path) -> None:

@@ -89,7 +89,6 @@ class Follower:
         self._tried: float | None = None  # time of the newest file that was read
         self._problem: UsageError | None = None  # of that file, if it could not be read
         self._learnt = self._target = 0  # env steps of the newest checkpoint, and of the run
-        self._has_played = False
 
     def run(self) -> None:
         """Evaluates until the run has ended.
@@ -108,16 +107,22 @@ class Follower:
         """Returns whether there is a file that was not tried."""
         return _time_of(self._path) not in (None, self._tried)
 
+    @property
+    def _may_be_better(self) -> bool:
+        """Whether the file that was tried may be readable now, without being written again."""
+        faults_of_file = (checkpoints.Damaged, checkpoints.Unsuitable)
+        return self._problem is not None and not isinstance(self._problem, faults_of_file)
+
     def _look(self) -> bool:
         """Evaluates the newest checkpoint if it is new; returns whether it was.
 
-        One that cannot be read is tried again, unless it is damaged.
+        One that cannot be read is tried again, unless it is the file's own fault.
         """
-        may_be_better = self._problem and not isinstance(self._problem, checkpoints.Damaged)
-        if not self._is_new() and not may_be_better:
+        if not self._is_new() and not self._may_be_better:
             return False
+        self._tried = _time_of(self._path)  # one that is replaced from here on is new again
         try:
-            saved = self._read()
+            saved = checkpoints.load(self._path, (*NEEDED, "stats"))
         except UsageError as error:
             self._tell(error)
             return False
@@ -126,14 +131,6 @@ class Follower:
         self._target = int(saved["flags"].get("total_steps", 0))
         self._evaluate(saved)
         return True
-
-    def _read(self) -> dict[str, Any]:
-        """Reads the newest checkpoint; raises UsageError if it cannot be read."""
-        while True:  # until it stays the same meanwhile
-            self._tried = _time_of(self._path)
-            saved = checkpoints.load(self._path, (*NEEDED, "stats"))
-            if self._tried is not None and not self._is_new():
-                return saved
 
     def _tell(self, error: UsageError) -> None:
         """Says once why a checkpoint cannot be evaluated."""
@@ -157,7 +154,6 @@ class Follower:
         except OSError as error:
             _warn(f"no row was written to evaluations.csv ({error.strerror})")
         _say(_sentence(self._learnt, played, is_best))
-        self._has_played = True
 
     def _open(self, saved: dict[str, Any]) -> _Opened:
         """Makes the environments and the agent, and opens the files."""
@@ -194,7 +190,7 @@ class Follower:
 
         Learnt steps do not end it while it runs: it may have been resumed with more.
         """
-        if self._has_played and self._is_complete and not self._watch.is_running:
+        if self._is_complete and not self._watch.is_running:
             return True
         return self._watch.has_stopped
 

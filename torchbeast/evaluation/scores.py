@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import csv
+import math
 import statistics
-import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +17,7 @@ from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import Episodes
 from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
+from torchbeast.reporting.wall_time import WallTime
 
 COLUMNS = (
     *("_time", "step", "weights_crc32", "num_episodes", "distinct_episodes"),
@@ -57,7 +58,9 @@ class Scores:
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror})") from None
         try:
-            self._known = self._read()
+            rows = self._read()
+            self._known = {weights for weights, _ in rows}
+            self._time = WallTime(at_least=rows[-1][1] if rows else -math.inf)
         except BaseException:
             self.close()
             raise
@@ -70,20 +73,25 @@ class Scores:
         """Appends a row. Raises OSError, and leaves the file as it was, if it cannot."""
         self._known.add(weights)  # also without a row: it would not be played again
         heading = csv_line(COLUMNS) if self._file.is_empty else ""
-        self._file.append(heading + csv_line([round(time.time(), 3), *_cells(weights, played)]))
+        self._file.append(
+            heading + csv_line([round(self._time.now(), 3), *_cells(weights, played)])
+        )
 
     def close(self) -> None:
         """Closes the file. No method may be called afterwards."""
         self._file.close()
 
-    def _read(self) -> set[Weights]:
-        """Locks the file and returns what was evaluated."""
+    def _read(self) -> list[tuple[Weights, float]]:
+        """Locks the file and returns what was evaluated, each with its time."""
         path = self._file.path
         if not self._file.lock():
             raise UsageError(f"another process evaluates the same run and writes {path}: end it")
         end_last_line(path)
         try:
-            return {Weights(int(row["step"]), int(row["weights_crc32"])) for row in read_logs(path)}
+            return [
+                (Weights(int(row["step"]), int(row["weights_crc32"])), row["_time"])
+                for row in read_logs(path)
+            ]
         except (KeyError, ValueError, csv.Error) as error:
             raise UsageError(f"{path} is damaged ({error!r}): move it away") from None
 

@@ -58,6 +58,10 @@ class Damaged(UsageError):
         self.path, self.reason = path, reason
 
 
+class Unsuitable(UsageError):
+    """A whole file that this program cannot use: no checkpoint of a run, or of a later format."""
+
+
 def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
     """Writes the checkpoint; the previous file stays until the new one is complete on the disk."""
     write_atomically(path, as_bytes(checkpoint))
@@ -74,8 +78,8 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """Reads a checkpoint to the CPU.
 
-    Raises Damaged if it is none, and UsageError if it lacks a `needed` key, is of a later format or
-    cannot be read by fault of the machine.
+    Raises Damaged if it is none, Unsuitable if it lacks a `needed` key or is of a later format, and
+    another UsageError if it is not there or cannot be read by fault of the machine.
     """
     try:
         with open(path, "rb") as file:
@@ -96,9 +100,9 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
         raise Damaged(path, _fault(path, error)) from error
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
-        raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+        raise Unsuitable(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
     if found.get("format", FORMAT) > FORMAT:
-        raise UsageError(
+        raise Unsuitable(
             f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
