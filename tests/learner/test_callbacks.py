@@ -178,6 +178,34 @@ def test_anything_but_a_list_of_callbacks_is_refused(
         Learner(scheme_of(), 100, tmp_path / "run", callbacks=callbacks)
 
 
+@pytest.mark.parametrize("loggers", ["wandb", ["wandb"], [StdoutLogger], StdoutLogger(["step"])])
+def test_anything_but_a_list_of_loggers_is_refused(tmp_path: Path, loggers: Any) -> None:
+    with pytest.raises(UsageError, match=r"^loggers must be .*, got "):
+        Learner(scheme_of(), 100, tmp_path / "run", loggers=loggers)
+    assert not (tmp_path / "run").exists()
+
+
+class Stepping(Callback):
+    """Steps the Learner that calls it."""
+
+    def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
+        learner.step()
+
+
+def test_a_callback_that_steps_the_learner_ends_the_run_with_its_name(tmp_path: Path) -> None:
+    with Learner(scheme_of(), 10**6, tmp_path / "run", callbacks=[Stepping()]) as learner:
+        with pytest.raises(RunError, match=r"(?s)callback Stepping.*called step\(\)"):
+            learner.step()
+        assert learner.updates == 1
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    with Learner(scheme_of(), 10**6, tmp_path / "run") as learner:
+        with pytest.raises(UsageError, match=r"no checkpoint at .*missing\.tar: give the path"):
+            learner.restore(tmp_path / "missing.tar")
+        learner.step()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -248,6 +248,8 @@ def test_parts_of_a_named_architecture_can_be_replaced() -> None:
 def test_an_unknown_architecture_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(ValueError, match="no architecture 'pop': use a2c, ppo, "):
         Scheme.preset("pop", ENVS)
+    with pytest.raises(ValueError, match="no architecture VecEnvFactory.*: use a2c, ppo, "):
+        Scheme.preset(ENVS, "ppo")  # type: ignore[arg-type]
 
 
 def test_a2c_is_ppo_whose_ratios_are_all_1(tmp_path: Path) -> None:

@@ -30,6 +30,18 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
     _check_names(callbacks)
 
 
+def check_loggers(loggers: Sequence[Logger]) -> None:
+    """Raises UsageError unless they are a sequence of loggers."""
+    if isinstance(loggers, str) or not isinstance(loggers, Sequence):
+        raise UsageError(f"loggers must be a list of loggers, got {loggers!r}")
+    for logger in loggers:
+        if isinstance(logger, type) or not callable(getattr(logger, "open", None)):
+            raise UsageError(
+                "loggers must be objects with a method open(run), such as "
+                f"torchbeast.reporting.StdoutLogger(...), got {logger!r}"
+            )
+
+
 def _check_names(callbacks: Sequence[Callback]) -> None:
     counted = Counter(callback.name for callback in callbacks)
     if again := [name for name, count in counted.items() if count > 1]:

@@ -45,6 +45,7 @@ from torchbeast.learner.callback import Callback
 from torchbeast.learner.callbacks import (
     RowInHand,
     check_callbacks,
+    check_loggers,
     keep_numbers,
     load_states,
     states_of,
@@ -105,9 +106,11 @@ class Learner:
             raise TypeError(f"scheme must be Scheme(...) or Scheme.preset(...), got {scheme!r}")
         at_least(1, target_steps=target_steps)
         check_callbacks(callbacks)
+        check_loggers(loggers)
         self.scheme = scheme
         self.target_steps = target_steps
         self._callbacks, self._loggers = tuple(callbacks), (*FILES, *loggers)
+        self._is_in_callback = False
         with as_arguments(arguments(scheme), fields=True):
             self._begin(log_dir or scheme.train_envs_factory.log_dir, seed)
 
@@ -162,6 +165,8 @@ class Learner:
         """
         if self._is_closed:
             raise UsageError(f"the run has ended: {self._what_ended_it()}")
+        if self._is_in_callback:
+            raise UsageError("a callback called step(), which is what calls it: leave that out")
         self._start_callbacks()
         self._learn_from(self._next_batch())
         try:
@@ -243,6 +248,10 @@ class Learner:
         """
         own = self._session.folder.checkpoint
         found = own if path is None else Path(path)
+        if path is not None and not found.exists():
+            raise UsageError(
+                f"there is no checkpoint at {found}: give the path of a file like {own}"
+            )
         load = kept_checkpoints.load_newest if found == own else checkpoints.load
         load(found)  # before this run ends
         self._end(is_saved=False)
@@ -388,10 +397,13 @@ class Learner:
     @contextmanager
     def _ended_by(self, callback: Callback) -> Iterator[None]:
         """Ends the run if the callback raises an exception."""
+        self._is_in_callback = True
         try:
             yield
         except Exception as error:
             self._fail(error, f"callback {callback.name}")
+        finally:
+            self._is_in_callback = False
 
     def _end_callbacks(self) -> None:
         """Calls each, even if one fails; the first failure is the run's, unless it has one."""

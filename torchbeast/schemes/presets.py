@@ -154,7 +154,7 @@ def settings(name: str, train_envs_factory: VecEnvFactory) -> dict[str, Any]:
     """Returns the settings of a Scheme. Raises ValueError for an unknown name, and TypeError for
     anything but a factory of environments.
     """
-    if name not in PRESETS:
+    if not isinstance(name, str) or name not in PRESETS:
         raise ValueError(f"no architecture {name!r}: use {', '.join(PRESETS)}")
     if not isinstance(train_envs_factory, VecEnvFactory):
         raise TypeError(
