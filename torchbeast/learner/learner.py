@@ -166,7 +166,7 @@ class Learner:
         if self._is_closed:
             raise UsageError(f"the run has ended: {self._what_ended_it()}")
         if self._is_in_callback:
-            raise UsageError("a callback called step(), which is what calls it: leave that out")
+            raise RuntimeError("a callback called step(), which is what calls it: leave that out")
         self._start_callbacks()
         self._learn_from(self._next_batch())
         try:
