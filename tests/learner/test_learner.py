@@ -221,7 +221,7 @@ def test_another_run_is_not_resumed(tmp_path: Path, other: Any, sentence: str) -
 def test_no_sentence_names_a_flag(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run") as learner:
         learner.step()
-        with pytest.raises(UsageError, match="give the log_dir of a run that has one"):
+        with pytest.raises(UsageError, match="give the path of a file like"):
             learner.restore(tmp_path / "nothing.tar")
     with pytest.raises(UsageError, match="num_mini_batch 400 cannot be .* or a larger batch_size"):
         many = PPO.create_factory(num_epochs=1, num_mini_batch=400)

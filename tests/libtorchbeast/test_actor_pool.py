@@ -752,8 +752,8 @@ class TestLostStreams:
             before = game.rollouts(4)
             server.kill()
             drain = Background(lambda: list(game.queue.with_info()))
-            wait_for(lambda: game.pool.lost_streams() == 2)
-            assert [where for where, _ in game.pool.away_streams()] == [address] * 2
+            wait_for(lambda: [where for where, _ in game.pool.away_streams()] == [address] * 2)
+            assert game.pool.lost_streams() == 2
             again = ServerProcess(address)
             count = game.pool.count()
             wait_for(lambda: game.pool.live_streams() == 2 and game.pool.count() > count + 8)
