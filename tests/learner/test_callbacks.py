@@ -206,6 +206,20 @@ def test_a_checkpoint_that_is_not_there_is_refused_and_the_run_goes_on(tmp_path:
         learner.step()
 
 
+def test_a_run_whose_newest_checkpoint_is_gone_is_restored_from_the_one_before(
+    tmp_path: Path,
+) -> None:
+    with Learner(scheme_of(), 10**6, tmp_path / "run") as learner:
+        learner.step()
+        learner.save_model()
+        steps = learner.steps
+        learner.step()
+        learner.save_model()
+        (tmp_path / "run" / "model.tar").unlink()
+        learner.restore(tmp_path / "run" / "model.tar")
+        assert learner.steps == steps
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -248,7 +248,7 @@ class Learner:
         """
         own = self._session.folder.checkpoint
         found = own if path is None else Path(path)
-        if path is not None and not found.exists():
+        if found != own and not found.exists():  # of its own, an earlier one may be kept
             raise UsageError(
                 f"there is no checkpoint at {found}: give the path of a file like {own}"
             )
