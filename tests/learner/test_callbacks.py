@@ -178,6 +178,18 @@ def test_anything_but_a_list_of_callbacks_is_refused(
         Learner(scheme_of(), 100, tmp_path / "run", callbacks=callbacks)
 
 
+class Misspelt(Callback):
+    """Has a method that a Learner knows nothing of."""
+
+    def on_steps(self, learner: Learner) -> None: ...
+
+
+def test_a_method_like_a_callbacks_that_nothing_would_call_is_refused(tmp_path: Path) -> None:
+    said = "Misspelt has on_steps, which nothing calls: .* calls on_start, on_step, on_end"
+    with pytest.raises(UsageError, match=said):
+        Learner(scheme_of(), 100, tmp_path / "run", callbacks=[Misspelt()])
+
+
 @pytest.mark.parametrize("loggers", ["wandb", ["wandb"], [StdoutLogger], StdoutLogger(["step"])])
 def test_anything_but_a_list_of_loggers_is_refused(tmp_path: Path, loggers: Any) -> None:
     with pytest.raises(UsageError, match=r"^loggers must be .*, got "):

@@ -136,11 +136,14 @@ def test_a_restored_learner_goes_on_with_the_random_numbers_of_the_checkpoint(
         assert torch.equal(torch.rand(3), expected) and learner.steps == STEPS
 
 
-def test_a_learner_with_the_same_folder_goes_on_where_the_run_is(tmp_path: Path) -> None:
+def test_a_learner_with_the_same_folder_goes_on_where_the_run_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Learner(scheme_of(), 10 * STEPS, tmp_path / "run", seed=5) as learner:
         learner.train(2 * STEPS)
         before = weights_of(learner)
     again = Learner(scheme_of(), 4 * STEPS, tmp_path / "run")
+    assert "target_steps 80 (recorded 200)" in capsys.readouterr().out.splitlines()
     assert_same(before, weights_of(again))
     again.train()
     steps = [row["step"] for row in read_logs(tmp_path / "run")]

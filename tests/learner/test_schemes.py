@@ -76,7 +76,11 @@ PENDULUM = {"env_fn": make_env, "env_kwargs": {"env": "Pendulum-v1"}}
         ),
         (
             lambda: scheme_of(update_execution="decentralised"),
-            "decentralised.* need .*grad_remote_workers is 0",
+            '^update_execution="decentralised" needs gradient workers, .*grad_remote_workers is 0',
+        ),
+        (
+            lambda: scheme_of(grad_communication="asynchronous"),
+            '^grad_communication="asynchronous" needs gradient workers, .*grad_remote_workers is 0',
         ),
         (
             lambda: scheme_of(storage=OnPolicyVTraceBuffer.create_factory(size=10)),
@@ -152,6 +156,12 @@ def test_a_value_that_cannot_be_met_is_refused_with_what_can(
 def test_a_misspelt_argument_is_refused_with_the_names_that_there_are() -> None:
     with pytest.raises(TypeError, match="did you mean col_remote_workers.* grad_remote_workers"):
         scheme_of(col_remote_worker=2)
+
+
+def test_an_argument_that_env_fn_does_not_take_is_refused_with_those_that_it_takes() -> None:
+    said = r"^env_fn takes no 'enw'; did you mean env\? It takes env, num_threads, render$"
+    with pytest.raises(TypeError, match=said):
+        VecEnv.create_factory(env_fn=make_env, env_kwargs={"enw": "Catch"})
 
 
 def test_resources_that_ray_cannot_reserve_are_refused() -> None:

@@ -27,6 +27,7 @@ def check_callbacks(callbacks: Sequence[Callback]) -> None:
             raise UsageError(
                 f"callbacks must be objects of subclasses of Callback, got {callback!r}{hint}"
             )
+        _check_methods(callback)
     _check_names(callbacks)
 
 
@@ -39,6 +40,17 @@ def check_loggers(loggers: Sequence[Logger]) -> None:
             raise UsageError(
                 "loggers must be objects with a method open(run), such as "
                 f"torchbeast.reporting.StdoutLogger(...), got {logger!r}"
+            )
+
+
+def _check_methods(callback: Callback) -> None:
+    """Raises UsageError for a method that looks like one of a callback's, which nothing calls."""
+    called = [name for name in vars(Callback) if name.startswith("on_")]
+    for name in dir(type(callback)):
+        if name.startswith("on_") and name not in called:
+            raise UsageError(
+                f"callback {type(callback).__name__} has {name}, which nothing calls: a Learner "
+                f"calls {', '.join(called)}; give another method a name that begins otherwise"
             )
 
 

@@ -320,12 +320,16 @@ class Scheme:
             )
 
     def _check_gradients(self) -> None:
-        asked = self.grad_communication == "asynchronous" or self.update_execution != "centralised"
-        if asked and not self.grad_remote_workers:
-            raise NotImplementedError(
-                'grad_communication="asynchronous" and update_execution="decentralised" need '
-                "several gradient workers, but grad_remote_workers is 0"
-            )
+        for name, of_one in (
+            ("grad_communication", "synchronous"),
+            ("update_execution", "centralised"),
+        ):
+            chosen = getattr(self, name)
+            if chosen != of_one and not self.grad_remote_workers:
+                raise NotImplementedError(
+                    f'{name}="{chosen}" needs gradient workers, but grad_remote_workers is 0: '
+                    "give some"
+                )
         if self.grad_backend == "ray" and not self.grad_remote_workers:
             raise NotImplementedError(
                 'grad_backend="ray" needs workers, but grad_remote_workers is 0: give some'

@@ -40,7 +40,7 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
-from torchbeast.core.factories import names_checked
+from torchbeast.core.factories import names_checked, refuse_unknown
 from torchbeast.core.nest_py import flatten, pack_as
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class _WithFactory(_ProtocolType):
             are logged as info_NAME. Raises ValueError when the environment gives no info.
         """
         check_keywords(info_keywords)
+        _check_kwargs(env_fn, env_kwargs)
         with closing(vec_env_of(env_fn, env_kwargs, 1, _name_of(env_fn))) as env:
             check_gives_info(env, info_keywords)
             spaces = env.action_space, env.observation_space, env.frame_stack
@@ -530,6 +531,12 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
 def _accepts_any(function: Callable[..., Any]) -> bool:
     kinds = [parameter.kind for parameter in _parameters(function).values()]
     return inspect.Parameter.VAR_KEYWORD in kinds
+
+
+def _check_kwargs(env_fn: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
+    """Raises TypeError for a keyword argument that env_fn does not take, unless it takes any."""
+    if (names := _parameters(env_fn)) and not _accepts_any(env_fn):
+        refuse_unknown("env_fn", env_kwargs, [name for name in names if name != "num_envs"])
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
