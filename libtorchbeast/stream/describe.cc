@@ -6,6 +6,7 @@
 
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/stream/stream_errors.h"
+#include "libtorchbeast/stream/time_limit.h"
 #include "rpcenv.grpc.pb.h"
 
 namespace torchbeast {
@@ -13,12 +14,13 @@ namespace {
 
 // Derives the description of a server that does not know Describe from its first step.
 EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientContext& context,
-                                 const std::string& address) {
+                                 std::chrono::milliseconds timeout, const std::string& address) {
+  TimeLimit limit(&context, timeout);
   const auto stream = stub.StreamingEnv(&context);
   rpcenv::Step step;
   const bool got_step = stream->Read(&step);
   stream->WritesDone();
-  const grpc::Status status = stream->Finish();
+  const grpc::Status status = limit.status(stream->Finish());
   if (!got_step && status.ok()) throw std::invalid_argument(kNotAMessage);
   if (!got_step) std::rethrow_exception(as_exception(status, address));
   return {.observation = codec::decode(step.observation()), .protocol_version = 0};
@@ -27,13 +29,16 @@ EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientC
 }  // namespace
 
 EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
-                               const std::string& address, const NewContext& new_context) {
+                               const std::string& address, std::chrono::milliseconds timeout,
+                               const NewContext& new_context) {
   const auto stub = rpcenv::RPCEnvServer::NewStub(channel);
   rpcenv::Description message;
-  const grpc::Status status = stub->Describe(new_context().get(), {}, &message);
+  const std::shared_ptr<grpc::ClientContext> context = new_context();
+  TimeLimit limit(context.get(), timeout);
+  const grpc::Status status = limit.status(stub->Describe(context.get(), {}, &message));
   try {
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
-      return describe_original(*stub, *new_context(), address);
+      return describe_original(*stub, *new_context(), timeout, address);
     }
     if (!status.ok()) std::rethrow_exception(as_exception(status, address));
     return codec::decode(message);
@@ -43,13 +48,9 @@ EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
 }
 
 EnvDescription describe_server(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
-  const auto channel = open_channel(endpoint);
-  if (!wait_for_connection(*channel, timeout)) {
-    throw TimeoutError(nobody_answers(endpoint.address, timeout));
-  }
-  const auto deadline = std::chrono::system_clock::now() + timeout;
-  return describe_server(channel, endpoint.address,
-                         [&] { return new_context(endpoint, deadline); });
+  const auto channel = connected_channel(endpoint, timeout);
+  if (channel == nullptr) throw TimeoutError(nobody_answers(endpoint.address, timeout));
+  return describe_server(channel, endpoint.address, timeout, [&] { return new_context(endpoint); });
 }
 
 }  // namespace torchbeast

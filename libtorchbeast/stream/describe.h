@@ -24,8 +24,10 @@ EnvDescription describe_server(const Endpoint& endpoint, std::chrono::millisecon
 // Makes the context of one call; whoever provides it may keep the context to cancel the call.
 using NewContext = std::function<std::shared_ptr<grpc::ClientContext>()>;
 
-// Describes the server at `address` over a connected channel. Throws LostStream too.
+// Describes the server at `address` over a connected channel. timeout: of each call. Throws
+// LostStream too.
 EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
-                               const std::string& address, const NewContext& new_context);
+                               const std::string& address, std::chrono::milliseconds timeout,
+                               const NewContext& new_context);
 
 }  // namespace torchbeast

@@ -3,8 +3,10 @@
 #include "libtorchbeast/stream/endpoint.h"
 
 #include <grpc/grpc.h>
+#include <grpc/support/time.h>
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
 #include <utility>
@@ -18,6 +20,9 @@ namespace {
 
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
+// Between two attempts of a channel to connect; doubles. gRPC begins with a second.
+constexpr auto kFirstPause = std::chrono::milliseconds(50);
+constexpr auto kLongestPause = std::chrono::milliseconds(1000);
 constexpr int kOtherCalls = 32;  // beside streams, at once
 // Of all that clients have sent and nobody has read yet: health checks of strangers are read whole.
 constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
@@ -72,6 +77,67 @@ std::shared_ptr<grpc::ServerCredentials> server_side(const Endpoint& endpoint) {
   options.pem_key_cert_pairs.push_back({own.key, own.certificate});
   return grpc::SslServerCredentials(options);
 }
+
+// Connects a channel, by pauses and waits of its own in place of gRPC's; see connected_channel().
+//
+//   wait() -> false, wait() -> false ... wait() -> true, channel()
+//
+// gRPC's sockets are served by the thread that waits for the channel's next state. Until the
+// channel is connected, one such wait is open in `states_`; AsyncNext() gives it the time.
+//
+// Thread safety: one thread.
+// Closing: the destructor returns at once. It ends a channel that is not connected, and with it the
+// open wait.
+class Connecting {
+ public:
+  explicit Connecting(std::shared_ptr<grpc::Channel> channel) : channel_(std::move(channel)) {
+    // An invalid address or key: a wait for the state of this channel has no end.
+    if (channel_->GetState(false) != GRPC_CHANNEL_TRANSIENT_FAILURE) look();
+  }
+  ~Connecting() {
+    channel_.reset();
+    states_.Shutdown();
+    void* tag;
+    bool ok;
+    while (states_.Next(&tag, &ok)) continue;
+  }
+  Connecting(const Connecting&) = delete;
+  Connecting& operator=(const Connecting&) = delete;
+
+  // Waits for the next state, kCancelInterval at most. Returns whether the channel is connected.
+  bool wait() {
+    void* tag;
+    bool ok;
+    const auto until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
+                                    gpr_time_from_millis(kCancelInterval.count(), GPR_TIMESPAN));
+    if (states_.AsyncNext(&tag, &ok, until) == grpc::CompletionQueue::GOT_EVENT) look();
+    if (state_ == GRPC_CHANNEL_TRANSIENT_FAILURE) try_again();
+    return state_ == GRPC_CHANNEL_READY;
+  }
+
+  std::shared_ptr<grpc::Channel> channel() const { return channel_; }
+
+ private:
+  void look() {
+    state_ = channel_->GetState(true);
+    if (state_ == GRPC_CHANNEL_READY) return;
+    channel_->NotifyOnStateChange(state_, gpr_inf_future(GPR_CLOCK_MONOTONIC), &states_, nullptr);
+  }
+
+  // gRPC would do so too, but by a timer.
+  void try_again() {
+    if (Clock::now() < again_at_) return;
+    grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
+    pause_ = std::min(2 * pause_, kLongestPause);
+    again_at_ = Clock::now() + pause_;
+  }
+
+  std::shared_ptr<grpc::Channel> channel_;
+  grpc::CompletionQueue states_;
+  grpc_connectivity_state state_ = GRPC_CHANNEL_TRANSIENT_FAILURE;
+  std::chrono::milliseconds pause_ = kFirstPause;
+  Clock::time_point again_at_ = Clock::now() + kFirstPause;
+};
 
 }  // namespace
 
@@ -135,30 +201,27 @@ std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   // One connection per stream, so that streams do not share one transport's lock.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  // Finds a server that starts a moment later sooner than gRPC's default of one second.
-  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
-  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
   if (!endpoint.unix_path()) ping(&arguments);
   if (const auto name = endpoint.tls_name()) arguments.SetSslTargetNameOverride(*name);
   return grpc::CreateCustomChannel(endpoint.target(), client_side(endpoint), arguments);
 }
 
-std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint,
-                                                 std::chrono::system_clock::time_point deadline) {
+std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint) {
   auto context = std::make_unique<grpc::ClientContext>();
-  context->set_deadline(deadline);
   add_token(endpoint.credentials, context.get());
   return context;
 }
 
-bool wait_for_connection(grpc::Channel& channel, std::chrono::milliseconds timeout,
-                         const std::function<bool()>& keep_waiting) {
+std::shared_ptr<grpc::Channel> connected_channel(const Endpoint& endpoint,
+                                                 std::chrono::milliseconds timeout,
+                                                 const std::function<bool()>& keep_waiting) {
   const auto deadline = Clock::now() + timeout;
+  Connecting connecting(open_channel(endpoint));
   while (keep_waiting()) {
-    if (channel.WaitForConnected(std::chrono::system_clock::now() + kCancelInterval)) return true;
-    if (Clock::now() >= deadline) return false;
+    if (connecting.wait()) return connecting.channel();
+    if (Clock::now() >= deadline) break;
   }
-  return false;
+  return nullptr;
 }
 
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,

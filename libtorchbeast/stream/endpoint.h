@@ -49,15 +49,17 @@ struct Endpoint {
 // that answers nothing, not even the pings of the transport, is given up after half a minute.
 std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint);
 
-// Makes the context of a call to the endpoint, which carries its token and ends by `deadline`.
-std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint,
-                                                 std::chrono::system_clock::time_point deadline);
-
-// Waits until the channel is connected. Returns false once `timeout` has passed, or once
-// keep_waiting(), called every 50 ms, returns false.
-bool wait_for_connection(
-    grpc::Channel& channel, std::chrono::milliseconds timeout,
+// Opens such a channel, and tries until it is connected. Returns null once `timeout` has passed, or
+// once keep_waiting(), called at least every 50 ms, returns false.
+//
+// Needs none of gRPC's timers. Those of gRPC 1.51 wait until a time of the system's clock: if it is
+// set back meanwhile, none of them ends until it shows that time again, and none that starts later.
+std::shared_ptr<grpc::Channel> connected_channel(
+    const Endpoint& endpoint, std::chrono::milliseconds timeout,
     const std::function<bool()>& keep_waiting = [] { return true; });
+
+// Makes the context of a call to the endpoint, which carries its token. See TimeLimit.
+std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint);
 
 // Streams of a server that may be open at once, by default.
 inline constexpr std::int64_t kMaxStreams = 1024;

@@ -47,16 +47,32 @@ class EmptyService final : public rpcenv::RPCEnvServer::Service {};
 TEST(EndpointTest, AChannelConnectsToAServerThatListensAtItsEndpoint) {
   TestFolder folder;
   EmptyService service;
-  const auto channel = open_channel(folder.address());
-  EXPECT_FALSE(wait_for_connection(*channel, 10ms));
+  EXPECT_EQ(connected_channel(folder.address(), 10ms), nullptr);
   const auto server = start_server(folder.address(), {&service});
-  EXPECT_TRUE(wait_for_connection(*channel, kPatience));
+  const auto channel = connected_channel(folder.address(), kPatience);
+  EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
+}
+
+TEST(EndpointTest, AChannelIsTriedAgainUntilItsServerListens) {
+  TestFolder folder;
+  EmptyService service;
+  std::unique_ptr<grpc::Server> server;
+  int waits = 0;
+  const auto channel = connected_channel(folder.address(), kPatience, [&] {
+    if (++waits == 10) server = start_server(folder.address(), {&service});
+    return true;
+  });
+  EXPECT_NE(channel, nullptr);
+  EXPECT_GE(waits, 10);
 }
 
 TEST(EndpointTest, AWaitForAConnectionEndsWhenNobodyNeedsItAnyMore) {
   TestFolder folder;
-  const auto channel = open_channel(folder.address());
-  EXPECT_FALSE(wait_for_connection(*channel, kPatience, [] { return false; }));
+  EXPECT_EQ(connected_channel(folder.address(), kPatience, [] { return false; }), nullptr);
+}
+
+TEST(EndpointTest, AnAddressThatCannotBeOneHasNoConnection) {
+  EXPECT_EQ(connected_channel({"dns://"}, 100ms), nullptr);
 }
 
 TEST(EndpointTest, APortThatNoSocketCanHaveIsRefusedByItsAddress) {

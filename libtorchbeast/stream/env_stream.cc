@@ -36,10 +36,9 @@ void EnvStream::check_cancelled() const {
 }
 
 StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds timeout) {
-  const auto channel = open_channel(endpoint_);
-  const bool connected = wait_for_connection(*channel, timeout, [&] { return !cancelled_; });
+  const auto channel = connected_channel(endpoint_, timeout, [&] { return !cancelled_; });
   check_cancelled();
-  if (!connected) throw LostStream(nobody_answers(endpoint_.address, timeout));
+  if (channel == nullptr) throw LostStream(nobody_answers(endpoint_.address, timeout));
   description_ = describe(channel);
   check_same_as_before();
   translation_ = std::make_unique<StepTranslation>(description_);
@@ -54,10 +53,10 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
 
 EnvDescription EnvStream::describe(const std::shared_ptr<grpc::Channel>& channel) {
   try {
-    return describe_server(channel, endpoint_.address, [this] {
+    return describe_server(channel, endpoint_.address, step_timeout_, [this] {
       MutexLock lock(mutex_);
       check_cancelled();
-      describing_ = new_context(endpoint_, std::chrono::system_clock::now() + step_timeout_);
+      describing_ = new_context(endpoint_);
       return describing_;
     });
   } catch (const LostStream&) {

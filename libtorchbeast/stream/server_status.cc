@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "libtorchbeast/stream/stream_errors.h"
+#include "libtorchbeast/stream/time_limit.h"
 #include "rpcenv.grpc.pb.h"
 
 namespace torchbeast {
@@ -26,14 +27,13 @@ ServerStatus checked(const rpcenv::ServerStatus& message, const std::string& add
 }  // namespace
 
 ServerStatus ask_status(const Endpoint& endpoint, std::chrono::milliseconds timeout) {
-  const auto channel = open_channel(endpoint);
-  if (!wait_for_connection(*channel, timeout)) {
-    throw TimeoutError(nobody_answers(endpoint.address, timeout));
-  }
-  const auto deadline = std::chrono::system_clock::now() + timeout;
+  const auto channel = connected_channel(endpoint, timeout);
+  if (channel == nullptr) throw TimeoutError(nobody_answers(endpoint.address, timeout));
   const auto stub = rpcenv::RPCServerStatus::NewStub(channel);
   rpcenv::ServerStatus message;
-  const grpc::Status status = stub->GetStatus(new_context(endpoint, deadline).get(), {}, &message);
+  const auto context = new_context(endpoint);
+  TimeLimit limit(context.get(), timeout);
+  const grpc::Status status = limit.status(stub->GetStatus(context.get(), {}, &message));
   if (!status.ok()) std::rethrow_exception(as_exception(status, endpoint.address));
   return checked(message, endpoint.address);
 }
