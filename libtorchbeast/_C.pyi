@@ -297,6 +297,13 @@ class ActorPool:
     def away_streams(self) -> list[tuple[str, float]]:
         """Returns address, and seconds since the loss, of each stream lost at this moment."""
 
+    def shortage(self) -> tuple[int, int, float] | None:
+        """Returns (connected streams, needed streams, seconds until run() ends unless so many are
+        connected by then) while fewer than min_streams are; else None.
+
+        Streams that connect for the first time count as connected.
+        """
+
     def seconds(self) -> dict[str, float]:
         """Returns the seconds that all streams together have spent since run() began, by stage:
         "environment" (stepping, or waiting for a lost server), "inference" (waiting for actions),

@@ -104,7 +104,8 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
     : options_(std::move(options)),
       learner_queue_(std::move(learner_queue)),
       inference_batcher_(std::move(inference_batcher)),
-      initial_agent_state_(std::move(initial_agent_state)) {
+      initial_agent_state_(std::move(initial_agent_state)),
+      shortage_watch_(options_.retries.reconnect_timeout) {
   if (learner_queue_ == nullptr) throw std::invalid_argument("learner_queue must not be None");
   if (inference_batcher_ == nullptr) {
     throw std::invalid_argument("inference_batcher must not be None");
@@ -426,6 +427,11 @@ std::int64_t ActorPool::num_streams() const {
   return static_cast<std::int64_t>(members_.size());
 }
 
+std::optional<Shortage> ActorPool::shortage() {
+  MutexLock lock(mutex_);
+  return note_shortage();
+}
+
 StageTimes ActorPool::times() const {
   MutexLock lock(mutex_);
   StageTimes total = past_times_;
@@ -448,6 +454,12 @@ ActorPool::Strength ActorPool::strength() const {
 std::int64_t ActorPool::needed(const Strength& strength) const {
   if (options_.min_streams > 0) return options_.min_streams;
   return std::max<std::int64_t>(1, (strength.all + 1) / 2);
+}
+
+std::optional<Shortage> ActorPool::note_shortage() {
+  if (stopped_) return std::nullopt;
+  const Strength now = strength();
+  return shortage_watch_.note(now.present, needed(now), Clock::now());
 }
 
 // ---- The end
@@ -500,21 +512,15 @@ void ActorPool::tell(const Report& report) {
   for (const std::string& text : reports) report(text);
 }
 
-// Throws once too few streams have been connected, or on their way for the first time, for
-// reconnect_timeout.
+// Throws once a shortage has lasted for reconnect_timeout.
 void ActorPool::check_enough_streams() {
   MutexLock lock(mutex_);
-  const Strength now = strength();
-  if (stopped_ || now.present >= needed(now)) {
-    too_few_since_.reset();
-    return;
-  }
-  if (!too_few_since_) too_few_since_ = Clock::now();
-  if (Clock::now() - *too_few_since_ < options_.retries.reconnect_timeout) return;
-  throw ConnectionError(std::to_string(now.present) + " of " + std::to_string(now.all) +
-                        " streams are connected, and the run needs " + std::to_string(needed(now)) +
-                        " (min_streams)" + (last_end_.empty() ? "" : "; the last loss: ") +
-                        last_end_);
+  const std::optional<Shortage> found = note_shortage();
+  if (!found || found->left > Clock::duration(0)) return;
+  throw ConnectionError(std::to_string(found->connected) + " of " + std::to_string(strength().all) +
+                        " streams are connected, and the run needs " +
+                        std::to_string(found->needed) + " (min_streams)" +
+                        (last_end_.empty() ? "" : "; the last loss: ") + last_end_);
 }
 
 // Gives streams a moment to end cleanly, then cancels those that still wait for a server or for

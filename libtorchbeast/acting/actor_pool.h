@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "libtorchbeast/acting/shortage.h"
 #include "libtorchbeast/acting/stage_clock.h"
 #include "libtorchbeast/acting/stream_history.h"
 #include "libtorchbeast/batching/dynamic_batcher.h"
@@ -109,6 +110,9 @@ class ActorPool {
   std::int64_t num_streams() const EXCLUDES(mutex_);
   // Streams that are lost at this moment.
   std::vector<AwayStream> away_streams() const EXCLUDES(mutex_);
+  // Too few connected streams, for which run() ends unless enough connect in time; those on their
+  // way for the first time count as connected. None once the pool has stopped.
+  std::optional<Shortage> shortage() EXCLUDES(mutex_);
   // The time of all streams together since run() began, by stage.
   StageTimes times() const EXCLUDES(mutex_);
 
@@ -181,6 +185,7 @@ class ActorPool {
   };
   Strength strength() const REQUIRES(mutex_);
   std::int64_t needed(const Strength& strength) const;
+  std::optional<Shortage> note_shortage() REQUIRES(mutex_);
 
   const ActorPoolOptions options_;
   const std::shared_ptr<RolloutQueue> learner_queue_;
@@ -193,11 +198,11 @@ class ActorPool {
   std::atomic<std::int64_t> lost_ = 0;
   std::atomic<std::int64_t> restarted_ = 0;
   std::atomic<bool> ran_ = false;
-  std::optional<Clock::time_point> too_few_since_;  // used by run() only
 
   mutable Mutex mutex_;
   CondVar changed_;  // a stream's thread ended, streams were added or removed, or the pool stops
   bool stopped_ GUARDED_BY(mutex_) = false;
+  ShortageWatch shortage_watch_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);
   std::int64_t next_number_ GUARDED_BY(mutex_) = 0;
   std::map<std::int64_t, Member> members_ GUARDED_BY(mutex_);  // by number

@@ -1105,6 +1105,58 @@ TEST(ActorPoolTest, FewerConnectedStreamsThanTheRunNeedsEndItAfterTheReconnectTi
   EXPECT_NE(error.find(folder.address(1)), std::string::npos) << error;
 }
 
+TEST(ActorPoolTest, APoolWithTooFewConnectedStreamsSaysSoUntilEnoughAreBack) {
+  TestFolder folder;
+  RunningServer healthy(fake_env(), folder.address(0));
+  auto server = std::make_unique<RunningServer>(fake_env(), folder.address(1));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.min_streams = 2;
+  Play play(options);
+  ActorPool& pool = play.pool();
+  EXPECT_FALSE(pool.shortage()) << "streams connect for the first time";
+  until([&] { return pool.live_streams() == 2; }, "both streams");
+  EXPECT_FALSE(pool.shortage());
+  server.reset();
+  const auto is_short = [&] {
+    while (play.queue().size() > 0) play.take(1);
+    return pool.shortage().has_value();
+  };
+  until(is_short, "the loss");
+  const auto first = pool.shortage();
+  ASSERT_TRUE(first);
+  EXPECT_EQ(first->connected, 1);
+  EXPECT_EQ(first->needed, 2);
+  EXPECT_LE(first->left, kPatience);
+  EXPECT_GT(first->left, kPatience / 2);
+  const auto asked = Clock::now();
+  until([&] { return Clock::now() > asked; });
+  EXPECT_LT(pool.shortage()->left, first->left) << "the time runs";
+  server = std::make_unique<RunningServer>(fake_env(), folder.address(1));
+  until([&] { return !pool.shortage(); }, "the reconnection");
+  server.reset();
+  until(is_short, "another loss");
+  pool.stop();
+  EXPECT_FALSE(pool.shortage()) << "a pool that stops needs none";
+  play.end();
+}
+
+TEST(ActorPoolTest, ARemovedStreamIsNeitherConnectedNorNeeded) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play play(options_for(std::vector<Endpoint>(4, folder.address())));
+  ActorPool& pool = play.pool();
+  until([&] { return pool.live_streams() == 4; }, "all streams");
+  pool.remove(folder.address());
+  const auto none_left = pool.shortage();
+  ASSERT_TRUE(none_left) << "a pool needs one stream at least";
+  EXPECT_EQ(none_left->connected, 0);
+  EXPECT_EQ(none_left->needed, 1);
+  pool.add({folder.address()});
+  EXPECT_FALSE(pool.shortage());
+  pool.stop();
+  play.end();
+}
+
 TEST(ActorPoolTest, AnImpossibleNumberOfNeededStreamsIsRefused) {
   const auto queue = std::make_shared<RolloutQueue>(RolloutQueueOptions{});
   const auto batcher = std::make_shared<DynamicBatcher>(DynamicBatcherOptions{});

@@ -122,6 +122,12 @@ py::list away_streams(const ActorPool& pool) {
   return result;
 }
 
+py::object shortage(ActorPool& pool) {
+  const std::optional<Shortage> found = without_gil([&] { return pool.shortage(); });
+  if (!found) return py::none();
+  return py::make_tuple(found->connected, found->needed, in_seconds(found->left));
+}
+
 py::dict seconds_of(const ActorPool& pool) {
   const StageTimes times = without_gil([&] { return pool.times(); });
   py::dict result;
@@ -163,6 +169,7 @@ void bind_actor_pool(py::module_& module) {
           "retired_streams",
           [](const ActorPool& pool) { return without_gil([&] { return pool.retired_streams(); }); })
       .def("away_streams", &away_streams)
+      .def("shortage", &shortage)
       .def("seconds", &seconds_of);
 
   module.def("describe", &describe, py::arg("address"), py::arg("timeout_s") = 60.0,

@@ -754,10 +754,12 @@ class TestLostStreams:
             drain = Background(lambda: list(game.queue.with_info()))
             wait_for(lambda: [where for where, _ in game.pool.away_streams()] == [address] * 2)
             assert game.pool.lost_streams() == 2
+            short = game.pool.shortage()
+            assert short is not None and short[:2] == (0, 1) and 0 < short[2] <= 60.0
             again = ServerProcess(address)
             count = game.pool.count()
             wait_for(lambda: game.pool.live_streams() == 2 and game.pool.count() > count + 8)
-            assert game.pool.away_streams() == []
+            assert game.pool.away_streams() == [] and game.pool.shortage() is None
             game.close()
             after = drain.result()
             again.kill()

@@ -33,7 +33,14 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_bytes
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import STALL_S, Away, Weights, describe_away, shortage_of
+from torchbeast.sources.contract import (
+    STALL_S,
+    Away,
+    Shortage,
+    Weights,
+    describe_away,
+    shortage_of,
+)
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
@@ -41,7 +48,6 @@ from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.joined_hosts import Hosts
 from torchbeast.sources.servers.plan import rollout_columns
 from torchbeast.sources.servers.repeated_failures import RepeatedFailures
-from torchbeast.sources.servers.shortage import TOO_FEW_S, CountedStreams, shortage
 
 _log = logging.getLogger("torchbeast.streams")
 
@@ -99,7 +105,6 @@ class PolySource:
         self._batch_size, self._spare_columns = rollouts.batch_size, spare_columns
         self._queue = learner_queue(rollouts, pipeline, columns, spare_columns)
         self._batcher = libtorchbeast.DynamicBatcher(batch_dim=1, timeout_ms=None)
-        self._min_streams = pipeline.streams_needed(len(fleet.stream_addresses))
         self._pool = libtorchbeast.ActorPool(
             rollouts.unroll_length,
             self._queue,
@@ -108,11 +113,9 @@ class PolySource:
             self._initial_agent_state(),
             rollout_columns=columns,
             seed=seed,
-            reconnect_timeout_s=TOO_FEW_S,
-            min_streams=self._min_streams,
+            min_streams=pipeline.streams_needed(len(fleet.stream_addresses)),
             credentials=fleet.credentials,
         )
-        self._streams = CountedStreams(self._pool, len(fleet.stream_addresses))
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
         joined = num_batches * (self._batch_size + spare_columns)
         space = stacked_space(fleet.observation_space, fleet.frame_stack)
@@ -135,7 +138,7 @@ class PolySource:
         supervisor.start_thread("environments", self._play)
         if (hosts := self._hosts) is not None:
             supervisor.start_thread(
-                "hosts", lambda: hosts.follow(self._streams, self._columns, self._closed)
+                "hosts", lambda: hosts.follow(self._pool, self._columns, self._closed)
             )
 
     def batches(self) -> Iterator[Rollout]:
@@ -202,10 +205,9 @@ class PolySource:
 
     def away(self) -> list[Away]:
         """Returns the streams that were lost and have not reconnected."""
-        lost = self._pool.away_streams()
-        count, retired = self._streams.count, self._pool.retired_streams()
-        short = shortage([seconds for _, seconds in lost], count, retired, self._min_streams)
-        return [Away(where, seconds, short) for where, seconds in lost]
+        found = self._pool.shortage()
+        short = None if found is None else Shortage(*found)
+        return [Away(where, seconds, short) for where, seconds in self._pool.away_streams()]
 
     def _initial_agent_state(self) -> Any:
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
