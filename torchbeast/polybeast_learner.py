@@ -99,7 +99,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
-        changing = _changing(flags, fleet, visited) if replica is None else None
+        changing = _changing(flags, fleet, visited) if is_kept else None
         train(
             flags, fleet, opened, collection, flags.environment.num_actions, replica, hosts=changing
         )
@@ -215,14 +215,17 @@ def train(
 
     num_actions: for servers that do not describe their actions. replica: this process among several
     learners, each of which gets a share of the fleet's streams; None: it is the only one. hosts:
-    the list that the fleet was found with, if it may change.
+    the list that the fleet was found with, if it may change; rank 0's is that of all learners.
     """
+    from torchbeast.sources.servers.dealt_streams import shared_out
     from torchbeast.sources.servers.source import PolySource
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
-    own, pipeline = fleet, flags.pipeline
+    own, pipeline, dealt = fleet, flags.pipeline, None
     if replica is not None:
+        batch_size = flags.rollouts.batch_size // replica.size
+        dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, batch_size)
         own = fleet.share(replica.rank, replica.size)
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
         pipeline = pipeline.share(replica.size, *streams)
@@ -231,7 +234,7 @@ def train(
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
-        return PolySource(
+        made = PolySource(
             own,
             learner.agent.model,
             learner.weights,
@@ -245,12 +248,15 @@ def train(
             num_batches=1 + learner.batches_at_once,
             hosts=hosts,
         )
+        if dealt is not None:
+            dealt.pool = made.streams
+        return made
 
     settings = run_settings(flags, env.name, collection)
     others_serve = collection.processes is None
     seen_keys = names(fleet.observation_space)
     played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)
-    run = LearnerRun(settings, played, opened, replica=replica)
+    run = LearnerRun(settings, played, opened, replica=replica, aside=dealt)
     run.train(agent, PublishedWeights, source)
 
 

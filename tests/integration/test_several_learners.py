@@ -139,3 +139,50 @@ def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
     assert five.end() == 1
     assert "5 learners need a stream of environments each" in five.said, five.said
     assert "the servers have 4 streams" in five.said
+
+
+@pytest.mark.long
+def test_hosts_are_added_to_several_learners_and_removed_from_them(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update needs a rollout of each rank: once all streams of rank 0 have left, others move."""
+    monkeypatch.setenv("TMPDIR", str(workshop.folder))
+    hosts = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+
+    def serve(host: str, envs: int) -> Program:
+        where = ["--listen", host, "--insecure", "--num_servers", "1"]
+        started = workshop.start(
+            "polybeast_env", "--env", "Catch", "--num_actors", str(envs), *where
+        )
+        started.wait_for("Serving")
+        return started
+
+    def goes_on_with(streams: int) -> None:
+        wait_for(lambda: last_row(workshop)["live_streams"] == streams, SOON)
+        step = last_row(workshop)["step"]
+        wait_for(lambda: last_row(workshop)["step"] > step + 10 * 40, SOON)
+
+    servers = [serve(host, envs) for host, envs in zip(hosts, (1, 2, 2), strict=True)]
+    listed = workshop.folder / "hosts.txt"
+    listed.write_text("\n".join(hosts[:2]))
+    learn = [*SMALL, "--total_steps", str(10**8), "--env_servers", str(listed), "--insecure"]
+    both = workshop.start("polybeast_learner", *learn, by=TORCHRUN)
+    both.wait_for(LEARNING)
+    listed.write_text("\n".join(hosts))
+    both.wait_for(rf"added host {hosts[2]} \(2 streams\)")
+    goes_on_with(5)
+    listed.write_text(hosts[1])
+    both.wait_for(rf"removed host {hosts[0]} \(1 stream\)")
+    both.wait_for(rf"removed host {hosts[2]} \(2 streams\)")
+    goes_on_with(2)
+    both.send(signal.SIGTERM)
+    assert both.end() == 1 and "Stopped by SIGTERM" in both.said, both.said
+    assert last_row(workshop)["lost_streams"] == 0, both.said
+    for each in servers:
+        each.send(signal.SIGINT)
+        assert each.end(timeout=20) == 0, each.said
+    workshop.assert_nothing_is_left()
+
+
+def last_row(workshop: Workshop) -> dict[str, float]:
+    return list(read_logs(workshop.run_folder("a")))[-1]

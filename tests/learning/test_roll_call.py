@@ -81,6 +81,22 @@ class FedSource:
         return [Away(f"server {self._rank}", 5.0, short)]
 
 
+class Gossip:
+    """Says what it has said before, and its rank."""
+
+    def __init__(self, rank: int) -> None:
+        self.said: list[int] = []
+        self.heard: list[tuple[Any, Any]] = []
+        self._rank = rank
+
+    def say(self) -> list[int]:
+        self.said.append(self._rank)
+        return self.said
+
+    def hear(self, said: Any, away: Any) -> None:
+        self.heard.append((said, away))
+
+
 class Member:
     """One of two ranks."""
 
@@ -89,7 +105,8 @@ class Member:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.supervisor = Supervisor()
         self.fed = FedSource(rank)
-        self.source = JointSource(self.fed, meeting.gather_as(rank), rank, self)
+        self.aside = Gossip(rank)
+        self.source = JointSource(self.fed, meeting.gather_as(rank), rank, self, self.aside)
         self.source.start(self.supervisor)
         self.batches = self.source.batches()
 
@@ -191,6 +208,19 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
     for member, order in zip(members, ([0, 1], [1, 0]), strict=True):
         away = [Away("server 0", 5.0), Away("server 1", 5.0, short)]
         assert member.source.away() == [away[rank] for rank in order]
+
+
+def test_every_rank_hears_in_each_roll_call_what_rank_0_says_and_who_is_away(
+    members: list[Member], meeting: Meeting
+) -> None:
+    waiting = [member.next() for member in members]
+    wait_for(lambda: meeting.calls >= 3)
+    members[0].supervisor.stop("it is enough")
+    assert [each.result() for each in waiting] == [None, None]
+    heard = members[0].aside.heard
+    assert members[1].aside.heard == heard and len(heard) >= 3
+    for call, (said, away) in enumerate(heard, 1):
+        assert said == [0] * call and away == [("server 0", 5.0), ("server 1", 5.0)]
 
 
 def test_lags_are_weighted_by_steps() -> None:

@@ -50,7 +50,7 @@ from torchbeast.learning.replay import (
 )
 from torchbeast.learning.replicas import Replica
 from torchbeast.learning.reward_clipping import sentence
-from torchbeast.learning.roll_call import JointSource, JointUpdates
+from torchbeast.learning.roll_call import Aside, JointSource, JointUpdates
 from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
@@ -140,14 +140,16 @@ class LearnerRun:
         session: Session,
         resumed: Path | None = None,
         replica: Replica | None = None,
+        aside: Aside | None = None,
     ) -> None:
         """Reads the earlier run.
 
         resumed: its checkpoint, by default that in the run's folder. replica: this process among
         several learners, which the settings are then shared out to; None: it is the only one.
+        aside: what they tell each other beside their batches.
         """
         self._settings = settings if replica is None else replica.share_of(settings)
-        self._replica = replica
+        self._replica, self._aside = replica, aside
         self._played = played
         self._session = session
         own = session.folder.checkpoint
@@ -246,7 +248,8 @@ class LearnerRun:
         replica = self._replica
         if replica is None:
             return source
-        return JointSource(source, replica.ranks.gather, replica.rank, made.optimiser_step)
+        step = made.optimiser_step
+        return JointSource(source, replica.ranks.gather, replica.rank, step, self._aside)
 
     @property
     def _total_steps(self) -> int:

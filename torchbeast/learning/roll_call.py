@@ -51,6 +51,20 @@ class Report(NamedTuple):
     lags: Mapping[str, float] = {}
     episodes: Sequence[Sequence[Any]] = ((), ())  # returns and lengths
     info: Mapping[str, list[float]] = {}
+    aside: Sequence[Any] = ()  # see Aside
+
+
+class Aside(Protocol):
+    """What ranks do together beside learning. The thread that takes part in roll calls uses it."""
+
+    def say(self) -> Sequence[Any]:
+        """Returns what this rank tells all, itself too, in a roll call; JSON."""
+
+    def hear(self, said: Sequence[Any], away: list[tuple[str, float]]) -> None:
+        """Takes what rank 0 said in a roll call, without waiting for anything.
+
+        away: address, and seconds since the loss, of the lost streams of all ranks.
+        """
 
 
 @dataclass(frozen=True)
@@ -168,9 +182,17 @@ class JointSource:
     source by the supervisor.
     """
 
-    def __init__(self, source: Source, gather: Gather, rank: int, step: _Versioned) -> None:
+    def __init__(
+        self,
+        source: Source,
+        gather: Gather,
+        rank: int,
+        step: _Versioned,
+        aside: Aside | None = None,
+    ) -> None:
         """gather: returns the reports of all ranks; raises RankGone. step: of this rank."""
         self._source, self._gather, self._rank, self._step = source, gather, rank, step
+        self._aside = aside
         self._taking = _Taking(source)
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
 
@@ -240,6 +262,9 @@ class JointSource:
         """Takes part in a roll call; returns the reports in the order of ranks."""
         reports = [Report(**message) for message in self._gather(self._report(own)._asdict())]
         self._others = [each for each in enumerate(reports) if each[0] != self._rank]
+        if self._aside is not None:
+            away = [(str(s[0]), float(s[1])) for report in reports for s in report.away]
+            self._aside.hear(reports[0].aside, away)
         return reports
 
     def _report(self, own: Batch | None) -> Report:
@@ -250,6 +275,7 @@ class JointSource:
             seconds=self._source.seconds(),
             away=[[*stream] for stream in self._source.away()],
             hanging=self._source.hanging(),
+            aside=() if self._aside is None else self._aside.say(),
         )
         if own is None:
             return report

@@ -45,7 +45,7 @@ from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
-from torchbeast.sources.servers.joined_hosts import Hosts
+from torchbeast.sources.servers.joined_hosts import Hosts, Streams
 from torchbeast.sources.servers.plan import rollout_columns
 from torchbeast.sources.servers.repeated_failures import RepeatedFailures
 
@@ -122,6 +122,11 @@ class PolySource:
         shape = actor, space, extras, rollouts.unroll_length
         keywords = fleet.env.options.info_keywords
         self._num_bytes = rollout_bytes(*shape, written + queued + joined, keywords)
+
+    @property
+    def streams(self) -> Streams:
+        """The streams to environment servers."""
+        return self._pool
 
     @property
     def num_bytes(self) -> int:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Streams that are dealt to several learners anew while they run."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from torchbeast.sources.servers.dealt_streams import Dealer, DealtHosts, RankStreams, shared_out
+from torchbeast.sources.servers.discovery import Fleet, fleet_of
+
+
+class Pool:
+    """The streams of a rank by server, as ActorPool has them: it removes all of a server."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self.streams = Counter(addresses)
+        self.kept = Counter(addresses)  # streams that have been there without a break
+
+    def add(self, env_server_addresses: Sequence[str]) -> None:
+        self.streams.update(env_server_addresses)
+
+    def remove(self, env_server_address: str) -> int:
+        self.kept.pop(env_server_address, None)
+        return self.streams.pop(env_server_address, 0)
+
+    def away_streams(self) -> list[tuple[str, float]]:
+        raise AssertionError("asked by the roll call only")
+
+
+class Ranks:
+    """All ranks, and what they tell each other."""
+
+    def __init__(self, *shares: Sequence[str]) -> None:
+        self.dealer = Dealer(shares)
+        self.pools = [Pool(share) for share in shares]
+        self.members = [
+            RankStreams(rank, self.dealer if rank == 0 else None) for rank in range(len(shares))
+        ]
+        for member, pool in zip(self.members, self.pools, strict=True):
+            member.pool = pool
+
+    def call_the_roll(self, away: Sequence[tuple[str, float]] = ()) -> None:
+        said = [json.loads(json.dumps(member.say())) for member in self.members]
+        assert not any(said[1:]), "only rank 0 decides"
+        for member in self.members:
+            member.hear(said[0], list(away))
+
+    @property
+    def streams(self) -> list[dict[str, int]]:
+        return [dict(pool.streams) for pool in self.pools]
+
+
+def test_streams_that_come_go_to_the_ranks_with_the_fewest() -> None:
+    ranks = Ranks(["a", "a"], ["a"], ["a", "a"])
+    ranks.dealer.add(["b"] * 4)
+    assert ranks.streams == [{"a": 2}, {"a": 1}, {"a": 2}], "nothing before the roll call"
+    ranks.call_the_roll()
+    assert ranks.streams == [{"a": 2, "b": 1}, {"a": 1, "b": 2}, {"a": 2, "b": 1}]
+    ranks.call_the_roll()
+    assert [sum(each.values()) for each in ranks.streams] == [3, 3, 3], "an order is given once"
+
+
+def test_streams_of_a_server_that_leaves_are_removed_in_every_rank() -> None:
+    ranks = Ranks(["a", "b"], ["a", "c"])
+    assert ranks.dealer.remove("a") == 2 and ranks.dealer.remove("a") == 0
+    ranks.call_the_roll()
+    assert ranks.streams == [{"b": 1}, {"c": 1}]
+
+
+def test_a_rank_that_would_be_left_with_nothing_gets_streams_of_others() -> None:
+    ranks = Ranks(["a", "a"], ["b", "c", "d", "d"])
+    ranks.dealer.remove("a")
+    ranks.call_the_roll()
+    assert ranks.streams == [{"d": 2}, {"b": 1, "c": 1}]
+    assert ranks.pools[1].kept == Counter(["b", "c"]), "those that stay play on"
+
+
+def test_the_streams_of_one_server_are_divided_where_nothing_else_can_be() -> None:
+    ranks = Ranks(["a", "a"], ["b"] * 5)
+    ranks.dealer.remove("a")
+    ranks.call_the_roll()
+    assert ranks.streams == [{"b": 2}, {"b": 3}]
+
+
+def test_streams_of_whole_servers_move_first() -> None:
+    """The others of a server that is divided connect again too."""
+    ranks = Ranks(["a", "a"], ["b", "b", "b", "c", "d"])
+    ranks.dealer.remove("a")
+    ranks.call_the_roll()
+    assert ranks.streams == [{"c": 1, "d": 1}, {"b": 3}]
+    assert ranks.pools[1].kept == Counter("bbb")
+
+
+def test_a_host_that_is_replaced_in_one_look_moves_no_stream_of_others() -> None:
+    ranks = Ranks(["a", "a"], ["b", "b"])
+    assert ranks.dealer.remove("a") == 2
+    ranks.dealer.add(["a"] * 2)
+    ranks.call_the_roll()
+    assert ranks.streams == [{"a": 2}, {"b": 2}]
+    assert [pool.kept for pool in ranks.pools] == [Counter(), Counter("bb")]
+
+
+def test_one_stream_cannot_be_divided() -> None:
+    ranks = Ranks(["a"], ["b"])
+    ranks.dealer.remove("a")
+    ranks.call_the_roll()
+    assert ranks.streams == [{}, {"b": 1}]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_comes_and_leaves_all_streams_are_dealt_once_and_evenly(seed: int) -> None:
+    chance = random.Random(seed)
+    ranks = Ranks(*[["start"] * chance.randint(1, 6) for _ in range(chance.randint(1, 4))])
+    there = Counter({"start": sum(pool.streams.total() for pool in ranks.pools)})
+    for number in range(60):
+        if there and chance.random() < 0.4:
+            gone = chance.choice(sorted(there))
+            assert ranks.dealer.remove(gone) == there.pop(gone)
+        else:
+            there[f"server {number}"] = chance.randint(1, 5)
+            ranks.dealer.add([f"server {number}"] * there[f"server {number}"])
+        if chance.random() < 0.7:
+            ranks.call_the_roll()
+            counts = [pool.streams.total() for pool in ranks.pools]
+            assert sum((pool.streams for pool in ranks.pools), Counter()) == there
+            assert max(counts) - min(counts) <= 1
+
+
+def test_rank_0_hears_which_streams_of_all_ranks_are_away() -> None:
+    ranks = Ranks(["a"], ["b"])
+    assert ranks.dealer.away_streams() == []
+    ranks.call_the_roll([("a", 1.0), ("b", 2.0)])
+    assert ranks.dealer.away_streams() == [("a", 1.0), ("b", 2.0)]
+    ranks.call_the_roll()
+    assert ranks.dealer.away_streams() == []
+
+
+def test_hosts_change_the_streams_of_all_ranks_not_of_one() -> None:
+    """They must fit the rollouts of every rank."""
+    followed: list[Any] = []
+
+    class Hosts:
+        def follow(self, streams: Any, columns: int, closed: threading.Event) -> None:
+            followed.append((streams, columns, closed))
+
+    dealer, closed = Dealer([["a"], ["b"]]), threading.Event()
+    DealtHosts(Hosts(), dealer, 12).follow(Pool([]), 4, closed)
+    assert followed == [(dealer, 12, closed)]
+
+
+def served(envs_per_stream: Mapping[str, int]) -> Fleet:
+    return fleet_of(
+        {
+            address: {
+                "env_id": "Catch",
+                "num_envs": envs,
+                "num_streams": 2,
+                "frame_stack": 1,
+                "observation": ("float32", (10, 5)),
+                "action_space": {"type": "Discrete", "n": 3, "start": 0},
+            }
+            for address, envs in envs_per_stream.items()
+        }
+    )
+
+
+class Growing:
+    """Hosts of which one comes."""
+
+    def __init__(self) -> None:
+        self.columns: list[int] = []
+
+    def follow(self, streams: Any, columns: int, closed: threading.Event) -> None:
+        self.columns.append(columns)
+        streams.add(["c"])
+
+
+def test_new_streams_must_fit_the_rollouts_of_all_ranks() -> None:
+    """Of two batches of 12, rollouts of rank 0 join 6 environments and those of rank 1 join 4."""
+    followed = Growing()
+    streams, hosts = shared_out(served({"a": 6, "b": 4}), followed, 0, 2, 12)
+    assert hosts is not None
+    hosts.follow(Pool([]), 6, threading.Event())
+    assert followed.columns == [12]
+    streams.pool = pool = Pool(["a", "a"])
+    streams.hear(streams.say(), [])
+    assert pool.streams == Counter({"a": 2, "c": 1})
+
+
+def test_ranks_other_than_0_follow_no_hosts() -> None:
+    streams, hosts = shared_out(served({"a": 6, "b": 4}), Growing(), 1, 2, 12)
+    assert hosts is None and streams.say() == []

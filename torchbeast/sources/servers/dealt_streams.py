@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The streams of several learners, dealt anew as hosts come and go.
+
+    rank 0   hosts that come and go --> Dealer -- orders --+--> RankStreams --> pool
+    others                                                 +--> RankStreams --> pool
+
+Only rank 0 looks at lists and doors, and decides. All ranks hear its orders in the same roll call,
+and each carries out its own. None waits for another: a new stream connects while the others play.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from torchbeast.sources.servers.discovery import Fleet
+from torchbeast.sources.servers.joined_hosts import Hosts, Streams
+from torchbeast.sources.servers.plan import rollout_columns
+
+
+class Order(NamedTuple):
+    """What a rank is to do with its pool; JSON as a list."""
+
+    rank: int
+    what: Literal["add", "remove"]
+    addresses: Sequence[str]  # of servers, one for each stream that is added
+
+
+class Dealer:
+    """The streams of all ranks as one pool, see `Streams`. Any thread may use it.
+
+    A stream that comes goes to a rank with the fewest. Where streams that leave make the ranks
+    uneven, others move; the unfinished rollout of a stream that moves is dropped.
+    """
+
+    def __init__(self, shares: Sequence[Sequence[str]]) -> None:
+        """shares: the server of each stream that a rank has at the start, in the order of ranks."""
+        self._lock = threading.Lock()
+        self._held = [Counter(share) for share in shares]
+        self._orders: deque[Order] = deque()
+        self._away: list[tuple[str, float]] = []
+
+    def add(self, env_server_addresses: Sequence[str]) -> None:
+        """Deals a stream for each address."""
+        with self._lock:
+            for address in env_server_addresses:
+                self._give(self._poorest(), address, 1)
+
+    def remove(self, env_server_address: str) -> int:
+        """Removes the streams of the server at the address; returns their number."""
+        with self._lock:
+            return sum(self._remove(rank, env_server_address) for rank in self._ranks())
+
+    def away_streams(self) -> list[tuple[str, float]]:
+        """Returns the lost streams of all ranks, as of the last roll call."""
+        with self._lock:
+            return self._away
+
+    def note_away(self, away: list[tuple[str, float]]) -> None:
+        """Notes the lost streams of all ranks."""
+        with self._lock:
+            self._away = away
+
+    def orders(self) -> list[Order]:
+        """Returns the orders since the last call. Streams move now, and not when others leave:
+        a host that is replaced leaves and comes back.
+        """
+        with self._lock:
+            while self._move_some():
+                pass
+            orders = list(self._orders)
+            self._orders.clear()
+            return orders
+
+    def _move_some(self) -> bool:
+        """Moves streams of one server from a rank with the most to one with the fewest; returns
+        whether there was too much between them.
+        """
+        richest, poorest = max(self._ranks(), key=self._count), self._poorest()
+        most = (self._count(richest) - self._count(poorest)) // 2
+        if most < 1:
+            return False
+        address, streams = self._fitting(richest, most)
+        moved = min(most, streams)
+        self._remove(richest, address)  # a pool removes all streams of a server
+        self._give(richest, address, streams - moved)
+        self._give(poorest, address, moved)
+        return True
+
+    def _fitting(self, rank: int, most: int) -> tuple[str, int]:
+        """Returns the server of a rank with the most streams up to `most`, else with the fewest,
+        and their number.
+        """
+        streams_of = self._held[rank].items()
+        return max(streams_of, key=lambda item: (item[1] <= most, -abs(item[1] - most)))
+
+    def _give(self, rank: int, address: str, streams: int) -> None:
+        if streams:
+            self._held[rank][address] += streams
+            self._orders.append(Order(rank, "add", [address] * streams))
+
+    def _remove(self, rank: int, address: str) -> int:
+        removed = self._held[rank].pop(address, 0)
+        if removed:
+            self._orders.append(Order(rank, "remove", [address]))
+        return removed
+
+    def _ranks(self) -> range:
+        return range(len(self._held))
+
+    def _count(self, rank: int) -> int:
+        return self._held[rank].total()
+
+    def _poorest(self) -> int:
+        return min(self._ranks(), key=self._count)
+
+
+class RankStreams:
+    """The streams of this rank, which change as rank 0 orders.
+
+    The thread that takes part in roll calls uses it; see `roll_call.Aside`.
+    """
+
+    def __init__(self, rank: int, dealer: Dealer | None) -> None:
+        """dealer: of rank 0; None in the others."""
+        self._rank, self._dealer = rank, dealer
+        self.pool: Streams | None = None
+        """Set before the first roll call."""
+
+    def say(self) -> list[Order]:
+        """Returns the orders of rank 0; none in other ranks."""
+        return [] if self._dealer is None else self._dealer.orders()
+
+    def hear(self, said: Sequence[Any], away: list[tuple[str, float]]) -> None:
+        """Carries out this rank's orders.
+
+        said: by rank 0. away: (address, seconds since the loss) of the lost streams of all ranks.
+        """
+        for order in (Order(*each) for each in said):
+            if order.rank == self._rank:
+                self._carry_out(order)
+        if self._dealer is not None:
+            self._dealer.note_away(away)
+
+    def _carry_out(self, order: Order) -> None:
+        assert self.pool is not None
+        if order.what == "add":
+            self.pool.add(order.addresses)
+        else:
+            for address in order.addresses:
+                self.pool.remove(address)
+
+
+class DealtHosts:
+    """Hosts that may change while several learners run; those of rank 0. See `Hosts`."""
+
+    def __init__(self, hosts: Hosts, dealer: Dealer, columns: int) -> None:
+        """columns: a multiple of those of every rank."""
+        self._hosts, self._dealer, self._columns = hosts, dealer, columns
+
+    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+        """Changes the streams of all ranks as the hosts change, until closed."""
+        self._hosts.follow(self._dealer, self._columns, closed)
+
+
+def shared_out(
+    fleet: Fleet, hosts: Hosts | None, rank: int, size: int, batch_size: int
+) -> tuple[RankStreams, Hosts | None]:
+    """Returns this rank's streams, and its hosts that may change: those of all ranks in rank 0.
+
+    batch_size: of each rank. Raises UsageError as `Fleet.share`.
+    """
+    if rank > 0:
+        return RankStreams(rank, None), None
+    shares = [fleet.share(each, size) for each in range(size)]
+    dealer = Dealer([share.stream_addresses for share in shares])
+    columns = math.lcm(*(rollout_columns(batch_size, share.envs_per_stream) for share in shares))
+    return RankStreams(rank, dealer), hosts and DealtHosts(hosts, dealer, columns)
