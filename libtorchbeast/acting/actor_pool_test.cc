@@ -10,6 +10,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/testing/fake_env.h"
@@ -1105,6 +1106,21 @@ TEST(ActorPoolTest, FewerConnectedStreamsThanTheRunNeedsEndItAfterTheReconnectTi
   EXPECT_NE(error.find(folder.address(1)), std::string::npos) << error;
 }
 
+// The number of connected streams in a shortage; -1 while there is none. Takes the rollouts that
+// there are: a stream that waits for room in the queue would not notice its loss.
+std::int64_t connected_in_shortage(Play* play) {
+  play->take(static_cast<std::size_t>(play->queue().size()));
+  const auto found = play->pool().shortage();
+  return found ? found->connected : -1;
+}
+
+// The earliest and the latest time at which the pool's shortage may end its run.
+std::pair<Clock::time_point, Clock::time_point> end_of_run(ActorPool* pool) {
+  const auto before = Clock::now();
+  const Clock::duration left = pool->shortage().value().left;
+  return {before + left, Clock::now() + left};
+}
+
 TEST(ActorPoolTest, APoolWithTooFewConnectedStreamsSaysSoUntilEnoughAreBack) {
   TestFolder folder;
   RunningServer healthy(fake_env(), folder.address(0));
@@ -1117,10 +1133,7 @@ TEST(ActorPoolTest, APoolWithTooFewConnectedStreamsSaysSoUntilEnoughAreBack) {
   until([&] { return pool.live_streams() == 2; }, "both streams");
   EXPECT_FALSE(pool.shortage());
   server.reset();
-  const auto is_short = [&] {
-    while (play.queue().size() > 0) play.take(1);
-    return pool.shortage().has_value();
-  };
+  const auto is_short = [&] { return connected_in_shortage(&play) == 1; };
   until(is_short, "the loss");
   const auto first = pool.shortage();
   ASSERT_TRUE(first);
@@ -1137,6 +1150,55 @@ TEST(ActorPoolTest, APoolWithTooFewConnectedStreamsSaysSoUntilEnoughAreBack) {
   until(is_short, "another loss");
   pool.stop();
   EXPECT_FALSE(pool.shortage()) << "a pool that stops needs none";
+  play.end();
+}
+
+TEST(ActorPoolTest, StreamsThatComeAndGoInTurnDoNotPutOffTheEnd) {
+  TestFolder folder;
+  const auto serve = [&](int i) {
+    return std::make_unique<RunningServer>(fake_env(), folder.address(i));
+  };
+  auto a = serve(0), b = serve(1);
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1)});
+  options.min_streams = 2;
+  Play play(options);
+  ActorPool& pool = play.pool();
+  until([&] { return pool.live_streams() == 2; }, "both streams");
+  a.reset();
+  until([&] { return connected_in_shortage(&play) == 1; }, "the loss of A");
+  const auto announced = end_of_run(&pool);
+  b.reset();
+  until([&] { return connected_in_shortage(&play) == 0; }, "the loss of B");
+  a = serve(0);
+  until([&] { return connected_in_shortage(&play) == 1; }, "A");
+  const auto still = end_of_run(&pool);
+  EXPECT_LE(still.first, announced.second);
+  EXPECT_LE(announced.first, still.second);
+  b = serve(1);
+  until([&] { return connected_in_shortage(&play) == -1; }, "B");
+  a.reset();
+  until([&] { return connected_in_shortage(&play) == 1; }, "another loss");
+  EXPECT_GT(end_of_run(&pool).first, still.second) << "the next shortage begins anew";
+  pool.stop();
+  play.end();
+}
+
+TEST(ActorPoolTest, ByDefaultHalfAreNeededAndRetiredStreamsCountAmongAllOfThem) {
+  TestFolder folder;
+  RunningServer healthy(fake_env({.frame_stack = 2}), folder.address(0));
+  RunningServer failing(failing_after_two_rollouts(), folder.address(1));
+  auto server = std::make_unique<RunningServer>(fake_env({.frame_stack = 2}), folder.address(2));
+  ActorPoolOptions options = options_for({folder.address(0), folder.address(1), folder.address(2)});
+  options.retries.failures = 2;
+  Play play(options);
+  while (play.pool().retired_streams() == 0) play.take(1);
+  EXPECT_FALSE(play.pool().shortage()) << "two of three are connected";
+  server.reset();
+  until([&] { return connected_in_shortage(&play) == 1; }, "the loss");
+  EXPECT_EQ(play.pool().shortage().value().needed, 2) << "half of three, rounded up";
+  play.pool().remove(folder.address(1));
+  EXPECT_FALSE(play.pool().shortage()) << "one of two is connected";
+  play.queue().close();
   play.end();
 }
 
