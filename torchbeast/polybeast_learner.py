@@ -38,6 +38,7 @@ from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.servers.addresses import user_basename
 from torchbeast.sources.servers.hosts import hosts, may_change
 from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
+from torchbeast.sources.servers.plan import rollout_columns
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
@@ -222,13 +223,14 @@ def train(
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
-    own, pipeline, dealt = fleet, flags.pipeline, None
+    own, pipeline, dealt, columns = fleet, flags.pipeline, None, None
     if replica is not None:
-        batch_size = flags.rollouts.batch_size // replica.size
-        dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, batch_size)
+        dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, pipeline)
         own = fleet.share(replica.rank, replica.size)
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
         pipeline = pipeline.share(replica.size, *streams)
+        batch_size = flags.rollouts.batch_size // replica.size
+        columns = rollout_columns(batch_size, fleet.envs_per_stream)  # any stream fits any rank
 
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
@@ -244,6 +246,7 @@ def train(
             extras=learner.extras,
             mode=learner.mode,
             seed=learner.seed,
+            columns=columns,
             spare_columns=learner.spare_columns,
             num_batches=1 + learner.batches_at_once,
             hosts=hosts,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Sequence
 
 import psutil
 import pytest
@@ -141,28 +142,47 @@ def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
     assert "the servers have 4 streams" in five.said
 
 
-@pytest.mark.long
+def host(workshop: Workshop, envs: int, *where: str) -> Program:
+    """Starts a host with one server."""
+    counts = ["--num_servers", "1", "--num_actors", str(envs)]
+    started = workshop.start("polybeast_env", "--env", "Catch", *counts, *where, "--insecure")
+    started.wait_for("Serving")
+    return started
+
+
+def last_row(workshop: Workshop) -> dict[str, float]:
+    return list(read_logs(workshop.run_folder("a")))[-1]
+
+
+def goes_on_with(workshop: Workshop, streams: int) -> None:
+    """Waits until so many are connected, and then for ten updates."""
+    wait_for(lambda: last_row(workshop)["live_streams"] == streams, SOON)
+    step = last_row(workshop)["step"]
+    wait_for(lambda: last_row(workshop)["step"] > step + 10 * 40, SOON)
+
+
+def end_both(
+    workshop: Workshop, both: Program, servers: Sequence[Program], lost_streams: int = 0
+) -> None:
+    both.send(signal.SIGTERM)
+    assert both.end() == 1 and "Stopped by SIGTERM" in both.said, both.said
+    assert last_row(workshop)["lost_streams"] == lost_streams, both.said
+    for each in servers:
+        each.send(signal.SIGINT)
+        assert each.end(timeout=20) == 0, each.said
+    workshop.assert_nothing_is_left()
+
+
 def test_hosts_are_added_to_several_learners_and_removed_from_them(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update needs a rollout of each rank: once all streams of rank 0 have left, others move."""
+    """An update needs a rollout of each rank: once all streams of rank 0 have left, one moves there
+    that has fewer environments.
+    """
     monkeypatch.setenv("TMPDIR", str(workshop.folder))
     hosts = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-
-    def serve(host: str, envs: int) -> Program:
-        where = ["--listen", host, "--insecure", "--num_servers", "1"]
-        started = workshop.start(
-            "polybeast_env", "--env", "Catch", "--num_actors", str(envs), *where
-        )
-        started.wait_for("Serving")
-        return started
-
-    def goes_on_with(streams: int) -> None:
-        wait_for(lambda: last_row(workshop)["live_streams"] == streams, SOON)
-        step = last_row(workshop)["step"]
-        wait_for(lambda: last_row(workshop)["step"] > step + 10 * 40, SOON)
-
-    servers = [serve(host, envs) for host, envs in zip(hosts, (1, 2, 2), strict=True)]
+    served = zip(hosts, (4, 2, 4), strict=True)
+    servers = [host(workshop, envs, "--listen", where) for where, envs in served]
     listed = workshop.folder / "hosts.txt"
     listed.write_text("\n".join(hosts[:2]))
     learn = [*SMALL, "--total_steps", str(10**8), "--env_servers", str(listed), "--insecure"]
@@ -170,19 +190,33 @@ def test_hosts_are_added_to_several_learners_and_removed_from_them(
     both.wait_for(LEARNING)
     listed.write_text("\n".join(hosts))
     both.wait_for(rf"added host {hosts[2]} \(2 streams\)")
-    goes_on_with(5)
+    goes_on_with(workshop, 6)
     listed.write_text(hosts[1])
-    both.wait_for(rf"removed host {hosts[0]} \(1 stream\)")
-    both.wait_for(rf"removed host {hosts[2]} \(2 streams\)")
-    goes_on_with(2)
-    both.send(signal.SIGTERM)
-    assert both.end() == 1 and "Stopped by SIGTERM" in both.said, both.said
-    assert last_row(workshop)["lost_streams"] == 0, both.said
-    for each in servers:
-        each.send(signal.SIGINT)
-        assert each.end(timeout=20) == 0, each.said
-    workshop.assert_nothing_is_left()
+    for name in (hosts[0], hosts[2]):
+        both.wait_for(rf"removed host {name} \(2 streams\)")
+    both.wait_for("1 stream of rank 1 moved to rank 0")
+    goes_on_with(workshop, 2)
+    end_both(workshop, both, servers)
 
 
-def last_row(workshop: Workshop) -> dict[str, float]:
-    return list(read_logs(workshop.run_folder("a")))[-1]
+@pytest.mark.long
+def test_hosts_that_dial_in_come_and_leave_at_the_door_of_several_learners(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has left is removed after half a minute."""
+    monkeypatch.setenv("TMPDIR", str(workshop.folder))
+    door = f"127.0.0.1:{free_port()}"
+    listen = ["--listen", door, "--insecure", "--connect_timeout", str(SOON)]
+    first = host(workshop, 2, "--learner", door)
+    both = workshop.start(
+        "polybeast_learner", *SMALL, "--total_steps", str(10**8), *listen, by=TORCHRUN
+    )
+    both.wait_for(LEARNING)
+    second = host(workshop, 4, "--learner", door)
+    both.wait_for(r"added host .*-2 \(2 streams\)")
+    goes_on_with(workshop, 4)
+    first.send(signal.SIGTERM)
+    assert first.end(timeout=20) == 0, first.said
+    both.wait_for(r"removed host .* \(2 streams\)")
+    goes_on_with(workshop, 2)
+    end_both(workshop, both, [second], lost_streams=2)

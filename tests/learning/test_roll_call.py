@@ -16,6 +16,7 @@ from test_training import Run, rollout
 
 from torchbeast.core.algos.torch_ranks import RankGone
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import RunError
 from torchbeast.learning import roll_call
 from torchbeast.learning.roll_call import JointBatch, JointSource, Report
 from torchbeast.learning.training import DONE
@@ -32,11 +33,12 @@ class Meeting:
         self._barrier = threading.Barrier(2, timeout=SOON)
         self._messages: list[str] = ["", ""]
         self.calls = 0
+        self.adds: dict[str, Any] = {}  # to the message of rank 0
 
     def gather_as(self, rank: int) -> Any:
         def gather(message: dict[str, Any]) -> list[dict[str, Any]]:
             try:
-                self._messages[rank] = json.dumps(message)
+                self._messages[rank] = json.dumps(message | (self.adds if rank == 0 else {}))
                 self._barrier.wait()
                 found = [json.loads(text) for text in self._messages]
                 self.calls += not rank
@@ -221,6 +223,16 @@ def test_every_rank_hears_in_each_roll_call_what_rank_0_says_and_who_is_away(
     assert members[1].aside.heard == heard and len(heard) >= 3
     for call, (said, away) in enumerate(heard, 1):
         assert said == [0] * call and away == [("server 0", 5.0), ("server 1", 5.0)]
+
+
+def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(
+    members: list[Member], meeting: Meeting
+) -> None:
+    meeting.adds = {"mood": "good"}
+    waiting = [member.next() for member in members]
+    for each in waiting:
+        with pytest.raises(RunError, match=r"rank 0 .*mood.*start all learners with the same"):
+            each.result()
 
 
 def test_lags_are_weighted_by_steps() -> None:

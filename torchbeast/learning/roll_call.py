@@ -27,6 +27,7 @@ from torchbeast.core.algos.counters import Counters
 from torchbeast.core.algos.torch_ranks import RankGone
 from torchbeast.core.envs.info import joined_info
 from torchbeast.core.storages.batch import Batch
+from torchbeast.errors import RunError
 from torchbeast.learning.training import DONE, Updates
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Shortage, Source
@@ -260,7 +261,8 @@ class JointSource:
 
     def _call(self, own: Batch | None) -> list[Report]:
         """Takes part in a roll call; returns the reports in the order of ranks."""
-        reports = [Report(**message) for message in self._gather(self._report(own)._asdict())]
+        said = self._gather(self._report(own)._asdict())
+        reports = [_read(rank, message) for rank, message in enumerate(said)]
         self._others = [each for each in enumerate(reports) if each[0] != self._rank]
         if self._aside is not None:
             away = [(str(s[0]), float(s[1])) for report in reports for s in report.away]
@@ -292,6 +294,17 @@ class JointSource:
         if not self._supervisor.ended and reason != DONE:
             print(f"Stopped by {reason} in rank {rank}.", flush=True)
         self._supervisor.stop(f"{reason} in rank {rank}")
+
+
+def _read(rank: int, said: Mapping[str, Any]) -> Report:
+    """Reads the report of a rank; raises RunError for what is none."""
+    try:
+        return Report(**said)
+    except TypeError as error:
+        raise RunError(
+            f"rank {rank} answers the roll call in words that this one does not know ({error}): "
+            "start all learners with the same version of TorchBeast"
+        ) from None
 
 
 def _of_rank(rank: int, away: Sequence[Any]) -> Away:

@@ -4,15 +4,25 @@
 from __future__ import annotations
 
 import json
+import logging
+import operator
 import random
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from torchbeast.sources.servers.dealt_streams import Dealer, DealtHosts, RankStreams, shared_out
+from torchbeast.errors import RunError
+from torchbeast.sources.servers.config import PipelineConfig
+from torchbeast.sources.servers.dealt_streams import (
+    Dealer,
+    DealtHosts,
+    Order,
+    RankStreams,
+    shared_out,
+)
 from torchbeast.sources.servers.discovery import Fleet, fleet_of
 
 
@@ -37,8 +47,8 @@ class Pool:
 class Ranks:
     """All ranks, and what they tell each other."""
 
-    def __init__(self, *shares: Sequence[str]) -> None:
-        self.dealer = Dealer(shares)
+    def __init__(self, *shares: Sequence[str], needed: Sequence[int] = ()) -> None:
+        self.dealer = Dealer(shares, needed or [0] * len(shares))
         self.pools = [Pool(share) for share in shares]
         self.members = [
             RankStreams(rank, self.dealer if rank == 0 else None) for rank in range(len(shares))
@@ -107,17 +117,43 @@ def test_a_host_that_is_replaced_in_one_look_moves_no_stream_of_others() -> None
     assert [pool.kept for pool in ranks.pools] == [Counter(), Counter("bb")]
 
 
-def test_one_stream_cannot_be_divided() -> None:
-    ranks = Ranks(["a"], ["b"])
+def test_of_equal_ranks_the_one_that_needs_a_stream_gets_it() -> None:
+    ranks = Ranks(["a"], ["a", "b"], needed=[1, 2])
+    ranks.dealer.remove("b")
+    ranks.dealer.add(["c"])
+    ranks.call_the_roll()
+    assert ranks.streams == [{"a": 1}, {"a": 1, "c": 1}]
+
+
+def test_how_ranks_change_is_said_to_the_user(capsys: pytest.CaptureFixture[str]) -> None:
+    ranks = Ranks(["a", "a"], ["b"] * 5)
     ranks.dealer.remove("a")
     ranks.call_the_roll()
-    assert ranks.streams == [{}, {"b": 1}]
+    assert capsys.readouterr().out == "2 streams of rank 1 moved to rank 0\n"
+
+
+def test_fewer_streams_than_ranks_are_warned_of_each_time_that_they_become_too_few(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("torchbeast"), "propagate", True)
+    ranks = Ranks(["a"], ["b"])
+    for times in (1, 2):
+        ranks.call_the_roll()
+        ranks.dealer.remove("a")
+        for _ in range(3):
+            ranks.call_the_roll()
+        assert ranks.streams == [{}, {"b": 1}], "one stream cannot be divided"
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(said) == times and "ends within a minute" in said[-1]
+        ranks.dealer.add(["a"])
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_whatever_comes_and_leaves_all_streams_are_dealt_once_and_evenly(seed: int) -> None:
     chance = random.Random(seed)
-    ranks = Ranks(*[["start"] * chance.randint(1, 6) for _ in range(chance.randint(1, 4))])
+    size, least = chance.randint(1, 4), chance.randint(0, 3)
+    needed = [least + chance.randint(0, 1) for _ in range(size)]
+    ranks = Ranks(*[["start"] * chance.randint(1, 6) for _ in range(size)], needed=needed)
     there = Counter({"start": sum(pool.streams.total() for pool in ranks.pools)})
     for number in range(60):
         if there and chance.random() < 0.4:
@@ -131,6 +167,8 @@ def test_whatever_comes_and_leaves_all_streams_are_dealt_once_and_evenly(seed: i
             counts = [pool.streams.total() for pool in ranks.pools]
             assert sum((pool.streams for pool in ranks.pools), Counter()) == there
             assert max(counts) - min(counts) <= 1
+            if sum(counts) >= sum(needed):
+                assert all(map(operator.ge, counts, needed)), "none ends the run"
 
 
 def test_rank_0_hears_which_streams_of_all_ranks_are_away() -> None:
@@ -150,50 +188,76 @@ def test_hosts_change_the_streams_of_all_ranks_not_of_one() -> None:
         def follow(self, streams: Any, columns: int, closed: threading.Event) -> None:
             followed.append((streams, columns, closed))
 
-    dealer, closed = Dealer([["a"], ["b"]]), threading.Event()
-    DealtHosts(Hosts(), dealer, 12).follow(Pool([]), 4, closed)
-    assert followed == [(dealer, 12, closed)]
+    dealer, closed = Dealer([["a"], ["b"]], [0, 0]), threading.Event()
+    DealtHosts(Hosts(), dealer).follow(Pool([]), 4, closed)
+    assert followed == [(dealer, 4, closed)]
 
 
-def served(envs_per_stream: Mapping[str, int]) -> Fleet:
+def served(streams_of: Sequence[tuple[str, int]]) -> Fleet:
     return fleet_of(
         {
             address: {
                 "env_id": "Catch",
-                "num_envs": envs,
-                "num_streams": 2,
+                "num_envs": 1,
+                "num_streams": streams,
                 "frame_stack": 1,
                 "observation": ("float32", (10, 5)),
                 "action_space": {"type": "Discrete", "n": 3, "start": 0},
             }
-            for address, envs in envs_per_stream.items()
+            for address, streams in streams_of
         }
     )
 
 
 class Growing:
-    """Hosts of which one comes."""
-
-    def __init__(self) -> None:
-        self.columns: list[int] = []
+    """Hosts of which one comes, and then one leaves."""
 
     def follow(self, streams: Any, columns: int, closed: threading.Event) -> None:
-        self.columns.append(columns)
         streams.add(["c"])
+        streams.remove("b")
 
 
-def test_new_streams_must_fit_the_rollouts_of_all_ranks() -> None:
-    """Of two batches of 12, rollouts of rank 0 join 6 environments and those of rank 1 join 4."""
-    followed = Growing()
-    streams, hosts = shared_out(served({"a": 6, "b": 4}), followed, 0, 2, 12)
+def test_each_rank_keeps_as_many_streams_as_it_needs_while_there_are_enough() -> None:
+    """Rank 0 begins with two streams of five, and rank 1 needs all of its three."""
+    everything = PipelineConfig(min_streams=5)
+    streams, hosts = shared_out(served([("a", 4), ("b", 1)]), Growing(), 0, 2, everything)
     assert hosts is not None
-    hosts.follow(Pool([]), 6, threading.Event())
-    assert followed.columns == [12]
+    hosts.follow(Pool([]), 1, threading.Event())
     streams.pool = pool = Pool(["a", "a"])
-    streams.hear(streams.say(), [])
-    assert pool.streams == Counter({"a": 2, "c": 1})
+    orders = streams.say()
+    streams.hear(json.loads(json.dumps(orders)), [])
+    assert pool.streams.total() == 2, "of three, one went on to rank 1"
+    other = RankStreams(1, None)
+    other.pool = rest = Pool(["a", "a", "b"])
+    other.hear(orders, [])
+    assert rest.streams.total() == 3 and "b" not in rest.streams
 
 
 def test_ranks_other_than_0_follow_no_hosts() -> None:
-    streams, hosts = shared_out(served({"a": 6, "b": 4}), Growing(), 1, 2, 12)
+    streams, hosts = shared_out(served([("a", 2)]), Growing(), 1, 2, PipelineConfig())
     assert hosts is None and streams.say() == []
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        5,
+        [0, "add"],
+        [0, "add", "abc"],
+        [0, "add", [5]],
+        [0, "move", ["a"]],
+        ["0", "add", ["a"]],
+        {"rank": 0, "what": "add", "addresses": ["a"]},
+    ],
+)
+def test_what_is_no_order_ends_the_run_with_what_was_said(said: Any) -> None:
+    ranks = Ranks(["a"], ["b"])
+    with pytest.raises(RunError, match="no order for streams: .* the same version") as caught:
+        ranks.members[1].hear([Order(1, "remove", ["b"]), said], [])
+    assert repr(said) in str(caught.value)
+    assert ranks.streams == [{"a": 1}, {"b": 1}]
+
+
+def test_what_is_no_list_of_orders_ends_the_run_too() -> None:
+    with pytest.raises(RunError, match="rank 0 says 'add', which is no order"):
+        RankStreams(1, None).hear("add", [])

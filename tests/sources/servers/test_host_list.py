@@ -245,6 +245,21 @@ def test_a_restart_between_two_looks_at_the_list_is_noticed(world: World) -> Non
     world.pool.away = []
     world.served["a:50"] = CATCH | {"num_streams": 3}
     assert world.look(1) == ["removed host a:50 (2 streams)", "added host a:50 (3 streams)"]
+    assert world.asked == ["a:50"] * 2, "its streams come as they leave: nobody is asked between"
+
+
+def test_a_listed_host_that_was_restarted_with_another_environment_is_removed(
+    world: World,
+) -> None:
+    world.served["b:50"] = CATCH
+    world.write("a:50\nb:50")
+    assert world.look() == ["added host b:50 (2 streams)"]
+    world.served["b:50"] = CATCH | {"env_id": "Pong", "num_streams": 3}
+    world.pool.away = ["b:50"]
+    removed, warning = world.look(1)
+    assert removed == "removed host b:50 (2 streams)"
+    assert warning.startswith("the host b:50 is not used: ") and "Pong" in warning
+    assert world.pool.streams == ["a:50"] * 2
 
 
 def test_streams_are_looked_at_between_two_looks_at_the_list(

@@ -10,15 +10,18 @@ and each carries out its own. None waits for another: a new stream connects whil
 
 from __future__ import annotations
 
-import math
+import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from torchbeast.errors import RunError
+from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.joined_hosts import Hosts, Streams
-from torchbeast.sources.servers.plan import rollout_columns
+from torchbeast.sources.servers.joined_hosts import Hosts, Streams, counted, tell
+
+_log = logging.getLogger("torchbeast.hosts")
 
 
 class Order(NamedTuple):
@@ -33,15 +36,22 @@ class Dealer:
     """The streams of all ranks as one pool, see `Streams`. Any thread may use it.
 
     A stream that comes goes to a rank with the fewest. Where streams that leave make the ranks
-    uneven, others move; the unfinished rollout of a stream that moves is dropped.
+    uneven, or leave one with fewer than it needs, others move; the unfinished rollout of a stream
+    that moves is dropped.
     """
 
-    def __init__(self, shares: Sequence[Sequence[str]]) -> None:
-        """shares: the server of each stream that a rank has at the start, in the order of ranks."""
+    def __init__(self, shares: Sequence[Sequence[str]], needed: Sequence[int]) -> None:
+        """Takes over the streams of the start; both arguments are in the order of ranks.
+
+        shares: the server of each stream of a rank. needed: without which it ends the run; those of
+        two ranks differ by one at most.
+        """
         self._lock = threading.Lock()
         self._held = [Counter(share) for share in shares]
+        self._needed = list(needed)
         self._orders: deque[Order] = deque()
         self._away: list[tuple[str, float]] = []
+        self._idle: list[int] = []  # ranks without a stream
 
     def add(self, env_server_addresses: Sequence[str]) -> None:
         """Deals a stream for each address."""
@@ -66,29 +76,41 @@ class Dealer:
 
     def orders(self) -> list[Order]:
         """Returns the orders since the last call. Streams move now, and not when others leave:
-        a host that is replaced leaves and comes back.
+        a host that is replaced leaves and comes back at once.
         """
         with self._lock:
             while self._move_some():
                 pass
+            self._warn_of_idle_ranks()
             orders = list(self._orders)
             self._orders.clear()
             return orders
 
     def _move_some(self) -> bool:
         """Moves streams of one server from a rank with the most to one with the fewest; returns
-        whether there was too much between them.
+        whether there was too much between them, or one that the other needs.
         """
-        richest, poorest = max(self._ranks(), key=self._count), self._poorest()
+        richest, poorest = max(self._ranks(), key=self._wealth), self._poorest()
         most = (self._count(richest) - self._count(poorest)) // 2
+        if self._surplus(richest) > 0 > self._surplus(poorest):
+            most = max(1, most)
         if most < 1:
             return False
         address, streams = self._fitting(richest, most)
         moved = min(most, streams)
+        tell(f"{counted(moved)} of rank {richest} moved to rank {poorest}")
         self._remove(richest, address)  # a pool removes all streams of a server
         self._give(richest, address, streams - moved)
         self._give(poorest, address, moved)
         return True
+
+    def _warn_of_idle_ranks(self) -> None:
+        before, self._idle = self._idle, [rank for rank in self._ranks() if not self._held[rank]]
+        if self._idle and self._idle != before:
+            _log.warning(
+                "fewer streams are left than ranks: the run ends within a minute unless a host is "
+                "added"
+            )
 
     def _fitting(self, rank: int, most: int) -> tuple[str, int]:
         """Returns the server of a rank with the most streams up to `most`, else with the fewest,
@@ -114,8 +136,14 @@ class Dealer:
     def _count(self, rank: int) -> int:
         return self._held[rank].total()
 
+    def _surplus(self, rank: int) -> int:
+        return self._count(rank) - self._needed[rank]
+
+    def _wealth(self, rank: int) -> tuple[int, int]:
+        return self._count(rank), self._surplus(rank)
+
     def _poorest(self) -> int:
-        return min(self._ranks(), key=self._count)
+        return min(self._ranks(), key=self._wealth)
 
 
 class RankStreams:
@@ -134,12 +162,14 @@ class RankStreams:
         """Returns the orders of rank 0; none in other ranks."""
         return [] if self._dealer is None else self._dealer.orders()
 
-    def hear(self, said: Sequence[Any], away: list[tuple[str, float]]) -> None:
+    def hear(self, said: Any, away: list[tuple[str, float]]) -> None:
         """Carries out this rank's orders.
 
         said: by rank 0. away: (address, seconds since the loss) of the lost streams of all ranks.
+
+        Raises RunError for what is no order.
         """
-        for order in (Order(*each) for each in said):
+        for order in _orders_in(said):
             if order.rank == self._rank:
                 self._carry_out(order)
         if self._dealer is not None:
@@ -154,28 +184,47 @@ class RankStreams:
                 self.pool.remove(address)
 
 
+def _orders_in(said: Any) -> list[Order]:
+    """Reads what rank 0 said; raises RunError if anything of it is no order."""
+    return [_order(each) for each in (said if isinstance(said, list | tuple) else [said])]
+
+
+def _order(said: Any) -> Order:
+    match said:
+        case [int(rank), ("add" | "remove") as what, [*addresses]]:
+            if all(isinstance(address, str) for address in addresses):
+                return Order(rank, what, addresses)
+    raise RunError(
+        f"rank 0 says {said!r:.200}, which is no order for streams: start all learners with the "
+        "same version of TorchBeast"
+    )
+
+
 class DealtHosts:
     """Hosts that may change while several learners run; those of rank 0. See `Hosts`."""
 
-    def __init__(self, hosts: Hosts, dealer: Dealer, columns: int) -> None:
-        """columns: a multiple of those of every rank."""
-        self._hosts, self._dealer, self._columns = hosts, dealer, columns
+    def __init__(self, hosts: Hosts, dealer: Dealer) -> None:
+        self._hosts, self._dealer = hosts, dealer
 
     def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
-        """Changes the streams of all ranks as the hosts change, until closed."""
-        self._hosts.follow(self._dealer, self._columns, closed)
+        """Changes the streams of all ranks as the hosts change, until closed.
+
+        streams: of rank 0. columns: of every rank, because a stream may move to any.
+        """
+        self._hosts.follow(self._dealer, columns, closed)
 
 
 def shared_out(
-    fleet: Fleet, hosts: Hosts | None, rank: int, size: int, batch_size: int
+    fleet: Fleet, hosts: Hosts | None, rank: int, size: int, pipeline: PipelineConfig
 ) -> tuple[RankStreams, Hosts | None]:
     """Returns this rank's streams, and its hosts that may change: those of all ranks in rank 0.
 
-    batch_size: of each rank. Raises UsageError as `Fleet.share`.
+    pipeline: of all ranks together. Raises UsageError as `Fleet.share`.
     """
     if rank > 0:
         return RankStreams(rank, None), None
-    shares = [fleet.share(each, size) for each in range(size)]
-    dealer = Dealer([share.stream_addresses for share in shares])
-    columns = math.lcm(*(rollout_columns(batch_size, share.envs_per_stream) for share in shares))
-    return RankStreams(rank, dealer), hosts and DealtHosts(hosts, dealer, columns)
+    shares = [fleet.share(each, size).stream_addresses for each in range(size)]
+    count = len(fleet.stream_addresses)
+    needed = [pipeline.share(size, len(share), count).min_streams or 0 for share in shares]
+    dealer = Dealer(shares, needed)
+    return RankStreams(rank, dealer), hosts and DealtHosts(hosts, dealer)

@@ -65,8 +65,9 @@ class HostList:
         if listed is None:
             return
         joined = self._hosts.joined
-        for name in self._restarts.changed(joined.values(), now):
-            self._hosts.remove(name, streams)  # and is added again as it is now
+        for host in self._restarts.changed([joined[n] for n in listed if n in joined], now):
+            self._hosts.remove(host.name, streams)
+            self._hosts.add(host.name, partial(self._found, host), streams, columns, now)
         for name in [name for name in listed if name not in joined]:
             self._hosts.add(name, partial(self._described, name), streams, columns, now)
         for name in [name for name in joined if name not in listed]:
@@ -89,3 +90,7 @@ class HostList:
     def _described(self, name: str) -> Host:
         check_named_once(name, self._hosts.joined.values())
         return host_at(name, self._asking)
+
+    def _found(self, host: Host) -> Host:
+        check_named_once(host.name, self._hosts.joined.values())
+        return host

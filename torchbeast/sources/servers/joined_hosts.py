@@ -83,13 +83,13 @@ class JoinedHosts:
         self.forget(name)
         self._joined[name] = host
         streams.add(host.stream_addresses)
-        _tell(f"added host {name} ({_count(len(host.stream_addresses))})")
+        tell(f"added host {name} ({counted(len(host.stream_addresses))})")
 
     def remove(self, name: str, streams: Streams) -> None:
         """Removes the streams of a host."""
         host = self._joined.pop(name)
         removed = sum(streams.remove(address) for address in host.servers)
-        _tell(f"removed host {name} ({_count(removed)})")
+        tell(f"removed host {name} ({counted(removed)})")
 
     def warn_if_none_is_left(self) -> None:
         """Says that the run ends without a host, of whose lost streams nobody hears any more."""
@@ -126,10 +126,12 @@ class JoinedHosts:
         return host
 
 
-def _count(streams: int) -> str:
+def counted(streams: int) -> str:
+    """Returns so many streams in words."""
     return f"{streams} stream{'s' * (streams != 1)}"
 
 
-def _tell(sentence: str) -> None:
+def tell(sentence: str) -> None:
+    """Says to the user, and in the log, that the streams change."""
     _log.info(sentence)
     print(sentence, flush=True)

@@ -34,21 +34,25 @@ class Restarts:
         for name in self._away:
             self._next.setdefault(name, now)
 
-    def changed(self, hosts: Iterable[Host], now: float) -> list[str]:
-        """Returns the names of hosts, of those in the pool, that have other streams than before."""
-        return [host.name for host in hosts if self._is_changed(host, now)]
+    def changed(self, hosts: Iterable[Host], now: float) -> list[Host]:
+        """Returns hosts, of those in the pool, that have other streams than before, as they are
+        now.
+        """
+        found = [(host, self._found(host, now)) for host in hosts]
+        return [new for host, new in found if new is not None and _streams(new) != _streams(host)]
 
-    def _is_changed(self, host: Host, now: float) -> bool:
+    def _found(self, host: Host, now: float) -> Host | None:
+        """Describes a host, if it is time to and it answers."""
         if self._next.get(host.name, math.inf) > now:
-            return False
+            return None
         self._next[host.name] = now + _EVERY_S
         try:
             found = self._describe(host.name)
         except (RunError, UsageError):
-            return False
+            return None
         if host.name not in self._away:
             del self._next[host.name]
-        return _streams(found) != _streams(host)
+        return found
 
 
 def _streams(host: Host) -> dict[str, tuple[int, int]]:
