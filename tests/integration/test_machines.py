@@ -6,14 +6,16 @@ from __future__ import annotations
 import re
 import signal
 import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
-from programs import Program, Workshop
+from programs import SOON, Program, Workshop
 
+import libtorchbeast
 from torchbeast import polybeast_env, polybeast_learner, status
 from torchbeast.reporting.log_files import read_logs
 
@@ -116,6 +118,22 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
         program.send(signal.SIGINT)
         assert program.end(timeout=30) == 0, program.said
     workshop.assert_nothing_is_left()
+
+
+def test_a_server_that_strangers_leave_no_connection_is_replaced(workshop: Workshop) -> None:
+    """They only connect. gRPC would hear nobody any more, also after they have gone."""
+    few, port = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash"], free_ports(1)
+    args = ["--num_servers", "1", "--num_actors", "1", "--listen", f"127.0.0.1:{port}"]
+    servers = workshop.start("polybeast_env", "--env", "Catch", *args, "--insecure", by=few)
+    servers.wait_for("Serving")
+    with ExitStack() as strangers:
+        for _ in range(250):
+            with suppress(OSError):  # the server has ended already
+                strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        servers.wait_for("could have 200 files and connections open.* another takes its place")
+    assert libtorchbeast.describe(f"127.0.0.1:{port}", SOON)["env_id"] == "Catch"
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=30) == 0, servers.said
 
 
 @pytest.mark.long

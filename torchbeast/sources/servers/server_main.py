@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.child_main import failure, take_stdout
+from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
 from torchbeast.sources.servers.told import TellingEnv
 
@@ -33,11 +34,14 @@ _SERVING_S = 60.0
 # Open at once, for each stream that a learner is told to open: a second learner may use the
 # servers, and a connection that was cut off without a word is open for half a minute.
 _STREAMS_PER_STREAM = 4
+_DESCRIPTORS = 1 << 14  # enough for strangers who only connect; their connections take 300 MB
+_LOOK_S = 0.5  # between two looks whether they are used up
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env"]`; returns the exit code."""
     report = take_stdout()
+    allow_descriptors(_DESCRIPTORS)
     serving: list[Any] = []
     served, stopped = threading.Event(), threading.Event()
     activity = Activity() if arguments["counts"] else None
@@ -49,6 +53,7 @@ def main(arguments: dict[str, Any]) -> int:
         return 1
     serving.append(server)
     _thread(lambda: _report_when_serving(server, served, report))
+    _thread(lambda: _end_when_deaf(stopped))
     if activity is not None:
         _thread(lambda: report_until(stopped, activity, report))
     try:
@@ -133,6 +138,23 @@ def _report_when_serving(
     if server.wait_until_serving(_SERVING_S):
         served.set()
         report({"ready": True})
+
+
+def _end_when_deaf(stopped: threading.Event) -> None:
+    """Ends the process once it has no descriptor left, so that another one takes its place.
+
+    gRPC 1.51 stops listening when it cannot accept a connection, for good, and says nothing.
+    """
+    while not stopped.wait(_LOOK_S):
+        if are_used_up():
+            print(
+                f"this server could have {allowed_descriptors():,} files and connections open, and "
+                "has: it would accept no connection from now on, and ends. Keep strangers from its "
+                "port, or raise the limit (ulimit -n)",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
 
 
 def _end_with_stdin(

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -23,6 +22,7 @@ from typing import Any
 
 from torchbeast.errors import UsageError
 from torchbeast.processes.child_main import Report, failure, take_stdout
+from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.hosts import cannot_listen, resolved
@@ -36,7 +36,7 @@ _FAREWELL_S = 0.5  # for hosts to be told that the learner has ended
 def main(arguments: dict[str, Any]) -> int:
     """Runs the door of `arguments`; returns the exit code."""
     report = take_stdout()
-    _allow_descriptors()
+    allow_descriptors()  # each relayed connection takes two
     try:
         asyncio.run(_run(arguments, report))
     except Exception as error:
@@ -111,13 +111,6 @@ def _read_stdin(loop: asyncio.AbstractEventLoop, on_end: Callable[[bool], None])
         said += chunk
     with contextlib.suppress(RuntimeError):  # the loop has ended
         loop.call_soon_threadsafe(on_end, b"ended" in said)
-
-
-def _allow_descriptors() -> None:
-    """Raises the limit of open files, of which each relayed connection takes two."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descriptors of a process: its open files and connections, whose number is limited."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+
+
+def allow_descriptors(most: int | None = None) -> None:
+    """Raises this process's limit as far as its user may, up to `most`; None: as far as it goes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hard if most is None else most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if soft == resource.RLIM_INFINITY or (wanted != resource.RLIM_INFINITY and soft >= wanted):
+        return
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def allowed_descriptors() -> int:
+    """Returns the limit."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def are_used_up() -> bool:
+    """Returns whether no further file or connection can be opened at this moment."""
+    try:
+        os.close(os.dup(0))
+    except OSError as error:
+        return error.errno in (errno.EMFILE, errno.ENFILE)
+    return False
