@@ -128,7 +128,8 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop.assert_nothing_is_left()
     step = saved_step(workshop, "a")
     again = catch(workshop, "a", step + 400, program=program)
-    again.wait_for("Resuming")
+    resumed = again.wait_for(r"Resuming .* at step ([\d,]+)")[1]
+    assert int(resumed.replace(",", "")) == step
     assert again.end() == 0, again.said
 
 

@@ -435,5 +435,15 @@ def test_a_full_disk_is_a_sentence_with_the_room_that_is_needed(
     said = str(error.value)
     assert f"no checkpoint was written to {Folder.checkpoint} (No space left on device)" in said
     assert "there is none yet: make room there for 4.0 MB, " in said and said.endswith("are free")
+
+    def refuse(_: int) -> None:
+        raise OSError(13, "Permission denied")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        with pytest.raises(
+            CheckpointNotWritten, match=r"\(Permission denied\); there is none yet$"
+        ):
+            saving.save(Training())  # type: ignore[arg-type]
     saving.save(Training())  # type: ignore[arg-type]
     assert [path.name for path in tmp_path.iterdir()] == ["model.tar"]

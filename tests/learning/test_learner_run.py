@@ -444,3 +444,15 @@ def test_a_run_is_refused_if_its_source_yields_other_batches(
     monkeypatch.setattr(EndingSource, "yields", dict)
     with pytest.raises(UsageError, match="Impala learns from Rollout, but the source yields dict"):
         train(tmp_path, GOOD)
+
+
+def test_rollouts_that_the_memory_cannot_hold_are_refused_with_both_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """16 games of 500 steps have boards of 200 bytes: two batches and more are above 3 MB."""
+    monkeypatch.setattr("torchbeast.learning.learner_run.free_memory", lambda: 3_000_000)
+    small = ["--env", "Catch", "--num_actors", "4", "--batch_size", "16", "--model", "mlp"]
+    run = ["--unroll_length", "500", "--savedir", str(tmp_path), "--xpid", "a"]
+    assert monobeast.main([*small, *run]) == 2
+    said = capsys.readouterr().err
+    assert "are learnt from take " in said and "but 3.0 MB are free" in said, said

@@ -68,6 +68,7 @@ from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
 from torchbeast.sources.replay import OwnReplay, Replay
+from torchbeast.sources.replay_memory import check_buffers
 from torchbeast.sources.transitions import TransitionSource
 
 _log = logging.getLogger("torchbeast.learner")
@@ -216,6 +217,7 @@ class LearnerRun:
         )
         free = free_memory()  # before the source takes some
         source = make_source(learner)
+        check_buffers(source.num_bytes, free)
         if config.learns_from_transitions and issubclass(source.yields, Rollout):
             transitions = self._transitions(made, source, progress, learner.seed, free)
             yield transitions, transitions if config.replay.checkpoint_replay else None

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 import time
@@ -90,8 +91,8 @@ class Saving:
         except OSError as error:
             old = "an earlier one is intact" if self._path.exists() else "there is none yet"
             raise CheckpointNotWritten(
-                f"no checkpoint was written to {self._path} ({error.strerror or error}); {old}: "
-                f"make room there for {in_bytes(len(data))}, {self._free()}"
+                f"no checkpoint was written to {self._path} ({error.strerror or error}); {old}"
+                f"{self._room(error, ' for ' + in_bytes(len(data)))}"
             ) from error
         if self._replay is not None and self._replay.inserted != self._inserted:
             self._save_replay(self._replay)
@@ -105,14 +106,16 @@ class Saving:
             old = "an earlier one is intact" if self._replay_path.exists() else "there is none"
             raise CheckpointNotWritten(
                 f"the checkpoint {self._path} is new, but no replay was written to "
-                f"{self._replay_path} ({error.strerror or error}); {old}: "
-                f"make room there, {self._free()}"
+                f"{self._replay_path} ({error.strerror or error}); {old}{self._room(error)}"
             ) from error
         self._inserted = inserted
 
-    def _free(self) -> str:
-        """Says how much room there is."""
-        return f"{in_bytes(shutil.disk_usage(self._path.parent).free)} are free"
+    def _room(self, error: OSError, needed: str = "") -> str:
+        """Says how much room is needed and there is, if too little of it is the error."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            return ""
+        free = in_bytes(shutil.disk_usage(self._path.parent).free)
+        return f": make room there{needed}, {free} are free"
 
     def keep_last_good(self, state: dict[str, Any]) -> Path | None:
         """Saves the state before a failed update in a file of its own; returns its path."""

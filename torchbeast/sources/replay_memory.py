@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check that a replay fits the memory of a machine."""
+"""The checks that rollouts and a replay fit the memory of a machine."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
         f"{in_bytes(buffers)} for other buffers, but {in_bytes(free)} are free on this machine: "
         f"give at most --replay_size {most}"
     )
+
+
+def check_buffers(buffers: int, free: int | None) -> None:
+    """Raises UsageError when the rollouts of a source, of so many bytes, do not fit."""
+    if free is not None and buffers > free:
+        raise UsageError(
+            f"the rollouts that are written, wait and are learnt from take {in_bytes(buffers)} of "
+            f"memory, but {in_bytes(free)} are free on this machine: give a smaller --batch_size, "
+            "a smaller --unroll_length or fewer --num_actors"
+        )
 
 
 def in_bytes(count: float) -> str:
