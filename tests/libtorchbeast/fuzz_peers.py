@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Speaks random nonsense to a live server or a live learner, until its time is up.
 
-python tests/fuzz_peers.py server|learner [--seconds 60] [--seed 0]
+python tests/libtorchbeast/fuzz_peers.py server|learner [--seconds 60] [--seed 0]
 
 Every session must end with a documented status or error, soon; between sessions sound peers must be
 served; and memory may not grow. Prints how the sessions ended, as JSON. Exit code 1 and the number
