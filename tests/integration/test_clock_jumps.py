@@ -96,6 +96,7 @@ def test_a_run_goes_on_and_its_log_is_sane(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_server_that_dies_after_a_jump_back_is_replaced_and_learnt_from(
     workshop: Workshop, clock: SetClock
 ) -> None:
