@@ -173,7 +173,7 @@ def _check_other_machines_can_be_served(
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
     """Describes what is served, with the command that learns from it."""
-    what = f"Serving {num_envs} environments of {flags.environment.env_id}"
+    what = f"Serving {num_envs} environment{'s' * (num_envs != 1)} of {flags.environment.env_id}"
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
     first, last = addresses[0], addresses[-1]

@@ -27,6 +27,7 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.reward_clipping import UNKNOWN
@@ -223,6 +224,7 @@ def train(
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
+    flags.pipeline.streams_needed(len(fleet.stream_addresses))  # refused before anything is said
     own, pipeline, dealt, columns = fleet, flags.pipeline, None, None
     if replica is not None:
         dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, pipeline)
@@ -276,9 +278,9 @@ def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
 
 
 def _found(fleet: Fleet) -> str:
-    servers = len(set(fleet.stream_addresses))
+    servers = counted(len(set(fleet.stream_addresses)), "server")
     what = f" of {fleet.env.name}" if fleet.env.name else ""
-    return f"Found {fleet.num_envs} environments{what}, on {servers} servers."
+    return f"Found {counted(fleet.num_envs, 'environment')}{what}, on {servers}."
 
 
 def _check_environment(env: str | None, fleet: Fleet) -> None:

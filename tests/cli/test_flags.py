@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 
@@ -111,6 +112,7 @@ UNSAFE = {
         (["--token_file", "t"], "they need --listen HOST:PORT"),
         (["--insecure"], "they need --listen HOST:PORT"),
         (TLS, "they need --listen HOST:PORT"),
+        (["--learner", "a:1", "--listen", "b:1"], "with --learner this host connects, with --list"),
     ],
     "polybeast_learner": [
         (["--env_servers", "a:1"], "--env_servers needs --tls_ca, the authority of the servers'"),
@@ -121,6 +123,7 @@ UNSAFE = {
         (["--env_servers", "a:1", "--pipes_basename", "unix:/a"], "give either"),
         (["--token_file", "t"], "they need --env_servers"),
         (["--insecure"], "they need --env_servers"),
+        (["--listen", "a:1", "--env_servers", "b:1"], "with --listen hosts dial in, with --env_se"),
     ],
 }
 SAFE = {
@@ -277,6 +280,18 @@ def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceba
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 2
     assert done.stderr == "polybeast: Unrecognized options: --no_such_flag. See --help.\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--preset", "help"]])
+def test_help_of_which_nobody_reads_the_end_ends_in_order(words: list[str]) -> None:
+    command = [sys.executable, "-m", "torchbeast.polybeast_learner", *words]
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_a_wrong_flag_is_reported_before_torch_is_imported() -> None:

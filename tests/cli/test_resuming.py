@@ -120,9 +120,11 @@ def killed_before_its_first_checkpoint(savedir: Path, rows: str) -> None:
     (savedir / "a" / "meta.json").write_text(json.dumps({"args": RECORDED}))
 
 
-def test_the_command_that_resumes_a_run_reaches_the_same_hosts() -> None:
+def test_the_command_that_resumes_a_run_reaches_the_same_hosts_and_is_reached_as_before() -> None:
     recorded = {"env_servers": "a:1", "tls_ca": "my ca.pem", "listen": None, "insecure": True}
+    recorded["metrics_port"] = "0.0.0.0:9100"
     words = ["--env_servers", "a:1", "--insecure", "--tls_ca", "my ca.pem"]
+    words += ["--metrics_port", "0.0.0.0:9100"]
     assert reaching_flags({**recorded, "batch_size": 4, "token_file": None}) == words
 
 

@@ -108,7 +108,7 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     first = host(workshop, keys, port, 1, 2)
     command = ["polybeast_learner", *of_door(keys, port), *SMALL]
     learner = workshop.start(*command, "--total_steps", str(10**8), "--xpid", "a")
-    learner.wait_for("Found 2 environments of Catch, on 1 servers")
+    learner.wait_for("Found 2 environments of Catch, on 1 server\\.")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     second = host(workshop, keys, port, 2, 4)
     learner.wait_for(r"added host .*-2 \(4 streams\)")

@@ -79,7 +79,7 @@ def test_servers_and_learner_use_the_given_basename(workshop: Workshop) -> None:
     servers = workshop.start(
         "polybeast_env", "--env", "Catch", "--num_servers", "1", "--pipes_basename", basename
     )
-    servers.wait_for("Serving 1 environments")
+    servers.wait_for("Serving 1 environment of")
     servers.wait_for(rf"polybeast_learner --pipes_basename {basename}$")
     assert [path.name for path in workshop.sockets()] == ["mine.0"]
     args = [*SMALL, "--num_actors", "1", "--pipes_basename", basename, "--env", "Catch"]

@@ -8,10 +8,13 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
+from torchbeast.errors import UsageError
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.run_folder import RunFolder
 
 SOON = 10.0
 
@@ -33,6 +36,22 @@ def test_the_first_failure_is_the_one_reported() -> None:
     assert supervisor.join(SOON) == []
     assert supervisor.failure is not None
     assert str(supervisor.failure) == "a: first"
+
+
+@pytest.mark.parametrize(("error", "traced"), [(UsageError, False), (RuntimeError, True)])
+def test_what_is_refused_by_a_sentence_leaves_no_traceback_in_the_log(
+    error: type[Exception], traced: bool, tmp_path: Path
+) -> None:
+    def body() -> None:
+        raise error("no")
+
+    run, supervisor = RunFolder(tmp_path / "a", {}), Supervisor()
+    supervisor.start_thread("a", body)
+    assert supervisor.join(SOON) == []
+    run.finish(successful=False)
+    logged = (run.path / "out.log").read_text()
+    assert "the run failed: a: no" in logged
+    assert ("Traceback" in logged) == traced
 
 
 def test_a_failure_after_a_stop_is_no_failure() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from torchbeast.cli.naming import flag_of
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.core.wording import renamed
-from torchbeast.errors import UsageError
+from torchbeast.errors import EXIT_DONE, UsageError
 
 Flags = TypeVar("Flags")
 
@@ -46,14 +47,15 @@ def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> 
     `--help` and `--preset help` print and exit.
     """
     words = _words(args)
-    flags_type, default = _read_first(flags_type, words)
-    with _sentences(flags_type):
-        parsed: Flags = tyro.cli(
-            flags_type,
-            args=words,
-            default=tyro.MISSING_NONPROP if default is None else default,
-            **_options(program),
-        )
+    with _as_far_as_it_is_read():
+        flags_type, default = _read_first(flags_type, words)
+        with _sentences(flags_type):
+            parsed: Flags = tyro.cli(
+                flags_type,
+                args=words,
+                default=tyro.MISSING_NONPROP if default is None else default,
+                **_options(program),
+            )
     _check_replay(parsed, words)
     return parsed
 
@@ -82,6 +84,20 @@ def _options(program: str) -> dict[str, Any]:
         "config": (tyro.conf.OmitArgPrefixes,),
         "registry": json_flags.REGISTRY,
     }
+
+
+@contextmanager
+def _as_far_as_it_is_read() -> Iterator[None]:
+    """Ends the program in order where whoever reads its help stops before the end, as `head`."""
+    try:
+        try:
+            yield
+        except SystemExit:
+            sys.stdout.flush()
+            raise
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again
+        raise SystemExit(EXIT_DONE) from None
 
 
 @contextmanager

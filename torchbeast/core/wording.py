@@ -16,6 +16,11 @@ _FLAG = re.compile(r"(?<![-\w])--(\w+)(?![-\w])")
 _arguments: ContextVar[Mapping[str, str]] = ContextVar("_arguments")
 
 
+def counted(count: int, noun: str) -> str:
+    """Returns so many of something in words: "1 server", "2 servers"."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
 def renamed(sentence: str, names: Mapping[str, str]) -> str:
     """Replaces names in a sentence by others.
 

@@ -39,10 +39,11 @@ OF_ONE_COMMAND = (
     "metrics_port",
 )
 
-# Those of them that say how others are reached.
+# Those of them with which the next command reaches others, and is reached, as this one was.
 _REACHING = (
     *("address", "env_servers", "listen", "insecure", "replay_service"),
-    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file", "metrics_port"),
+    *("working_dir", "dashboard"),
 )
 
 # Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.
@@ -62,7 +63,7 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
 
 
 def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
-    """Returns the flags with which a command reached other machines, to be given to the next."""
+    """Returns the flags that are the command's and not the run's, to be given to the next one."""
     given = {name: recorded[name] for name in _REACHING if recorded.get(name)}
     words = [[f"--{name}"] + [str(value)] * (value is not True) for name, value in given.items()]
     return [word for flag in words for word in flag]

@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torchbeast.errors import UsageError
+
 _log = logging.getLogger("torchbeast.supervisor")
 
 _SIGNAL_POLL_S = 0.1
@@ -162,7 +164,9 @@ class Supervisor:
             closers, self._closers = self._closers[::-1], []
             self._ended.set()
         if failure is not None:
-            _log.error("the run failed: %s", failure, exc_info=failure.error)
+            is_refused = isinstance(failure.error, UsageError)  # its sentence says everything
+            trace = None if is_refused else failure.error
+            _log.error("the run failed: %s", failure, exc_info=trace)
         for close in closers:
             self._call(close)
         return True

@@ -65,7 +65,7 @@ def test_hosts_are_listed_in_a_file(tmp_path: Path) -> None:
         (b"# nobody\n", "names no host"),
         (b"a:1\n\n# b\nb\n", "hosts.txt, line 4: .* got 'b'"),
         (b"a:1\ndns:///no-such-host.invalid:1\n", "hosts.txt, line 2: the host no-such-host"),
-        (b"a:1\na:1\n", "a:1 is named twice in .*hosts.txt: name each host once"),
+        (b"a:1\na:1\n", "a:1 is in .*hosts.txt twice: name each host once"),
         (b"\xff\xfe", "cannot be read as a list of hosts"),
     ],
 )
@@ -75,6 +75,11 @@ def test_a_file_without_a_list_of_hosts_is_refused(
     (tmp_path / "hosts.txt").write_bytes(content)
     with pytest.raises(UsageError, match=text):
         hosts(str(tmp_path / "hosts.txt"))
+
+
+def test_a_host_that_a_command_names_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="^a:1 is named twice: name each host once"):
+        hosts("a:1,b:1,a:1")
 
 
 def test_a_missing_file_is_refused_with_both_ways_to_name_hosts(tmp_path: Path) -> None:

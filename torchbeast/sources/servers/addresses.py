@@ -59,8 +59,8 @@ def host_and_port(address: str) -> tuple[str, int]:
     is_port = port.isascii() and port.isdecimal() and 1 <= int(port) <= MAX_PORT
     if not is_port or not _HOST.fullmatch(host):
         raise UsageError(
-            f"an address of environment servers is HOST:PORT with a port of 1 to {MAX_PORT}, such "
-            f"as 10.0.0.5:50051 or [::1]:50051, got {address!r:.100}"
+            f"expected HOST:PORT with a port of 1 to {MAX_PORT}, such as "
+            f"10.0.0.5:50051 or [::1]:50051, got {address!r:.100}"
         )
     return host, int(port)
 

@@ -130,8 +130,8 @@ class ServedFleetConfig:
         )
         require(
             self.listen is None or (self.env_servers is None and self.pipes_basename is None),
-            "with listen hosts dial in, with env_servers and pipes_basename the learner connects: "
-            "give one of them",
+            "with --listen hosts dial in, with env_servers and pipes_basename the learner "
+            "connects: give one of them",
         )
 
 
@@ -183,7 +183,7 @@ class ServersConfig:
         )
         require(
             self.learner is None or (self.listen is None and self.pipes_basename is None),
-            "with learner this host connects, with listen and pipes_basename the learner does: "
+            "with --learner this host connects, with --listen and pipes_basename the learner does: "
             "give one of them",
         )
         require(

@@ -34,9 +34,14 @@ def hosts(named: str) -> list[str]:
     for address in found:
         if found.count(address) > 1:
             raise UsageError(
-                f"{address} is named twice in {named}: name each host once, by its first port"
+                f"{address} is {_where(named)} twice: name each host once, by its first port"
             )
     return found
+
+
+def _where(named: str) -> str:
+    """Says where the hosts are named: in a file, or in the command itself."""
+    return "named" if ":" in named else f"in {named}"
 
 
 def may_change(named: str) -> bool:
