@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib.util
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -46,3 +47,17 @@ def runtime_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="tb") as folder:
         monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
         yield Path(folder)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """Undoes what a program that ran in this process did to the logger of TorchBeast.
+
+    A logger that does not propagate is given the handler of `caplog` itself, so that
+    a later test would see each of its records twice.
+    """
+    logger = logging.getLogger("torchbeast")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)

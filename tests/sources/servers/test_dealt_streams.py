@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import operator
 import random
 import threading
@@ -133,9 +132,8 @@ def test_how_ranks_change_is_said_to_the_user(capsys: pytest.CaptureFixture[str]
 
 
 def test_fewer_streams_than_ranks_are_warned_of_each_time_that_they_become_too_few(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("torchbeast"), "propagate", True)
     ranks = Ranks(["a"], ["b"])
     for times in (1, 2):
         ranks.call_the_roll()

@@ -90,7 +90,6 @@ class World:
 def world(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> World:
-    monkeypatch.setattr(logging.getLogger("torchbeast"), "propagate", True)
     caplog.set_level(logging.INFO, "torchbeast")
     world = World(tmp_path / "hosts.txt", caplog)
     monkeypatch.setattr("libtorchbeast.describe", world.describe)
