@@ -36,6 +36,7 @@ from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import user_basename
 from torchbeast.sources.servers.hosts import hosts, may_change
 from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
@@ -95,7 +96,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         else:
             fleet = _found_together(find, flags, replica, opened.supervisor)
         _check_environment(flags.environment.env, fleet)
-        print(_found(fleet), flush=True)
+        say(_found(fleet))
         counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
         flags = dataclasses.replace(flags, fleet=counted)
         collection = Collection(

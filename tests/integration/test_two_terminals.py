@@ -171,7 +171,7 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     )
     learner.send(signal.SIGINT)
     assert learner.end() == 0, learner.said
-    assert "add servers" not in learner.said
+    assert "more servers" not in learner.said
     workshop.assert_nothing_is_left()
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from torchbeast.learning.watch import Watch
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Diagnosis
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -37,3 +38,24 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     )
     watch.until_the_end(supervisor)
     assert saving.save.call_count == (not ends)
+
+
+@pytest.mark.parametrize("live", [2, 0])
+def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
+    monkeypatch: pytest.MonkeyPatch, live: int
+) -> None:
+    monkeypatch.setattr("torchbeast.learning.watch.learner_metrics", lambda _: [])
+    advice, display = Diagnosis("environment", "more servers help"), Mock()
+    watch = Watch(
+        training=Mock(updates_here=1),
+        source=Mock(away=list),
+        saving=Mock(),
+        advise=lambda _: advice,
+        title="",
+        total_steps=1,
+        rollouts_at_once=1,
+        save_every_s=1.0,
+    )
+    watch._show(display, {"learner_queue_size": 0, "live_streams": live}, Mock())
+    (shown,) = display.show.call_args.args
+    assert shown.diagnosis == (advice if live else None)

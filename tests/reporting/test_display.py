@@ -13,6 +13,7 @@ from rich.console import Console
 from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
 from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock
 from torchbeast.reporting.progress import Progress
+from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.sources.contract import Away, Shortage
 
@@ -63,6 +64,25 @@ def test_suppressed_progress_leaves_warnings(capsys: pytest.CaptureFixture[str])
         display.warn("nothing moves")
     assert stream.getvalue() == ""
     assert capsys.readouterr().err == "Warning: nothing moves\n"
+
+
+@pytest.mark.parametrize("suppressed", [False, True])
+def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppressed: bool) -> None:
+    run, away = RunFolder(tmp_path / "a", {}), [Away("here:50", 12.0)]
+    busy = Diagnosis("environment", "learner idle")
+    with Display("Catch", io.StringIO(), only_warnings=suppressed) as display:
+        for now in (0, 5, 10, 15):
+            lost = [] if now == 15 else away
+            found = lost_streams(lost, live=1) or busy
+            display.show(shown(now + 1, away=lost, diagnosis=found), now=float(now))
+        display.warn("nothing moves")
+    run.finish(successful=True)
+    logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
+    assert logged == [
+        "1 of 2 streams lost 12 s ago: here:50; it goes on when a server answers there",
+        "no stream is lost any more",
+        "Warning: nothing moves",
+    ]
 
 
 def test_means_are_over_as_many_episodes_as_were_asked_for() -> None:

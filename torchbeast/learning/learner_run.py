@@ -64,6 +64,7 @@ from torchbeast.reporting.logger import LoggedRun, Logger, Logs
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.reporting.saying import say
 from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
@@ -461,12 +462,12 @@ class LearnerRun:
 
     def _say_resumed(self, progress: Progress) -> None:
         if self._earlier.recorded is not None:
-            print(f"Resuming {self._session.folder.path} at step {progress.step:,}.", flush=True)
+            say(f"Resuming {self._session.folder.path} at step {progress.step:,}.")
             for line in changes(self._earlier.recorded, self._recorded):
-                print(line, flush=True)
+                say(line)
 
     def _say_complete(self, progress: Progress) -> None:
-        print(
+        say(
             f"{self._settings.run.xpid} has learnt {progress.step:,} steps already and "
             f"--total_steps is {self._total_steps:,}: nothing is left to do. "
             "Give a larger --total_steps to continue."
@@ -474,7 +475,7 @@ class LearnerRun:
 
     def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
         folder, program = self._session.folder, self._settings.collection.program
-        print(summary(progress, progress.step - first_step, seconds))
+        say(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
         commands = next_commands(
             program, folder.path, exists, naming_flags(self._recorded), self._to_resume(progress)

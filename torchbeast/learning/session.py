@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from torchbeast.errors import RunError, UsageError, what_users_code_raised, without_our_frames
 from torchbeast.processes.supervisor import Failure, Supervisor
 from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.reporting.saying import say
 
 
 class Session(NamedTuple):
@@ -41,7 +42,7 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
         finally:
             supervisor.stop("the program ended")
             if supervisor.interrupted:
-                print(f"Stopped by {supervisor.reason}.", flush=True)
+                say(f"Stopped by {supervisor.reason}.")
             _finish(folder, supervisor.failure)
     raise_failure(supervisor.failure, folder if is_kept else None)
 

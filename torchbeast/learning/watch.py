@@ -66,7 +66,9 @@ class Watch:
         has_learnt = self.training.updates_here > 0
         shares = window.add(self.training.reading()) if has_learnt else UNKNOWN
         away = self.source.away()
-        diagnosis = lost_streams(away, alive(status)[1]) or self.advise(shares)
+        _, live = alive(status)
+        advice = self.advise(shares) if live else None  # for those that play
+        diagnosis = lost_streams(away, live) or advice
         shown = self._shown(self.training.progress, status, away, shares, diagnosis)
         display.show(shown)
         self.metrics.show(learner_metrics(self._figures(shown, status)))

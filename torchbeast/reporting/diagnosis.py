@@ -227,7 +227,7 @@ def _more_room(setup: Setup) -> str:
 
 def _faster_environments(setup: Setup) -> str:
     if setup.processes is None:
-        return "add servers (polybeast_env --num_servers) where cores are free"
+        return "more servers (polybeast_env --num_servers) help where cores are free"
     if setup.has_free_cores:
         return _more_processes(setup)
     if setup.has_gpu or not setup.has_large_model:

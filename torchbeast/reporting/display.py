@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import math
 import sys
 import time
@@ -17,6 +18,8 @@ from rich.text import Text
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
 from torchbeast.reporting.panel import Panel, line_of, table_of
 from torchbeast.sources.contract import Away, since
+
+_log = logging.getLogger("torchbeast.display")
 
 _WINDOW_S = 10.0  # over which the displayed rate is measured
 _PLAIN_EVERY_S = 5.0
@@ -77,16 +80,14 @@ class Display(Panel):
 
     def show(self, shown: Shown, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
-        if self._only_warnings:
-            return
         now = time.monotonic() if now is None else now
         cells = _cells(shown, self._rate.add(shown.step, now))
-        if self._draw(_panel(self._title, cells, shown)):
-            return
+        has_lines = not (self._only_warnings or self._draw(_panel(self._title, cells, shown)))
         if now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
             self._last_line, self._step, self._collected = now, shown.step, shown.collected
-            self._print(line_of(cells))
-            self._say_what_is_new(shown, now)
+            news = self._news(shown, now)
+            for line in [line_of(cells), *news] if has_lines else []:
+                self._print(line)
 
     def _began(self, shown: Shown) -> bool:
         """Returns whether the first steps or the first update just came: both get a line of their
@@ -94,20 +95,26 @@ class Display(Panel):
         """
         return self._step == 0 < shown.step or self._collected == 0 < shown.collected
 
-    def _say_what_is_new(self, shown: Shown, now: float) -> None:
-        """Prints a diagnosis that differs from the last one; a lost stream is reported at once."""
+    def _news(self, shown: Shown, now: float) -> list[str]:
+        """Returns a diagnosis that differs from the last one; a lost stream is reported at once,
+        and logged, because nobody may look at this moment.
+        """
         found = shown.diagnosis
         if self._said in _OF_LOSSES and not shown.away:
             self._said = None  # the next lost stream is a new event
+            _log.info("no stream is lost any more")
         if found is None or found.limit == self._said:
-            return
+            return []
         if now - self._last_said < _SAID_EVERY_S and found.limit not in _OF_LOSSES:
-            return
+            return []
         self._said, self._last_said = found.limit, now
-        self._print(found.sentence)
+        if found.limit in _OF_LOSSES:
+            _log.info("%s", found.sentence)
+        return [found.sentence]
 
     def warn(self, sentence: str) -> None:
-        """Prints a warning on stderr, which stays visible."""
+        """Prints a warning on stderr, which stays visible, and logs it."""
+        _log.info("Warning: %s", sentence)  # the handler of warnings would draw over the panel
         print(f"Warning: {sentence}", file=sys.stderr, flush=True)
 
 
