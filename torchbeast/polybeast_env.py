@@ -37,7 +37,12 @@ from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.hosts import check_free
-from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
+from torchbeast.sources.servers.own_names import (
+    flags_of_others,
+    names_in,
+    shown_to_others,
+    warning_of_names,
+)
 from torchbeast.sources.servers.plan import ServerPlan, spread
 
 if TYPE_CHECKING:
@@ -189,20 +194,17 @@ def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) 
 
 
 def _flags_of_learner(flags: PolyBeastEnvFlags, names: Sequence[str]) -> str:
-    """Returns the flags with which a learner finds these servers; words in capitals are its own.
+    """Returns the flags with which a learner finds these servers; see `flags_of_others`.
 
     names: in the certificate.
     """
-    basename, security = flags.servers.pipes_basename, flags.security
+    basename = flags.servers.pipes_basename
     if basename:
         return f" --pipes_basename {shlex.quote(basename)}"
     if not flags.servers.listen:
         return ""
-    words = [f" --env_servers {shown_to_others(flags.servers.listen, names)}"]
-    words += ["--tls_ca CA"] if security.tls_cert else ["--insecure"]
-    words += ["--tls_cert CERTIFICATE --tls_key KEY"] if security.tls_client_ca else []
-    words += [f"--token_file {shlex.quote(security.token_file)}"] if security.token_file else []
-    return " ".join(words)
+    reached = shown_to_others(flags.servers.listen, names)
+    return f" --env_servers {reached} {flags_of_others(flags.security)}"
 
 
 if __name__ == "__main__":

@@ -38,8 +38,14 @@ from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import user_basename
+from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.hosts import hosts, may_change
-from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
+from torchbeast.sources.servers.own_names import (
+    flags_of_others,
+    names_in,
+    shown_to_others,
+    warning_of_names,
+)
 from torchbeast.sources.servers.plan import rollout_columns
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
@@ -161,7 +167,8 @@ def _door(
         yield None
         return
     with door(supervisor, listen, flags.security.listening()) as opened:
-        print(_waiting(listen, names_in(flags.security)), flush=True)
+        if opened.wait_ready():
+            say(_waiting(listen, flags.security))
         yield opened
 
 
@@ -182,11 +189,12 @@ def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callab
     return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
 
 
-def _waiting(listen: str, names: Sequence[str]) -> str:
-    """Says how hosts dial in. names: in the certificate."""
-    command = f"python -m torchbeast.polybeast_env --learner {shown_to_others(listen, names)}"
-    warning = warning_of_names(listen, names)
-    return f"Waiting for hosts at {listen}: {command}" + f"\n{warning}" * bool(warning)
+def _waiting(listen: str, security: SecurityConfig) -> str:
+    """Says how hosts dial in."""
+    names = names_in(security)
+    reached = f"--learner {shown_to_others(listen, names)} {flags_of_others(security)}"
+    lines = [f"Waiting for hosts at {listen}: python -m torchbeast.polybeast_env {reached}"]
+    return "\n".join([*lines, *filter(None, [warning_of_names(listen, names)])])
 
 
 def _changing(
@@ -197,7 +205,7 @@ def _changing(
     from torchbeast.sources.tunnel.visitors import Visitors
 
     if visited is not None:
-        return Visitors(visited.visits, fleet)
+        return Visitors(visited.visits, fleet, visited.tell)
     named = flags.fleet.env_servers
     if named is None or not may_change(named):
         return None

@@ -64,7 +64,7 @@ def test_a_learner_and_two_hosts_learn_over_tls_and_tell_no_secret(
         args = ["--listen", address, "--num_servers", str(count), "--num_actors", str(envs)]
         servers = workshop.start("polybeast_env", "--env", "Catch", *args, *of_servers(keys))
         servers.wait_for(f"Serving {envs} environments of Catch at {address}")
-        said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca CA")
+        said = servers.wait_for(f"polybeast_learner --env_servers {address} --tls_ca {keys.ca}")
         assert f"--token_file {keys.token}" in said.string
     named = ["--env_servers", ",".join(hosts), *of_learner(keys)]
     learner = workshop.start(

@@ -7,13 +7,19 @@ import datetime
 import ipaddress
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
 from keys_of_tests import Keys, write
 
 from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.own_names import names_in, shown_to_others, warning_of_names
+from torchbeast.sources.servers.own_names import (
+    flags_of_others,
+    names_in,
+    shown_to_others,
+    warning_of_names,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -39,6 +45,31 @@ def test_others_are_told_a_name_of_the_certificate(
     listen: str, names: list[str], shown: str
 ) -> None:
     assert shown_to_others(listen, names) == shown
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ({"insecure": True}, "--insecure"),
+        ({"insecure": True, "token_file": "a token"}, "--insecure --token_file 'a token'"),
+        (
+            {"tls_cert": "k/server.pem", "tls_key": "k/server-key.pem", "token_file": "k/token"},
+            "--tls_ca k/ca.pem --token_file k/token",
+        ),
+        (
+            {"tls_cert": "server.pem", "tls_key": "server-key.pem", "tls_client_ca": "ca.pem"},
+            "--tls_ca ca.pem --tls_cert client.pem --tls_key client-key.pem",
+        ),
+        (
+            {"tls_cert": "/tls/tls.crt", "tls_key": "/tls/tls.key", "tls_client_ca": "ca"},
+            "--tls_ca CA --tls_cert CERTIFICATE --tls_key KEY",
+        ),
+    ],
+)
+def test_the_flags_of_the_other_side_fit_those_of_this_one(
+    own: dict[str, Any], others: str
+) -> None:
+    assert flags_of_others(ServerSecurityConfig(**own)) == others
 
 
 def test_a_certificate_that_lacks_the_own_name_is_warned_about() -> None:

@@ -140,7 +140,7 @@ def host(
 ) -> Peer:
     """Returns the connection of a host that was admitted."""
     peer = Peer(door.port)
-    assert peer.line() == b"torchbeast door 2"
+    assert peer.line() == b"torchbeast door 3"
     peer.say(b"token " + TOKEN, b"host %s %s %d %s" % (name, id, servers, served))
     assert peer.line().startswith(b"admitted ")
     return peer
@@ -149,7 +149,7 @@ def host(
 def spare(door: OpenDoor, server: int = 0, id: bytes = ID) -> Peer:
     """Returns a connection for a server of a host."""
     peer = Peer(door.port)
-    assert peer.line() == b"torchbeast door 2"
+    assert peer.line() == b"torchbeast door 3"
     peer.say(b"token " + TOKEN, b"spare %s %d" % (id, server))
     return peer
 

@@ -155,6 +155,21 @@ def test_a_host_comes_back_to_the_next_learner_at_the_same_port(
                 host.hears("the learner has ended; dialling again")
 
 
+def test_a_host_says_why_the_learner_does_not_use_it_and_stays(
+    runtime_folder: Path, echo: Echo, keys: Keys
+) -> None:
+    with opened(runtime_folder, of_door(keys)) as door:
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys))) as host:
+            host.hears("Connected to the learner")
+            visit = door.visit()
+            for _ in range(2):  # the second time nothing is new
+                door.call(lambda: door.door.tell(visit.label, "it does not use this host: no"))
+            door.call(lambda: door.door.tell("another", "nothing"))
+            host.hears(f"localhost:{door.port}: it does not use this host: no")
+            echoes(visit.addresses[0], b"hello")
+            assert host.told.empty() and door.visits.empty()
+
+
 def test_a_wrong_token_ends_it_with_a_sentence(
     runtime_folder: Path, echo: Echo, keys: Keys, tmp_path: Path
 ) -> None:
@@ -336,7 +351,7 @@ def test_a_door_that_says_its_line_slowly_is_one(
             with listener.accept()[0] as connected:
                 connected.sendall(b"torchbeast")
                 assert b"torchbeast".startswith(looks.get(timeout=SOON))
-                connected.sendall(b" door 2\n")
+                connected.sendall(b" door 3\n")
                 assert connected.recv(1000).startswith(b"token ")
 
 

@@ -123,7 +123,7 @@ def test_a_token_that_arrives_byte_by_byte_is_one(door: OpenDoor) -> None:
 
 def test_a_stranger_who_says_nothing_is_sent_away(runtime_folder: Path) -> None:
     with opened(runtime_folder, handshake_s=-0.9) as door, Peer(door.port) as peer:
-        assert peer.line() == b"torchbeast door 2"
+        assert peer.line() == b"torchbeast door 3"
         assert peer.is_closed()
 
 
@@ -162,7 +162,7 @@ def test_a_host_needs_a_certificate_of_the_authority_where_one_is_asked_for(
             assert peer.line() == b""
     assert encrypted.visits.empty()
     with Peer(encrypted.port, of_client(keys)) as peer:
-        assert peer.line() == b"torchbeast door 2"
+        assert peer.line() == b"torchbeast door 3"
         peer.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED))
         assert peer.line() == b"admitted a"
 
@@ -227,7 +227,7 @@ def test_many_servers_behind_one_address_are_not_turned_away(
     with host(door, servers=20), contextlib.ExitStack() as stack:
         wait_for(lambda: not strangers(door))
         together = [stack.enter_context(Peer(door.port)) for _ in range(21)]
-        assert all(peer.line() == b"torchbeast door 2" for peer in together)
+        assert all(peer.line() == b"torchbeast door 3" for peer in together)
         with Peer(door.port) as beyond:
             assert beyond.is_closed()
 
@@ -512,7 +512,7 @@ def test_the_door_goes_on_after_the_system_had_no_descriptor_left(
     monkeypatch.setattr(door.loop, "sock_accept", without_descriptors)
     for _ in range(3):  # the first one is accepted by a call that has begun
         with Peer(door.port) as peer:
-            assert peer.line() == b"torchbeast door 2"
+            assert peer.line() == b"torchbeast door 3"
     assert not failures
 
 

@@ -22,6 +22,7 @@ class Hosts:
         self.count = 0
         self.while_asked: list[Callable[[], None]] = []  # what happens during each question
         self.asked: list[list[str]] = []
+        self.told: list[tuple[str, str]] = []
 
     def comes(self, label: str) -> None:
         self._report(Visit(label, [f"unix:{label}"], True))
@@ -39,6 +40,9 @@ class Hosts:
     # --- as DoorProcess
 
     listen = "a:1"
+
+    def tell(self, label: str, sentence: str) -> None:
+        self.told.append((label, sentence))
 
     def changes(self) -> int:
         return self.count
@@ -106,6 +110,7 @@ def test_a_host_that_stays_and_does_not_answer_ends_the_start(
     monkeypatch.setattr(door_process, "fleet_of_visits", fails)
     with pytest.raises(RunError, match="no environment server answers"):
         hosts.find()
+    assert hosts.told == [("a", "the learner ends, because no environment server answers")]
 
 
 def test_the_end_of_the_run_ends_the_wait(hosts: Hosts) -> None:

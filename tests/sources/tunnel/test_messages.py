@@ -15,11 +15,13 @@ from torchbeast.sources.tunnel.messages import (
     StatusHello,
     admitted_as,
     as_name,
+    as_told,
     check_banner,
     has_token,
     host_line,
     parse_hello,
     spare_line,
+    told_line,
 )
 
 ID = "0123456789abcdef" * 2
@@ -115,9 +117,23 @@ def test_a_refusal_is_for_good_or_for_now() -> None:
             admitted_as(line)
 
 
+@pytest.mark.parametrize(
+    ("sentence", "heard"),
+    [("no", "no"), ("k\u00e4fer\n\x1b[2J", "k fer [2J"), ("a" * 999, "a" * 400)],
+)
+def test_a_sentence_for_a_host_fits_into_a_line(sentence: str, heard: str) -> None:
+    assert as_told(told_line(sentence)) == heard
+    assert told_line(sentence).count(b"\n") == 0
+
+
+def test_other_lines_tell_a_host_nothing() -> None:
+    for line in (b"beat", b"ended", b"told ", b"told \x1b[2J", b"told " + b"a" * 401):
+        assert as_told(line) is None
+
+
 def test_the_banner_tells_another_version_from_another_program() -> None:
-    check_banner(b"torchbeast door 2")
-    for other in (b"torchbeast door 1", b"torchbeast door 3"):  # 1 knew no fingerprints
+    check_banner(b"torchbeast door 3")
+    for other in (b"torchbeast door 2", b"torchbeast door 4"):  # 2 told nothing
         with pytest.raises(RefusedError, match="another version"):
             check_banner(other)
     with pytest.raises(RefusedError, match="another program"):

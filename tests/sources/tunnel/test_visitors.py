@@ -59,7 +59,10 @@ class Run:
         self.visits = {"one": Visit("one", [one], True)}
         self.streams = Streams(one)
         fleet = fleet_of_visits(list(self.visits.values()), 10.0, lambda: False)
-        self.visitors = Visitors(lambda: list(self.visits.values()), fleet)
+        self.told: list[tuple[str, str]] = []
+        self.visitors = Visitors(
+            lambda: list(self.visits.values()), fleet, lambda *said: self.told.append(said)
+        )
 
     def comes(self, label: str, *addresses: str) -> None:
         self.visits[label] = Visit(label, list(addresses), True)
@@ -129,10 +132,25 @@ def test_a_host_of_another_environment_is_not_used_and_tried_again_later(
         assert run.look(0.0) == [one]
         why = "the servers at one and other must serve the same, but their "
         assert f"the host other is not used: {why}" in caplog.text
+        ((label, sentence),) = run.told
+        assert label == "other" and sentence.startswith(
+            f"the learner does not use this host: {why}"
+        )
     with serving(lambda: envs.make("Catch", 2), other):
         assert run.look(14.0) == [one]
         assert run.look(15.0) == sorted([one, other])
     assert caplog.text.count("is not used") == 1
+
+
+def test_a_host_that_is_back_with_another_environment_is_told_apart_from_itself(
+    one: str, tmp_path: Path
+) -> None:
+    run, other = Run(one), f"unix:{tmp_path}/other"
+    with serving(lambda: envs.make("Mock", 2), other):
+        run.comes("one", other)
+        assert run.look(0.0) == []
+    ((_, sentence),) = run.told
+    assert "the servers at one (at the start) and one (now) must serve the same" in sentence
 
 
 def test_a_host_that_was_not_used_is_asked_at_once_when_it_has_other_servers(

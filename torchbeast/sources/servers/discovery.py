@@ -22,7 +22,7 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.servers.addresses import server_addresses, socket_path
+from torchbeast.sources.servers.addresses import as_called, server_addresses, socket_path
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.credentials import learner_credentials
 from torchbeast.sources.servers.handshake import explain
@@ -295,14 +295,14 @@ class Asking:
                 if self._stopped() or left <= patience or time.monotonic() >= deadline:
                     raise _no_answer(called or address, self.timeout, error) from None
             except PermissionError as error:
-                raise RunError(str(error)) from None
+                raise RunError(as_called(str(error))) from None
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise _no_answer(called or address, self.timeout, error) from None
             patience *= 2
 
 
 def _no_answer(address: str, timeout: float, error: Exception) -> RunError:
-    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else as_called(str(error))
     return RunError(f"no environment server answers at {address} ({why})")
 
 
@@ -314,6 +314,8 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
     """Raises RunError when the servers at two addresses, or of two hosts, serve different
     environments.
     """
+    if address == other:  # a host that was started again
+        address, other = f"{address} (at the start)", f"{other} (now)"
     for key in _ALIKE:
         if ours.get(key) != theirs.get(key):
             raise RunError(

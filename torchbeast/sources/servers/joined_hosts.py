@@ -67,23 +67,25 @@ class JoinedHosts:
 
     def add(
         self, name: str, describe: Callable[[], Host], streams: Streams, columns: int, now: float
-    ) -> None:
-        """Adds a host, unless it was asked in vain a moment ago.
+    ) -> str:
+        """Adds a host, unless it was asked in vain a moment ago; returns why it cannot take part,
+        "" where it can.
 
         describe: asks its servers; raises RunError or UsageError if the host cannot take part.
         """
         if self._again.get(name, now) > now:
-            return
+            return ""
         try:
             host = self._fitting(describe(), columns)
         except (RunError, UsageError) as error:
             self._again[name] = now + _AGAIN_S
             self.warn(name, f"the host {name} is not used: {error}; it is tried again")
-            return
+            return str(error)
         self.forget(name)
         self._joined[name] = host
         streams.add(host.stream_addresses)
         tell(f"added host {name} ({counted(len(host.stream_addresses))})")
+        return ""
 
     def remove(self, name: str, streams: Streams) -> None:
         """Removes the streams of a host."""

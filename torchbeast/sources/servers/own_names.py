@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import shlex
 import socket
 import ssl
 from collections.abc import Sequence
@@ -37,6 +38,22 @@ def warning_of_names(listen: str, names: Sequence[str]) -> str:
     if _is_named(own, names):
         return ""
     return f"The certificate does not name {own}: reach this machine as {' or '.join(names)}."
+
+
+def flags_of_others(own: SecurityConfig) -> str:
+    """Returns the flags with which the side that connects is let in.
+
+    own: those of this side, which listens. Beside a server.pem are the other files that
+    torchbeast.keys makes; else words in capitals stand for files of the other side.
+    """
+    ca, cert, key = "CA", "CERTIFICATE", "KEY"
+    if own.tls_cert is not None and Path(own.tls_cert).name == "server.pem":
+        files = "ca.pem", "client.pem", "client-key.pem"
+        ca, cert, key = (shlex.quote(str(Path(own.tls_cert).with_name(file))) for file in files)
+    words = [f"--tls_ca {ca}"] if own.tls_cert else ["--insecure"]
+    words += [f"--tls_cert {cert} --tls_key {key}"] if own.tls_client_ca else []
+    words += [f"--token_file {shlex.quote(own.token_file)}"] if own.token_file else []
+    return " ".join(words)
 
 
 def names_in(files: SecurityConfig) -> list[str]:

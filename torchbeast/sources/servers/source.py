@@ -19,6 +19,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ from torchbeast.sources.contract import (
     describe_away,
     shortage_of,
 )
+from torchbeast.sources.servers.addresses import as_called
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
@@ -216,7 +218,8 @@ class PolySource:
         """Returns the streams that were lost and have not reconnected."""
         found = self._pool.shortage()
         short = None if found is None else Shortage(*found)
-        return [Away(where, seconds, short) for where, seconds in self._pool.away_streams()]
+        lost = self._pool.away_streams()
+        return [Away(as_called(where), seconds, short) for where, seconds in lost]
 
     def _initial_agent_state(self) -> Any:
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
@@ -225,7 +228,10 @@ class PolySource:
     def _play(self) -> None:
         if self._servers is None or self._servers.wait_ready():
             failures = RepeatedFailures()
-            self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
+            with _as_called():
+                self._pool.run(
+                    lambda report: _log.warning("%s", failures.shortened(as_called(report)))
+                )
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
@@ -256,6 +262,16 @@ def learner_queue(
         maximum_queue_size=max(items, capacity // columns),
         spare_columns=spare_columns,
     )
+
+
+@contextmanager
+def _as_called() -> Iterator[None]:
+    """Names hosts that dialled in by their labels in the errors of the body."""
+    try:
+        yield
+    except Exception as error:
+        error.args = tuple(as_called(a) if isinstance(a, str) else a for a in error.args)
+        raise
 
 
 def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:

@@ -33,6 +33,7 @@ from torchbeast.sources.tunnel.messages import (
     SpareHello,
     admitted_as,
     as_name,
+    as_told,
     host_line,
     raise_if_refused,
     spare_line,
@@ -131,7 +132,22 @@ class Dialler:
     async def _stay(self, control: Connection) -> None:
         """Keeps connections in reserve until the learner is lost, which raises ConnectionError."""
         spares = [self._keep_spare(i) for i in range(len(self._sockets))]
-        await _first_of(_beat(control), _listen(control), *spares)
+        await _first_of(_beat(control), self._listen(control), *spares)
+
+    async def _listen(self, control: Connection) -> None:
+        """Hears the door; raises ConnectionError with the reason when it is gone."""
+        while True:
+            try:
+                line = await within(SILENCE_S, control.line())
+            except asyncio.TimeoutError:
+                why = f"nothing was heard of the learner for {SILENCE_S:g} s"
+                raise ConnectionError(why) from None
+            if line == ENDED:
+                raise ConnectionError("the learner has ended")
+            if (sentence := as_told(line)) is not None:
+                self._tell_once(f"{self._door}: {sentence}")
+            elif line != BEAT:
+                raise LaterError("the door said something that this version does not understand")
 
     async def _keep_spare(self, server: int) -> None:
         """Holds one connection for the server, and hands it over whenever the door asks."""
@@ -209,19 +225,6 @@ async def _beat(control: Connection) -> None:
     while True:
         control.send(BEAT)
         await asyncio.sleep(BEAT_S)
-
-
-async def _listen(control: Connection) -> None:
-    """Hears the door; raises ConnectionError with the reason when it is gone."""
-    while True:
-        try:
-            line = await within(SILENCE_S, control.line())
-        except asyncio.TimeoutError:
-            raise ConnectionError(f"nothing was heard of the learner for {SILENCE_S:g} s") from None
-        if line == ENDED:
-            raise ConnectionError("the learner has ended")
-        if line != BEAT:
-            raise LaterError("the door said something that this version does not know")
 
 
 def _reason(error: Exception) -> str:

@@ -106,6 +106,11 @@ class Door:
                 continue
             self._start(connected, peer[0])
 
+    def tell(self, label: str, sentence: str) -> None:
+        """Tells a host a sentence, if it is here."""
+        if (place := self._places.get(label)) is not None:
+            place.tell(sentence)
+
     def say_ended(self) -> None:
         """Tells all hosts that the learner has ended."""
         for place in self._places.values():

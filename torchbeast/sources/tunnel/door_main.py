@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -53,7 +54,7 @@ async def _run(arguments: dict[str, Any], report: Report) -> None:
     accepting = asyncio.create_task(door.accept(listener))
     report({"ready": True})
     try:
-        has_ended = await _end_of_stdin()
+        has_ended = await _end_of_stdin(door)
         accepting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await accepting
@@ -97,20 +98,26 @@ def _listen(address: str) -> socket.socket:
     return listener
 
 
-async def _end_of_stdin() -> bool:
-    """Waits until stdin is closed; returns whether the learner said before that it has ended."""
+async def _end_of_stdin(door: Door) -> bool:
+    """Tells hosts what the learner tells them, until stdin is closed; returns whether the learner
+    said before that it has ended.
+    """
     loop = asyncio.get_running_loop()
-    ended: asyncio.Future[bool] = loop.create_future()
-    threading.Thread(target=_read_stdin, args=(loop, ended.set_result), daemon=True).start()
-    return await ended
+    lines: asyncio.Queue[bytes] = asyncio.Queue()
+    threading.Thread(target=_read_stdin, args=(loop, lines.put_nowait), daemon=True).start()
+    while line := await lines.get():
+        message = json.loads(line)
+        if "ended" in message:
+            return True
+        door.tell(message["tell"], message["sentence"])
+    return False
 
 
-def _read_stdin(loop: asyncio.AbstractEventLoop, on_end: Callable[[bool], None]) -> None:
-    said = b""
-    while chunk := os.read(0, 4096):
-        said += chunk
-    with contextlib.suppress(RuntimeError):  # the loop has ended
-        loop.call_soon_threadsafe(on_end, b"ended" in said)
+def _read_stdin(loop: asyncio.AbstractEventLoop, on_line: Callable[[bytes], None]) -> None:
+    """Hands over each line, and b"" at the end."""
+    with contextlib.suppress(RuntimeError), os.fdopen(0, "rb") as stdin:  # the loop has ended
+        for line in itertools.chain(stdin, [b""]):
+            loop.call_soon_threadsafe(on_line, line)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.servers.addresses import new_run_folder
+from torchbeast.sources.servers.addresses import new_door_folder
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.tunnel.door import Visit
@@ -37,7 +37,8 @@ class DoorProcess:
         self._visits: dict[str, Visit] = {}
         self._changes = 0
         self._is_closing = False
-        self._folder = new_run_folder()
+        self._ready = threading.Event()
+        self._folder = new_door_folder()
         arguments = {
             "listen": listen,
             "folder": str(self._folder),
@@ -51,6 +52,17 @@ class DoorProcess:
             on_end=lambda error: supervisor.fail(f"the door at {listen}", error),
             environment={"PYTHONPATH": ":".join(sys.path)},
         )
+
+    def wait_ready(self) -> bool:
+        """Waits until hosts can dial in; returns false if the run ended first."""
+        while not self._ready.is_set():
+            if self._supervisor.wait(_POLL_S):
+                return False
+        return True
+
+    def tell(self, label: str, sentence: str) -> None:
+        """Tells a host a sentence, if it is connected."""
+        self._process.send({"tell": label, "sentence": sentence})
 
     def visits(self) -> list[Visit]:
         """Returns the latest visit of every host, the first to come first."""
@@ -75,6 +87,7 @@ class DoorProcess:
 
     def _report(self, report: Report) -> None:
         if "visit" not in report:
+            self._ready.set()
             return
         visit = Visit(**report["visit"])
         with self._lock:
@@ -142,9 +155,11 @@ def _fleet(
 
     try:
         return fleet_of_visits(here, timeout, lambda: stopped() or is_outdated())
-    except RunError:
+    except RunError as error:
         if is_outdated():
             return None
+        for visit in here:
+            opened.tell(visit.label, f"the learner ends, because {error}")
         raise
 
 

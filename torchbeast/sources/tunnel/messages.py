@@ -2,11 +2,12 @@
 r"""What a host and the door say to each other: lines of words, before bytes are relayed.
 
     door                               host
-    "torchbeast door 2"
+    "torchbeast door 3"
                                        "token TOKEN"
                                        "host NAME ID SERVERS SERVED" | "spare ID SERVER" | "status"
     to a host: "admitted LABEL"
     both, again and again: "beat"
+    "told SENTENCE" to a host that is not used, and why
     "ended" when the learner ends
     to a spare: "go"
     what follows belongs to the server
@@ -24,7 +25,7 @@ from dataclasses import dataclass
 
 from torchbeast.sources.servers.config import MAX_TOKEN
 
-VERSION = 2
+VERSION = 3
 BANNER = b"torchbeast door %d" % VERSION
 BEAT, ENDED, GO, END = b"beat", b"ended", b"go", b"end"
 OTHER_PROGRAM = (
@@ -44,6 +45,8 @@ _SPARE = re.compile(rb"spare ([0-9a-f]{32}) (0|[1-9][0-9]{0,2})")
 _TOKEN = re.compile(rb"token ([!-~]{0,%d})" % MAX_TOKEN)
 _ADMITTED = re.compile(rb"admitted ([A-Za-z0-9._-]{1,60})")
 _REFUSED = re.compile(rb"(refused|later) ([ -~]{1,400})")
+_TOLD = re.compile(rb"told ([ -~]{1,400})")
+_UNPRINTABLE = re.compile(r"[^ -~]+")
 _NOT_IN_NAME = re.compile(r"[^A-Za-z0-9._-]")
 
 
@@ -121,6 +124,17 @@ def raise_if_refused(line: bytes) -> None:
     if found := _REFUSED.fullmatch(line):
         kind = RefusedError if found[1] == b"refused" else LaterError
         raise kind(found[2].decode())
+
+
+def told_line(sentence: str) -> bytes:
+    """Returns the line that tells a host a sentence; what does not fit into a line is cut."""
+    return b"told " + _UNPRINTABLE.sub(" ", sentence)[:400].encode()
+
+
+def as_told(line: bytes) -> str | None:
+    """Returns the sentence that a line tells a host; None for other lines."""
+    found = _TOLD.fullmatch(line)
+    return None if found is None else found[1].decode()
 
 
 def check_banner(line: bytes) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from torchbeast.sources.tunnel.connection import Connection
-from torchbeast.sources.tunnel.messages import BEAT, ENDED, GO, SILENCE_S, HostHello
+from torchbeast.sources.tunnel.messages import BEAT, ENDED, GO, SILENCE_S, HostHello, told_line
 from torchbeast.sources.tunnel.time_limit import within
 
 _MOST_SPARES = 4  # of a server; its host keeps one
@@ -110,6 +110,11 @@ class Place:
             self._control.abort()
             self.since = time.monotonic()
         self.id, self._control = "", None
+
+    def tell(self, sentence: str) -> None:
+        """Tells the host a sentence, if it is here."""
+        if self._control is not None:
+            self._control.send(told_line(sentence))
 
     def say_ended(self) -> None:
         """Tells the host that the learner has ended."""

@@ -23,12 +23,18 @@ _AWAY_S = 30.0  # until a host is removed; the pool bears too few streams for a 
 class Visitors:
     """The hosts at a door, now and later. Used by one thread."""
 
-    def __init__(self, visits: Callable[[], list[Visit]], fleet: Fleet) -> None:
+    def __init__(
+        self,
+        visits: Callable[[], list[Visit]],
+        fleet: Fleet,
+        tell: Callable[[str, str], None] = lambda label, sentence: None,
+    ) -> None:
         """Takes over the hosts that were found at the start.
 
-        visits: returns the latest visit of every host.
+        visits: returns the latest visit of every host. tell: tells a host, named by its label, a
+        sentence.
         """
-        self._visits = visits
+        self._visits, self._tell = visits, tell
         self._asking = Asking(ANSWER_S)
         self._hosts = JoinedHosts(fleet)
         self._asked: dict[str, Sequence[str]] = {}  # addresses that were asked last
@@ -53,7 +59,8 @@ class Visitors:
             self._asked[visit.label] = visit.addresses
             self._hosts.forget(visit.label)
         describe = partial(described, visit, self._asking)
-        self._hosts.add(visit.label, describe, streams, columns, now)
+        if refusal := self._hosts.add(visit.label, describe, streams, columns, now):
+            self._tell(visit.label, f"the learner does not use this host: {refusal}")
 
     def _has_left(self, visit: Visit, now: float) -> bool:
         """Returns whether the servers of a host that is in the pool will not come back."""
