@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,16 +30,19 @@ from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
+from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
+from torchbeast.learning.recorded import reaching_flags
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.saying import say
-from torchbeast.sources.servers.addresses import user_basename
-from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.addresses import server_addresses, user_basename
+from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
 from torchbeast.sources.servers.hosts import hosts, may_change
 from torchbeast.sources.servers.own_names import (
     flags_of_others,
@@ -96,6 +100,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         session(flags.run.folder, flatten(flags), is_kept) as opened,
         _door(flags, opened.supervisor, is_kept) as visited,
     ):
+        _check_servers_are_named(flags.fleet, opened.folder)
         find = _finder(flags, visited)
         if replica is None:
             fleet = find(stopped=lambda: opened.supervisor.wait(0))
@@ -170,6 +175,25 @@ def _door(
         if opened.wait_ready():
             say(_waiting(listen, flags.security))
         yield opened
+
+
+def _check_servers_are_named(served: ServedFleetConfig, folder: RunFolder) -> None:
+    """Raises UsageError for a run that learnt from other machines, where the command names none and
+    no server runs on this one.
+    """
+    from torchbeast.sources.servers.discovery import listens
+
+    if served.env_servers or served.listen or served.pipes_basename:
+        return
+    if listens(server_addresses(user_basename(), 1)[0]):
+        return
+    recorded = EarlierRun(folder.checkpoint, needed=("flags",)).recorded or {}
+    if recorded.get("env_servers") or recorded.get("listen"):
+        flags = shlex.join(reaching_flags({**recorded, "metrics_port": None}))
+        raise UsageError(
+            f"the run {folder.path.name} learnt from other machines: add {flags}, or start servers "
+            "on this machine first (python -m torchbeast.polybeast_env)"
+        )
 
 
 def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callable[..., Fleet]:

@@ -114,6 +114,15 @@ def test_a_recorded_value_that_the_program_does_not_know_is_ignored(
     assert old[name] == new[name]
 
 
+@pytest.mark.parametrize("flag", ["--env_servers", "--listen"])
+def test_a_run_of_this_machines_servers_goes_on_with_those_of_others(
+    savedir: Path, flag: str
+) -> None:
+    named = [flag, "a:1", "--insecure"]
+    flags = flags_of("polybeast_learner", savedir, "--xpid", "a", *named)
+    assert (flags[flag[2:]], flags["pipes_basename"]) == ("a:1", None)
+
+
 def killed_before_its_first_checkpoint(savedir: Path, rows: str) -> None:
     (savedir / "a" / "model.tar").unlink()
     (savedir / "a" / "logs.csv").write_text(rows)

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from background import wait_for
 from programs import Workshop, later
 
+from torchbeast import polybeast_learner
+from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.log_files import read_logs
 
 LEARNING = r"steps ([1-9][\d,]*) of "
@@ -41,6 +44,26 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
     servers.send(signal.SIGINT)
     assert servers.end(timeout=20) == 0, servers.said
     workshop.assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("recorded", "words"),
+    [
+        ({"env_servers": "a:1,b:1", "insecure": True}, "--env_servers a:1,b:1 --insecure"),
+        ({"listen": "a:1", "tls_key": "my key"}, "--listen a:1 --tls_key 'my key'"),
+    ],
+)
+def test_a_run_of_other_machines_says_how_it_reached_them(
+    recorded: dict[str, Any],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "a").mkdir()
+    checkpoints.save(tmp_path / "a" / "model.tar", {"flags": {**recorded, "metrics_port": "9100"}})
+    assert polybeast_learner.main(["--savedir", str(tmp_path), "--xpid", "a"]) == 2
+    said = capsys.readouterr().err
+    assert f"the run a learnt from other machines: add {words}, or start servers on" in said
 
 
 def test_a_learner_logs_the_numbers_that_its_servers_send(workshop: Workshop) -> None:

@@ -80,7 +80,7 @@ def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppresse
     logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
     assert logged == [
         "1 of 2 streams lost 12 s ago: here:50; it goes on when a server answers there",
-        "no stream is lost any more",
+        "no stream is lost any more; 4 are connected",
         "Warning: nothing moves",
     ]
 

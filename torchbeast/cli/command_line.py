@@ -132,7 +132,7 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     made = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
     usual = {} if resuming.is_test(words) else defaults_of(algo)
-    values = {**usual, **resuming.usable(made, recorded), **of_preset, **chosen}
+    values = {**usual, **resuming.usable(made, recorded, words), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
 

@@ -118,9 +118,17 @@ def _recorded(folder: Path) -> dict[str, Any]:
     return dict(meta.get("args", {}))
 
 
-def usable(flags_type: type[LearnerFlags], recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the recorded flags that this program has and restores, with valid values."""
-    return dict(_usable(flags_type, recorded))
+def usable(
+    flags_type: type[LearnerFlags], recorded: Mapping[str, Any], args: Sequence[str]
+) -> dict[str, Any]:
+    """Returns the recorded flags that this program has and restores, with valid values.
+
+    args: the command line; where it names other machines, servers on this one do not count.
+    """
+    values = dict(_usable(flags_type, recorded))
+    if given(args, "--env_servers") or given(args, "--listen"):
+        values.pop("pipes_basename", None)
+    return values
 
 
 def check_environment(

@@ -55,7 +55,7 @@ def test_without_num_actors_all_servers_that_were_started_together_are_awaited(
     servers: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of the others listens when the first one answers."""
-    monkeypatch.setattr(discovery, "_listens", lambda address: False)
+    monkeypatch.setattr(discovery, "listens", lambda address: False)
     servers.update({f"unix:/a.{i}": CATCH | {"num_servers": 3} for i in range(5)})
     fleet = discovery.find("unix:/a", None, timeout=1.0)
     assert fleet.stream_addresses == [f"unix:/a.{i // 2}" for i in range(6)]
@@ -198,6 +198,26 @@ def test_a_server_that_belongs_to_a_host_named_before_is_refused(servers: dict) 
     servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51)})
     with pytest.raises(UsageError, match="a:51 belongs to a host that is named before it"):
         discovery.find_on(["a:50", "a:51"], None, 1.0, PLAIN)
+
+
+@pytest.mark.parametrize(("named", "count"), [(51, 2), (51, 3), (52, 3)])
+def test_the_port_of_another_server_than_the_first_is_refused_at_once(
+    servers: dict, named: int, count: int
+) -> None:
+    servers.update({f"a:{50 + i}": CATCH | {"num_servers": count} for i in range(count)})
+    text = f"a:{named} is not the first of its host's {count} servers: .*, a:50$"
+    with pytest.raises(UsageError, match=text):
+        discovery.find_on([f"a:{named}"], None, 60.0, PLAIN)
+
+
+def test_a_second_host_beside_the_first_is_not_taken_for_its_servers(
+    servers: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second server does not serve yet."""
+    monkeypatch.setattr(discovery, "explain", lambda *_: None)
+    servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51, 52)})
+    with pytest.raises(RunError, match="no environment server answers at a:53"):
+        discovery.find_on(["a:52"], None, 0.1, PLAIN)
 
 
 def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> None:

@@ -6,6 +6,8 @@ The learner's network is made from their descriptions, so nobody has to type siz
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +24,12 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.sources.servers.addresses import as_called, server_addresses, socket_path
+from torchbeast.sources.servers.addresses import (
+    as_called,
+    host_and_port,
+    server_addresses,
+    socket_path,
+)
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.credentials import learner_credentials
 from torchbeast.sources.servers.handshake import explain
@@ -212,7 +219,28 @@ def host_at(name: str, asking: Asking) -> Host:
     """Asks all servers of a host; raises RunError when one does not answer."""
     first = asking.ask(name)
     others = server_addresses(name, max(1, first["num_servers"]))[1:]
+    _check_first(name, first, others, asking)
     return Host(name, {name: first} | {address: asking.ask(address) for address in others})
+
+
+def _check_first(name: str, said: Description, others: Sequence[str], asking: Asking) -> None:
+    """Raises UsageError if the address is that of a host's second server, or of one after it.
+
+    Then the servers that answer, one port after the other, are as many as were started together,
+    but some of them are at ports before the one that was named.
+    """
+    count = said["num_servers"]
+    after = list(itertools.takewhile(asking.answers, others))
+    if len(after) == len(others):
+        return
+    host, port = host_and_port(name)
+    ports = range(port - 1, max(0, port - count - 1), -1)
+    before = list(itertools.takewhile(asking.answers, (f"{host}:{p}" for p in ports)))
+    if len(before) + 1 + len(after) == count:
+        raise UsageError(
+            f"{name} is not the first of its host's {count} servers: name the host by the first "
+            f"one's port, {before[-1]}"
+        )
 
 
 def check_named_once(name: str, hosts: Iterable[Host]) -> None:
@@ -231,10 +259,10 @@ def _is_expected(address: str, found: dict[str, dict[str, Any]]) -> bool:
     original do not: another is expected if something listens at the address.
     """
     told = max((description["num_servers"] for description in found.values()), default=1)
-    return len(found) < told or _listens(address)
+    return len(found) < told or listens(address)
 
 
-def _listens(address: str) -> bool:
+def listens(address: str) -> bool:
     """Returns whether a process accepts connections at the address at this moment."""
     path = socket_path(address)
     if path is None:
@@ -277,6 +305,13 @@ class Asking:
         self.timeout = timeout
         self._stopped, self._security = stopped, security
         self.credentials = None if security is None else learner_credentials(security)
+
+    def answers(self, address: str) -> bool:
+        """Returns whether a server answers at once."""
+        with contextlib.suppress(OSError, RuntimeError, ValueError):
+            libtorchbeast.describe(address, _FIRST_PATIENCE_S, self.credentials)
+            return True
+        return False
 
     def ask(self, address: str, called: str = "") -> dict[str, Any]:
         """Requests a description until the timeout; a signal is noticed between two requests.
