@@ -43,6 +43,7 @@ from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
+from torchbeast.sources.servers.handshake import silence_grpc
 from torchbeast.sources.servers.hosts import hosts, may_change
 from torchbeast.sources.servers.own_names import (
     flags_of_others,
@@ -95,6 +96,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         return test_run(flags, flags.environment.asked)
     import torchbeast.sources.servers.discovery  # noqa: F401 - raises at once if not built
 
+    silence_grpc()
     is_kept = replica is None or replica.leads
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,

@@ -22,6 +22,7 @@ from torchbeast.core.checks import above, require
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, exit_code_of
 from torchbeast.sources.servers.addresses import user_basename
 from torchbeast.sources.servers.config import LearnerSecurityConfig, SecurityConfig
+from torchbeast.sources.servers.handshake import silence_grpc
 from torchbeast.sources.servers.hosts import hosts
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
@@ -92,6 +93,7 @@ def run(flags: StatusFlags) -> int:
     from torchbeast.sources.servers.discovery import Asking
     from torchbeast.sources.servers.status import ask
 
+    silence_grpc()
     asked = flags.asked
     security = None if asked.is_here else flags.security_of_others()
     found = ask(_basenames(asked), Asking(asked.timeout, security=security))

@@ -106,7 +106,7 @@ def test_an_environment_that_fails_again_shows_its_traceback_once(workshop: Work
 def test_more_streams_than_there_are_cannot_be_needed(workshop: Workshop) -> None:
     code, said = workshop.run("polybeast", "--env", "Catch", *SMALL, "--min_streams", "9")
     assert code == 2, said
-    assert "--min_streams 9 is more than the 1 streams of the servers" in said
+    assert "--min_streams 9 is more than the 1 stream of the servers" in said
     workshop.assert_nothing_is_left()
 
 

@@ -14,9 +14,11 @@ import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
 from programs import SOON, Program, Workshop
+from serving import serving
 
 import libtorchbeast
 from torchbeast import polybeast_env, polybeast_learner, status
+from torchbeast.envs import make
 from torchbeast.reporting.log_files import read_logs
 
 
@@ -233,6 +235,18 @@ def test_the_status_of_an_absent_server_is_a_failure(capsys: pytest.CaptureFixtu
     assert said == f"no environment server answers at {address} (waited 0.1 s)\n"
     assert status.main([address]) == 2
     assert "--insecure on a network that is protected otherwise" in capsys.readouterr().err
+
+
+def test_nothing_but_our_sentence_is_said_of_a_port_without_tls(
+    workshop: Workshop, keys: Keys
+) -> None:
+    """gRPC would print three lines of its own about it."""
+    address = f"127.0.0.1:{free_ports(1)}"
+    with serving(lambda: make("Catch", 1), address):
+        code, said = workshop.run("status", address, "--tls_ca", keys.ca, "--timeout", "2")
+    assert code == 1
+    assert said.startswith(f"{address}: that port does not use TLS: start what listens there")
+    assert said.count("\n") == 1
 
 
 def test_the_status_of_several_hosts_has_all_in_the_order_of_the_command(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
 from torchbeast.sources.servers.credentials import server_credentials
 from torchbeast.sources.servers.discovery import find_on
+from torchbeast.sources.servers.handshake import silence_grpc
 
 FOREVER = 100.0  # s, for which no test waits
 DAYS = datetime.timedelta(days=1)
@@ -128,6 +130,15 @@ def test_a_learner_without_the_token_is_told_so(keys: Keys, tcp: str) -> None:
     with served(tcp, **files):
         with pytest.raises(RunError, match=f"{tcp}: it admits only clients .* --token_file"):
             found(tcp, tls_ca=keys.ca)
+
+
+@pytest.mark.parametrize(("asked", "then"), [(None, "NONE"), ("ERROR", "ERROR")])
+def test_grpc_says_nothing_unless_the_user_has_asked_it_to(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, then: str
+) -> None:
+    monkeypatch.setattr(os, "environ", {} if asked is None else {"GRPC_VERBOSITY": asked})
+    silence_grpc()
+    assert os.environ == {"GRPC_VERBOSITY": then}
 
 
 def test_a_host_without_an_address_is_refused(keys: Keys) -> None:

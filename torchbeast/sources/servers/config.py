@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchbeast.core.checks import above, at_least, require
+from torchbeast.core.wording import counted
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
@@ -45,8 +46,8 @@ class PipelineConfig:
         needed = self.min_streams or 0
         if needed > count:
             raise UsageError(
-                f"--min_streams {needed} is more than the {count} streams of the servers: give at "
-                f"most {count}, or more servers"
+                f"--min_streams {needed} is more than the {counted(count, 'stream')} of the "
+                f"servers: give at most {count}, or more servers"
             )
         return needed
 

@@ -9,6 +9,7 @@ load balancer behind which nobody listens yet.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -38,6 +39,13 @@ class ClosedError(RunError):
 
     It refused this side's certificate, unless it ended at this moment.
     """
+
+
+def silence_grpc() -> None:
+    """Keeps gRPC from printing lines of its own about what is explained here, unless the user has
+    set GRPC_VERBOSITY. A no-op once gRPC is in use.
+    """
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
 def explain(address: str, files: LearnerSecurityConfig) -> None:
