@@ -195,3 +195,21 @@ class Marked(Plain):
 
     def observation(self):
         return np.array([self.number / (1 << 16), self.steps % (1 << 12) / (1 << 12)], np.float32)
+
+
+class LeavesOneOut(Marked):
+    """Is Marked, but one of its steps is lost on the way."""
+
+    def step(self, action):
+        if self.steps == 100:
+            super().step(action)
+        return super().step(action)
+
+
+class Replaced(Marked):
+    """Is Marked, but another object goes on in its place, which counts on."""
+
+    def step(self, action):
+        if self.steps == 100:
+            self.number = (self.number + 1) % (1 << 16)
+        return super().step(action)

@@ -21,7 +21,10 @@ import pytest
 import torchbeast
 
 SOON = 120.0
-ENVIRONMENTS = Path(__file__).with_name("environments.py")
+COPIED = ["environments.py", "one_incarnation.py"]  # into the folder where programs are started
+MARKED = "environments:Marked"
+# Ends a run of MARKED once a rollout mixes two incarnations of an environment or lacks a step.
+ONE_INCARNATION = ["--algo", "one_incarnation:OneIncarnation"]
 PYTHON_ONLY = ("monobeast", "raybeast", "sweep")  # programs that need nothing that is compiled
 
 # Python runs this before a program: importing anything of the compiled part then fails.
@@ -118,7 +121,8 @@ class Workshop:
         self.folder = folder
         self.runtime_folder = runtime_folder
         self._programs: list[Program] = []
-        (folder / "environments.py").write_text(ENVIRONMENTS.read_text())
+        for name in COPIED:
+            (folder / name).write_text(Path(__file__).with_name(name).read_text())
         self._without_compiled = folder / "without_compiled"
         self._without_compiled.mkdir()
         (self._without_compiled / "sitecustomize.py").write_text(WITHOUT_COMPILED)

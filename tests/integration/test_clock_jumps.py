@@ -14,7 +14,7 @@ from typing import Any
 import background
 import pytest
 from keys_of_tests import Keys
-from programs import SOON, Program, Workshop, later
+from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop, later
 from set_clock import SetClock
 from test_endings import LEARNING, catch
 from test_machines import free_ports, of_learner, of_servers
@@ -79,7 +79,8 @@ def test_a_run_goes_on_and_its_log_is_sane(
     workshop: Workshop, clock: SetClock, program: str
 ) -> None:
     began = time.monotonic()
-    run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1", program=program)
+    flags = ["--checkpoint_interval", "1", *ONE_INCARNATION]
+    run = catch(workshop, "a", 10**8, *flags, program=program, env=MARKED)
     run.wait_for(LEARNING)
     for seconds in (DAY, -2 * DAY):
         clock.jump(seconds)
@@ -106,7 +107,7 @@ def test_a_server_that_dies_after_a_jump_back_is_replaced_and_learnt_from(
         clock.jump(-60)
         return live_and_lost(workshop) == (2, 1)
 
-    run = catch(workshop, "a", 10**8)
+    run = catch(workshop, "a", 10**8, *ONE_INCARNATION, env=MARKED)
     run.wait_for(LEARNING)
     clock.jump(-DAY)
     workshop.servers()[1].kill()
@@ -126,7 +127,7 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
 
     def start(port: int) -> Program:
         args = ["--listen", f"127.0.0.1:{port}", "--num_servers", "1", *of_servers(keys)]
-        servers = workshop.start("polybeast_env", "--env", "Catch", *args)
+        servers = workshop.start("polybeast_env", "--env", MARKED, *args)
         servers.wait_for("Serving")
         return servers
 
@@ -134,7 +135,7 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
     named = ["--env_servers", f"127.0.0.1:{first},127.0.0.1:{first + 1}", *of_learner(keys)]
     small = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
     endless = ["--total_steps", str(10**8), "--xpid", "a", "--checkpoint_interval", "1"]
-    learner = workshop.start("polybeast_learner", *named, *small, *endless)
+    learner = workshop.start("polybeast_learner", *ONE_INCARNATION, *named, *small, *endless)
     learner.wait_for(LEARNING)
     for seconds in (DAY, -2 * DAY, DAY):
         clock.jump(seconds)

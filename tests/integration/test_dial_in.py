@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
-from programs import Program, Workshop
+from programs import MARKED, ONE_INCARNATION, Program, Workshop
 
 from torchbeast import polybeast_env, polybeast_learner
 from torchbeast.reporting.log_files import read_logs
@@ -28,12 +28,14 @@ def port() -> int:
         return free.getsockname()[1]
 
 
-def host(workshop: Workshop, keys: Keys, port: int, servers: int, envs: int) -> Program:
+def host(
+    workshop: Workshop, keys: Keys, port: int, servers: int, envs: int, env: str = MARKED
+) -> Program:
     """Starts environment servers that dial the learner."""
     count = ["--num_servers", str(servers), "--num_actors", str(envs)]
     files = ["--tls_ca", keys.ca, "--tls_cert", keys.client_cert, "--tls_key", keys.client_key]
     where = ["--learner", f"localhost:{port}", "--token_file", keys.token]
-    return workshop.start("polybeast_env", "--env", "Catch", *count, *where, *files)
+    return workshop.start("polybeast_env", "--env", env, *count, *where, *files)
 
 
 def of_door(keys: Keys, port: int) -> list[str]:
@@ -44,12 +46,16 @@ def of_door(keys: Keys, port: int) -> list[str]:
 
 
 SMALL = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+CHECKED = [*SMALL, *ONE_INCARNATION]
 
 
 @pytest.mark.long
 def test_catch_is_learnt_from_hosts_that_dial_in(workshop: Workshop, keys: Keys, port: int) -> None:
     """The servers are there first, and wait for the next learner when theirs has ended."""
-    hosts = [host(workshop, keys, port, 2, 12), host(workshop, keys, port, 1, 4)]
+    hosts = [
+        host(workshop, keys, port, 2, 12, "Catch"),
+        host(workshop, keys, port, 1, 4, "Catch"),
+    ]
     for one, envs in zip(hosts, (12, 4), strict=True):
         one.wait_for(f"Serving {envs} environments of Catch to the learner at localhost:{port}")
     learner = workshop.start(
@@ -76,7 +82,7 @@ def test_a_host_is_killed_and_comes_back_and_a_killed_learner_resumes(
 ) -> None:
     """Neither leaves a process or a socket, and the other waits for it."""
     kept, killed = host(workshop, keys, port, 1, 2), host(workshop, keys, port, 1, 2)
-    command = ["polybeast_learner", *of_door(keys, port), "--num_actors", "4", *SMALL]
+    command = ["polybeast_learner", *of_door(keys, port), "--num_actors", "4", *CHECKED]
     endless = ["--total_steps", str(10**8), "--xpid", "a", "--checkpoint_interval", "1"]
     learner = workshop.start(*command, *endless)
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
@@ -106,9 +112,9 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     workshop: Workshop, keys: Keys, port: int
 ) -> None:
     first = host(workshop, keys, port, 1, 2)
-    command = ["polybeast_learner", *of_door(keys, port), *SMALL]
+    command = ["polybeast_learner", *of_door(keys, port), *CHECKED]
     learner = workshop.start(*command, "--total_steps", str(10**8), "--xpid", "a")
-    learner.wait_for("Found 2 environments of Catch, on 1 server\\.")
+    learner.wait_for(f"Found 2 environments of {MARKED}, on 1 server\\.")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     second = host(workshop, keys, port, 2, 4)
     learner.wait_for(r"added host .*-2 \(4 streams\)")
@@ -128,7 +134,7 @@ def test_a_host_that_comes_back_with_other_environments_is_described_again(
 ) -> None:
     """At once, and before any of its streams has connected to the new ones."""
     kept, restarted = host(workshop, keys, port, 1, 2), host(workshop, keys, port, 1, 2)
-    command = ["polybeast_learner", *of_door(keys, port), "--num_actors", "4", *SMALL]
+    command = ["polybeast_learner", *of_door(keys, port), "--num_actors", "4", *CHECKED]
     learner = workshop.start(*command, "--total_steps", str(10**8), "--xpid", "a")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     restarted.kill()

@@ -32,11 +32,16 @@ both_programs = pytest.mark.parametrize("program", list(PROCESSES))
 
 
 def catch(
-    workshop: Workshop, xpid: str, total_steps: int, *more: str, program: str = "polybeast"
+    workshop: Workshop,
+    xpid: str,
+    total_steps: int,
+    *more: str,
+    program: str = "polybeast",
+    env: str = "Catch",
 ) -> Program:
     parts = [PROCESSES[program], "2", *SMALL, *more]
     steps = str(total_steps)
-    return workshop.start(program, "--env", "Catch", "--xpid", xpid, "--total_steps", steps, *parts)
+    return workshop.start(program, "--env", env, "--xpid", xpid, "--total_steps", steps, *parts)
 
 
 def saved_step(workshop: Workshop, xpid: str) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from background import wait_for
-from programs import Program, Workshop
+from programs import MARKED, ONE_INCARNATION, Program, Workshop
 from test_endings import LEARNING, SMALL
 
 from torchbeast.reporting.log_files import read_logs
@@ -52,8 +52,8 @@ def step_in(path: Path) -> int:
 def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Workshop) -> None:
     disk = workshop.folder / "runs"
     disk.mkdir()
-    words = ["--env", "Catch", "--xpid", "a", "--total_steps", str(10**8), "--num_processes", "2"]
-    words += [*SMALL, "--checkpoint_interval", "1"]
+    words = ["--env", MARKED, "--xpid", "a", "--total_steps", str(10**8), "--num_processes", "2"]
+    words += [*ONE_INCARNATION, *SMALL, "--checkpoint_interval", "1"]
     run = workshop.start("monobeast", *words, by=small_disk(disk))
     run.wait_for(LEARNING)
     folder, ballast = of_process(run, disk / "a"), of_process(run, disk) / "ballast"

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
-from programs import SOON, Program, Workshop
+from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from serving import serving
 
 import libtorchbeast
@@ -96,13 +96,13 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
 
     def start(port: int, count: int) -> Program:
         args = ["--listen", f"127.0.0.1:{port}", "--num_servers", str(count), *of_servers(keys)]
-        servers = workshop.start("polybeast_env", "--env", "Catch", *args)
+        servers = workshop.start("polybeast_env", "--env", MARKED, *args)
         servers.wait_for("Serving")
         return servers
 
     one, two = start(first, 1), start(first + 1, 2)
     named = ["--env_servers", f"127.0.0.1:{first},127.0.0.1:{first + 1}", *of_learner(keys)]
-    small = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+    small = [*ONE_INCARNATION, "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
     endless = ["--total_steps", str(10**8), "--xpid", "a"]
     learner = workshop.start("polybeast_learner", *named, *small, *endless)
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
@@ -145,7 +145,7 @@ def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     """One is added that is not there yet, and one that serves something else."""
     first = free_ports(4)
 
-    def start(port: int, env: str = "Catch") -> Program:
+    def start(port: int, env: str = MARKED) -> Program:
         args = ["--listen", f"127.0.0.1:{port}", "--num_servers", "1", *of_servers(keys)]
         servers = workshop.start("polybeast_env", "--env", env, *args)
         servers.wait_for("Serving")
@@ -155,7 +155,7 @@ def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     listed = workshop.folder / "hosts.txt"
     listed.write_text(f"{one}\n")
     programs = [start(first), start(first + 2, "Memory")]
-    small = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+    small = [*ONE_INCARNATION, "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
     endless = ["--total_steps", str(10**8), "--xpid", "a"]
     named = ["--env_servers", str(listed), *of_learner(keys)]
     learner = workshop.start("polybeast_learner", *named, *small, *endless)

@@ -16,7 +16,7 @@ import network
 import pytest
 from background import wait_for
 from network import Network, Weather
-from programs import Program, Workshop
+from programs import MARKED, ONE_INCARNATION, Program, Workshop
 
 from torchbeast.reporting.log_files import read_fields, read_logs
 
@@ -41,9 +41,6 @@ class Lab:
     def __init__(self, workshop: Workshop, net: Network, tmp_path: Path) -> None:
         self.workshop, self.net = workshop, net
         self._row: dict[str, float] = {}
-        (tmp_path / "one_incarnation.py").write_text(
-            Path(__file__).with_name("one_incarnation.py").read_text()
-        )
         self.token = tmp_path / "token"
         self.token.write_text("a-token-of-this-test")
         self.token.chmod(0o600)
@@ -56,7 +53,7 @@ class Lab:
         servers = self.workshop.start(
             "polybeast_env",
             "--env",
-            "environments:Marked",
+            MARKED,
             *counts,
             *args,
             by=self.net.hosts[host].words,
@@ -73,8 +70,7 @@ class Lab:
             "polybeast_learner",
             "--xpid",
             "a",
-            "--algo",
-            "one_incarnation:OneIncarnation",
+            *ONE_INCARNATION,
             *small,
             *where,
             *args,

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from background import wait_for
-from programs import SOON, Program, Workshop
+from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from scraping import free_port
 
 from torchbeast.reporting.log_files import read_logs
@@ -145,7 +145,7 @@ def test_fewer_streams_than_learners_end_the_run_with_both_numbers(
 def host(workshop: Workshop, envs: int, *where: str) -> Program:
     """Starts a host with one server."""
     counts = ["--num_servers", "1", "--num_actors", str(envs)]
-    started = workshop.start("polybeast_env", "--env", "Catch", *counts, *where, "--insecure")
+    started = workshop.start("polybeast_env", "--env", MARKED, *counts, *where, "--insecure")
     started.wait_for("Serving")
     return started
 
@@ -185,7 +185,15 @@ def test_hosts_are_added_to_several_learners_and_removed_from_them(
     servers = [host(workshop, envs, "--listen", where) for where, envs in served]
     listed = workshop.folder / "hosts.txt"
     listed.write_text("\n".join(hosts[:2]))
-    learn = [*SMALL, "--total_steps", str(10**8), "--env_servers", str(listed), "--insecure"]
+    learn = [
+        *SMALL,
+        *ONE_INCARNATION,
+        "--total_steps",
+        str(10**8),
+        "--env_servers",
+        str(listed),
+        "--insecure",
+    ]
     both = workshop.start("polybeast_learner", *learn, by=TORCHRUN)
     both.wait_for(LEARNING)
     listed.write_text("\n".join(hosts))
@@ -209,7 +217,9 @@ def test_hosts_that_dial_in_come_and_leave_at_the_door_of_several_learners(
     listen = ["--listen", door, "--insecure", "--connect_timeout", str(SOON)]
     first = host(workshop, 2, "--learner", door)
     both = workshop.start(
-        "polybeast_learner", *SMALL, "--total_steps", str(10**8), *listen, by=TORCHRUN
+        *("polybeast_learner", *SMALL, *ONE_INCARNATION, *listen),
+        *("--total_steps", str(10**8)),
+        by=TORCHRUN,
     )
     both.wait_for(LEARNING)
     second = host(workshop, 4, "--learner", door)
