@@ -110,16 +110,33 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
             fleet = _found_together(find, flags, replica, opened.supervisor)
         _check_environment(flags.environment.env, fleet)
         say(_found(fleet))
-        counted = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
-        flags = dataclasses.replace(flags, fleet=counted)
+        of_command = _of_command(flags.fleet)
+        found = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
+        flags = dataclasses.replace(flags, fleet=found)
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
         changing = _changing(flags, fleet, visited) if is_kept else None
         train(
-            flags, fleet, opened, collection, flags.environment.num_actions, replica, hosts=changing
+            flags,
+            fleet,
+            opened,
+            collection,
+            flags.environment.num_actions,
+            replica,
+            hosts=changing,
+            of_command=of_command,
         )
     return EXIT_DONE
+
+
+def _of_command(served: ServedFleetConfig) -> list[str]:
+    """Returns for how many environments a run waits that hosts dial in to: it records how many
+    there were.
+    """
+    if served.listen is None or served.num_actors is None:
+        return []
+    return ["--num_actors", str(served.num_actors)]
 
 
 def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
@@ -247,12 +264,14 @@ def train(
     replica: Replica | None = None,
     *,
     hosts: Hosts | None = None,
+    of_command: Sequence[str] = (),
 ) -> None:
     """Learns from the fleet until the run ends.
 
     num_actions: for servers that do not describe their actions. replica: this process among several
     learners, each of which gets a share of the fleet's streams; None: it is the only one. hosts:
     the list that the fleet was found with, if it may change; rank 0's is that of all learners.
+    of_command: see `RunSettings`.
     """
     from torchbeast.sources.servers.dealt_streams import shared_out
     from torchbeast.sources.servers.source import PolySource
@@ -293,6 +312,7 @@ def train(
         return made
 
     settings = run_settings(flags, env.name, collection)
+    settings = dataclasses.replace(settings, of_command=of_command)
     others_serve = collection.processes is None
     seen_keys = names(fleet.observation_space)
     played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)

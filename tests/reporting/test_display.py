@@ -249,6 +249,12 @@ def test_the_suggested_commands_have_the_flags_that_they_need() -> None:
     assert text.endswith("--savedir / --xpid a --env 'b c'")
 
 
+def test_several_learners_are_resumed_by_torchrun_and_tested_without_it() -> None:
+    text = next_commands("polybeast_learner", Path("/a"), True, learners=2)
+    assert "\n  torchrun --nproc_per_node=2 -m torchbeast.polybeast_learner --savedir / " in text
+    assert "Test it:\n  python" in text
+
+
 def test_without_a_checkpoint_no_command_is_suggested_that_needs_one() -> None:
     text = next_commands("polybeast", Path("/runs/a"), False)
     assert "--mode test" not in text and "Resume" not in text and "torchbeast.plot" in text

@@ -129,6 +129,7 @@ class RunSettings:
     recorded: Mapping[str, Any]  # every setting by the name of its flag
     loggers: Sequence[Logger] = FILES
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
+    of_command: Sequence[str] = ()  # words that are not recorded, for the command that resumes it
     becomes_latest: bool = True  # the link `latest` beside its folder then points to it
 
 
@@ -477,9 +478,10 @@ class LearnerRun:
         folder, program = self._session.folder, self._settings.collection.program
         say(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
-        commands = next_commands(
-            program, folder.path, exists, naming_flags(self._recorded), self._to_resume(progress)
-        )
+        to_test, to_resume = naming_flags(self._recorded), self._to_resume(progress)
+        replica = self._replica
+        here = replica.size if replica is not None and replica.on_one_machine else 1
+        commands = next_commands(program, folder.path, exists, to_test, to_resume, here)
         print(commands, flush=True)
 
     def _to_resume(self, progress: Progress) -> list[str]:
@@ -488,6 +490,7 @@ class LearnerRun:
         return [
             *([] if self._played.others_serve else naming_flags(self._recorded)),
             *reaching_flags(self._settings.recorded),
+            *self._settings.of_command,
             *(more if progress.step >= self._total_steps else []),
         ]
 

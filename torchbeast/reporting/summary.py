@@ -49,10 +49,11 @@ def next_commands(
     has_checkpoint: bool,
     to_test: Sequence[str] = (),
     to_resume: Sequence[str] = (),
+    learners: int = 1,
 ) -> str:
     """Returns where the files are, and the commands that plot, test and resume the run.
 
-    to_test, to_resume: further words of these commands.
+    to_test, to_resume: further words of these commands. learners: that torchrun started here.
     """
     python = Path(sys.executable).name
     run = f"{python} -m torchbeast.{program}"
@@ -60,6 +61,8 @@ def next_commands(
     commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
     if has_checkpoint:
         commands["Test it:"] = f"{run} --mode test {shlex.join([*where, *to_test])}"
-        commands["Resume it:"] = f"{run} {shlex.join([*where, *to_resume])}"
+        several = f"torchrun --nproc_per_node={learners} -m torchbeast.{program}"
+        again = several if learners > 1 else run
+        commands["Resume it:"] = f"{again} {shlex.join([*where, *to_resume])}"
     lines = [f"{what}\n  {command}" for what, command in commands.items()]
     return "\n".join([f"Its files are in {folder}", *lines])
