@@ -4,6 +4,7 @@
 import os
 import sys
 import threading
+import time
 
 import numpy as np
 
@@ -212,4 +213,12 @@ class Replaced(Marked):
     def step(self, action):
         if self.steps == 100:
             self.number = (self.number + 1) % (1 << 16)
+        return super().step(action)
+
+
+class MarkedOfAHost(Marked):
+    """Is Marked; each step takes as many seconds as the variable STEP_S of its host says."""
+
+    def step(self, action):
+        time.sleep(float(os.environ.get("STEP_S", "0")))
         return super().step(action)

@@ -177,6 +177,56 @@ def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
+def test_a_slow_host_beside_a_fast_one_holds_nobody_up(workshop: Workshop) -> None:
+    """It steps twice a second. A learner that waited for it would learn a hundredth as fast."""
+    first, env = free_ports(2), ["--env", "environments:MarkedOfAHost", "--num_servers", "1"]
+    hosts = [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
+    programs = [
+        workshop.start(
+            "polybeast_env", *env, "--num_actors", "2", "--listen", host, "--insecure", by=by
+        )
+        for host, by in zip(hosts, ([], ["env", "STEP_S=0.5"]), strict=True)
+    ]
+    for each in programs:
+        each.wait_for("Serving")
+    listed = workshop.folder / "hosts.txt"
+    listed.write_text(hosts[0])
+    small = [*ONE_INCARNATION, "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
+    endless = ["--total_steps", str(10**8), "--xpid", "a"]
+    named = ["--env_servers", str(listed), "--insecure"]
+    learner = workshop.start("polybeast_learner", *named, *small, *endless)
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    before = steps_per_second(workshop, learner)
+    listed.write_text("\n".join(hosts))
+    wait_for(lambda: last_row(workshop)["live_streams"] == 4)
+    beside = steps_per_second(workshop, learner)
+    assert last_row(workshop) == {"live_streams": 4, "lost_streams": 0}
+    listed.write_text(hosts[0])
+    wait_for(lambda: last_row(workshop)["live_streams"] == 2)
+    after = steps_per_second(workshop, learner)
+    # A third, because other programs of the machine come and go.
+    assert beside > min(before, after) / 3, f"{before:.0f}, {beside:.0f}, {after:.0f} steps/s"
+    for program in (learner, *programs):
+        program.send(signal.SIGINT)
+        assert program.end(timeout=30) == 0, program.said
+    workshop.assert_nothing_is_left()
+
+
+def steps_per_second(workshop: Workshop, learner: Program) -> float:
+    """Waits until 3000 steps more have been learnt; returns the rate."""
+
+    def now() -> tuple[float, float]:
+        rows = list(read_logs(workshop.run_folder("a")))
+        return next((row["step"], row["_time"]) for row in reversed(rows) if "live_streams" in row)
+
+    (step, since), shown = now(), 0
+    while shown < step + 3000:
+        shown = int(learner.wait_for(r"steps ([\d,]+) of ")[1].replace(",", ""))
+    later, until = now()
+    return (later - step) / (until - since)
+
+
 def last_row(workshop: Workshop) -> dict[str, float]:
     """Returns the numbers of streams in the learner's last row, which may be half written."""
     row = list(read_logs(workshop.run_folder("a")))[-1]

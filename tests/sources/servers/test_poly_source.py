@@ -244,6 +244,31 @@ def test_a_batch_that_is_not_whole_at_the_close_is_not_yielded(spare_columns: in
     assert running.supervisor.failure is None
 
 
+def test_a_stream_in_a_long_step_holds_up_no_other_one() -> None:
+    """Only one of two servers gives rollouts until the other's step ends; then both do."""
+    setup = Setup(env_id="source_envs:Numbered", num_envs=1, batch_size=2, unroll_length=5)
+    StopsAfterOneRollout.goes_on.clear()
+    with (
+        served(lambda: StopsAfterOneRollout(1), described(setup, 1)) as slow,
+        served(lambda: Numbered(1), described(setup, 1)) as fast,
+        playing(f"{slow},{fast}", setup) as running,
+    ):
+        batches = running.source.batches()
+        while not has_rollout(next(batches), env_index=0, number=0):
+            pass
+        meanwhile = [rollout.env_index for rollout in itertools.islice(batches, 100)]
+        assert all((env_index != 0).all() for env_index in meanwhile)
+        StopsAfterOneRollout.goes_on.set()
+        while not has_rollout(next(batches), env_index=0, number=1):
+            pass
+    assert running.supervisor.failure is None
+
+
+def has_rollout(batch: Rollout, env_index: int, number: int) -> bool:
+    found = (batch.env_index == env_index) & (batch.rollout_index == number)
+    return bool(found.all(dim=0).any())
+
+
 def test_batches_end_only_once_the_run_has_the_failure_that_ends_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -293,9 +318,9 @@ def test_a_source_that_has_lost_too_many_streams_says_when_the_run_ends() -> Non
 
 
 @contextmanager
-def playing(address: str, setup: Setup, spare_columns: int = 0) -> Iterator[Running]:
-    """Starts a source of the servers at an address."""
-    fleet = ask_all([address], SOON)
+def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Running]:
+    """Starts a source of the servers at these addresses, which are separated by commas."""
+    fleet = ask_all(addresses.split(","), SOON)
     assert fleet.action_space is not None
     torch.manual_seed(0)
     spaces = fleet.observation_space, fleet.action_space
