@@ -23,6 +23,7 @@ from torchbeast.sources.servers.dealt_streams import (
     shared_out,
 )
 from torchbeast.sources.servers.discovery import Fleet, fleet_of
+from torchbeast.sources.servers.joined_hosts import RolloutShape
 
 
 class Pool:
@@ -183,12 +184,13 @@ def test_hosts_change_the_streams_of_all_ranks_not_of_one() -> None:
     followed: list[Any] = []
 
     class Hosts:
-        def follow(self, streams: Any, columns: int, closed: threading.Event) -> None:
-            followed.append((streams, columns, closed))
+        def follow(self, streams: Any, shape: RolloutShape, closed: threading.Event) -> None:
+            followed.append((streams, shape, closed))
 
     dealer, closed = Dealer([["a"], ["b"]], [0, 0]), threading.Event()
-    DealtHosts(Hosts(), dealer).follow(Pool([]), 4, closed)
-    assert followed == [(dealer, 4, closed)]
+    shape = RolloutShape(columns=4, env_bytes=1000)
+    DealtHosts(Hosts(), dealer).follow(Pool([]), shape, closed)
+    assert followed == [(dealer, shape, closed)]
 
 
 def served(streams_of: Sequence[tuple[str, int]]) -> Fleet:
@@ -210,7 +212,7 @@ def served(streams_of: Sequence[tuple[str, int]]) -> Fleet:
 class Growing:
     """Hosts of which one comes, and then one leaves."""
 
-    def follow(self, streams: Any, columns: int, closed: threading.Event) -> None:
+    def follow(self, streams: Any, shape: RolloutShape, closed: threading.Event) -> None:
         streams.add(["c"])
         streams.remove("b")
 
@@ -220,7 +222,7 @@ def test_each_rank_keeps_as_many_streams_as_it_needs_while_there_are_enough() ->
     everything = PipelineConfig(min_streams=5)
     streams, hosts = shared_out(served([("a", 4), ("b", 1)]), Growing(), 0, 2, everything)
     assert hosts is not None
-    hosts.follow(Pool([]), 1, threading.Event())
+    hosts.follow(Pool([]), RolloutShape(1, 1000), threading.Event())
     streams.pool = pool = Pool(["a", "a"])
     orders = streams.say()
     streams.hear(json.loads(json.dumps(orders)), [])

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from background import SOON, Background
 
-from torchbeast.sources.servers import host_list, hosts
+from torchbeast.sources.servers import host_list, hosts, joined_hosts
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.discovery import find_on
 from torchbeast.sources.servers.host_list import HostList
+from torchbeast.sources.servers.joined_hosts import RolloutShape
 
 PLAIN = LearnerSecurityConfig(insecure=True)
 CATCH: dict[str, Any] = {
@@ -54,7 +55,7 @@ class Pool:
 class World:
     """A file of hosts, the servers that answer, and a pool; each look is a second later."""
 
-    columns = 4
+    shape = RolloutShape(columns=4, env_bytes=1000)
 
     def __init__(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.file, self.now = file, 0.0
@@ -82,7 +83,7 @@ class World:
         self._caplog.clear()
         for _ in range(times):
             self.now += 1
-            self.list.look(self.pool, self.columns, self.now)
+            self.list.look(self.pool, self.shape, self.now)
         return [record.getMessage() for record in self._caplog.records]
 
 
@@ -205,6 +206,29 @@ def test_streams_that_rollouts_cannot_be_cut_from_are_not_used(world: World) -> 
     assert "a stream of b:50 has 6 environments, and rollouts of this run join 4" in said
 
 
+def test_a_stream_whose_rollouts_are_too_large_is_not_used(world: World) -> None:
+    """A run whose pool holds such a stream ends."""
+    world.served["b:50"] = CATCH | {"num_envs": 4 << 21}
+    world.write("a:50\nb:50")
+    [said] = world.look()
+    assert "rollouts of a stream of b:50 would take 8.4 GB, expected at most 7.5 GB" in said
+    world.served["b:50"] = CATCH
+    assert world.look(20) == ["added host b:50 (2 streams)"]
+
+
+def test_a_host_whose_rollouts_the_memory_cannot_hold_is_not_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.shape = RolloutShape(columns=4, env_bytes=1_000_000)
+    world.served["b:50"] = CATCH
+    world.write("a:50\nb:50")
+    monkeypatch.setattr(joined_hosts, "free_memory", lambda: 7_900_000)
+    [said] = world.look()
+    assert "its 8 environments would take 8.0 MB of memory, but 7.9 MB are free" in said
+    monkeypatch.setattr(joined_hosts, "free_memory", lambda: 8_000_000)
+    assert world.look(20) == ["added host b:50 (2 streams)"]
+
+
 def test_a_server_of_a_host_that_is_named_already_is_not_used_twice(world: World) -> None:
     world.served |= {f"b:{port}": CATCH | {"num_servers": 2} for port in (50, 51)}
     world.write("a:50\nb:50\nb:51")
@@ -274,7 +298,7 @@ def test_streams_are_looked_at_between_two_looks_at_the_list(
             closed.set()
 
     monkeypatch.setattr(world.list, "glance", glance)
-    Background(world.list.follow, world.pool, world.columns, closed).result()
+    Background(world.list.follow, world.pool, world.shape, closed).result()
 
 
 def test_hosts_that_do_not_answer_hold_up_no_end(
@@ -295,7 +319,7 @@ def test_hosts_that_do_not_answer_hold_up_no_end(
     monkeypatch.setattr(host_list, "ANSWER_S", 2.0)
     world.list = HostList(str(world.file), world.fleet, PLAIN)
     world.write("a:50\nb:50\nc:50\nd:50")
-    following = Background(world.list.follow, world.pool, world.columns, closed)
+    following = Background(world.list.follow, world.pool, world.shape, closed)
     limits.get(timeout=SOON)
     closed.set()
     goes_on.set()

@@ -15,6 +15,7 @@ from serving import serving
 
 from torchbeast import envs
 from torchbeast.errors import RunError
+from torchbeast.sources.servers.joined_hosts import RolloutShape
 from torchbeast.sources.tunnel import visitors as visitors_module
 from torchbeast.sources.tunnel.door import Visit
 from torchbeast.sources.tunnel.visitors import Visitors, fleet_of_visits
@@ -71,7 +72,7 @@ class Run:
         self.visits[label] = Visit(label, self.visits[label].addresses, False, "gone")
 
     def look(self, now: float, columns: int = 1) -> list[str]:
-        self.visitors.look(self.streams, columns, now)
+        self.visitors.look(self.streams, RolloutShape(columns, env_bytes=1000), now)
         return sorted(self.streams.open)
 
 

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from torchbeast.errors import RunError
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.joined_hosts import Hosts, Streams, counted, tell
+from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams, counted, tell
 
 _log = logging.getLogger("torchbeast.hosts")
 
@@ -208,12 +208,12 @@ class DealtHosts:
     def __init__(self, hosts: Hosts, dealer: Dealer) -> None:
         self._hosts, self._dealer = hosts, dealer
 
-    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+    def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
         """Changes the streams of all ranks as the hosts change, until closed.
 
-        streams: of rank 0. columns: of every rank, because a stream may move to any.
+        streams: of rank 0. shape: of every rank, because a stream may move to any.
         """
-        self._hosts.follow(self._dealer, columns, closed)
+        self._hosts.follow(self._dealer, shape, closed)
 
 
 def shared_out(

@@ -18,7 +18,7 @@ from torchbeast.errors import UsageError
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, check_named_once, host_at
 from torchbeast.sources.servers.hosts import hosts
-from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, Streams
+from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, RolloutShape, Streams
 from torchbeast.sources.servers.restarts import Restarts
 
 _INTERVAL_S = 3.0  # between two looks at the list
@@ -42,7 +42,7 @@ class HostList:
         self._restarts = Restarts(lambda name: host_at(name, self._asking))
         self._seen = list(self._hosts.joined)
 
-    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+    def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
         """Changes the streams as the list changes, until closed; see `Hosts`."""
         self._closed, next_look = closed, time.monotonic() + _INTERVAL_S
         while not closed.wait(_GLANCE_S):
@@ -50,7 +50,7 @@ class HostList:
             if now < next_look:
                 self.glance(streams, now)
                 continue
-            self.look(streams, columns, now)
+            self.look(streams, shape, now)
             next_look = time.monotonic() + _INTERVAL_S
 
     def glance(self, streams: Streams, now: float) -> None:
@@ -58,7 +58,7 @@ class HostList:
         away = {address for address, _ in streams.away_streams()}
         self._restarts.note(self._hosts.joined.values(), away, now)
 
-    def look(self, streams: Streams, columns: int, now: float) -> None:
+    def look(self, streams: Streams, shape: RolloutShape, now: float) -> None:
         """Reads the list once, and adds and removes hosts."""
         self.glance(streams, now)
         listed = self._read()
@@ -67,9 +67,9 @@ class HostList:
         joined = self._hosts.joined
         for host in self._restarts.changed([joined[n] for n in listed if n in joined], now):
             self._hosts.remove(host.name, streams)
-            self._hosts.add(host.name, partial(self._found, host), streams, columns, now)
+            self._hosts.add(host.name, partial(self._found, host), streams, shape, now)
         for name in [name for name in listed if name not in joined]:
-            self._hosts.add(name, partial(self._described, name), streams, columns, now)
+            self._hosts.add(name, partial(self._described, name), streams, shape, now)
         for name in [name for name in joined if name not in listed]:
             self._hosts.remove(name, streams)
         self._hosts.forget_others(listed)

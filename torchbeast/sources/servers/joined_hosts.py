@@ -13,9 +13,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.memory import free_memory
+from torchbeast.sources.replay_memory import in_bytes
 from torchbeast.sources.servers.discovery import Fleet, Host, check_same
 
 _log = logging.getLogger("torchbeast.hosts")
@@ -24,6 +26,7 @@ ANSWER_S = 2.0
 """Seconds in which each server of a host that comes must answer."""
 
 _AGAIN_S = 15.0  # until a host that is not used is asked again
+_MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
 _NONE = "no host"  # what a warning is about
 
 
@@ -40,13 +43,20 @@ class Streams(Protocol):
         """Returns (address, seconds since the loss) for each stream that is lost now."""
 
 
+class RolloutShape(NamedTuple):
+    """What the rollouts of a run ask of a host that comes."""
+
+    columns: int  # each stream must have a multiple of so many environments
+    env_bytes: int  # of the rollout of one environment
+
+
 class Hosts(Protocol):
     """Hosts that may change while a run goes on."""
 
-    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+    def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
         """Changes the streams as the hosts change, until closed.
 
-        columns: of a rollout; each stream must have a multiple of so many environments.
+        shape: which the streams of a host that comes must fit.
         """
 
 
@@ -66,7 +76,12 @@ class JoinedHosts:
         return self._joined
 
     def add(
-        self, name: str, describe: Callable[[], Host], streams: Streams, columns: int, now: float
+        self,
+        name: str,
+        describe: Callable[[], Host],
+        streams: Streams,
+        shape: RolloutShape,
+        now: float,
     ) -> str:
         """Adds a host, unless it was asked in vain a moment ago; returns why it cannot take part,
         "" where it can.
@@ -76,7 +91,7 @@ class JoinedHosts:
         if self._again.get(name, now) > now:
             return ""
         try:
-            host = self._fitting(describe(), columns)
+            host = self._fitting(describe(), shape)
         except (RunError, UsageError) as error:
             self._again[name] = now + _AGAIN_S
             self.warn(name, f"the host {name} is not used: {error}; it is tried again")
@@ -116,8 +131,9 @@ class JoinedHosts:
             self._told[about] = sentence
             _log.warning(sentence)
 
-    def _fitting(self, host: Host, columns: int) -> Host:
+    def _fitting(self, host: Host, shape: RolloutShape) -> Host:
         """Returns the host; raises RunError if it cannot take part."""
+        columns = shape.columns
         for called, said in host.called:
             check_same(*self._first, called, said)
             if said["num_envs"] % columns:
@@ -125,7 +141,29 @@ class JoinedHosts:
                     f"a stream of {called} has {said['num_envs']} environments, and rollouts of "
                     f"this run join {columns}: start it with a multiple of {columns} per stream"
                 )
+            _check_stream(called, said["num_envs"] * shape.env_bytes)
+        _check_memory(host, shape.env_bytes, free_memory())
         return host
+
+
+def _check_stream(called: str, num_bytes: int) -> None:
+    if num_bytes > _MOST_BYTES:
+        raise RunError(
+            f"the rollouts of a stream of {called} would take {in_bytes(num_bytes)}, expected at "
+            f"most {in_bytes(_MOST_BYTES)}: serve fewer environments in a "
+            "stream (more --num_servers)"
+        )
+
+
+def _check_memory(host: Host, env_bytes: int, free: int | None) -> None:
+    """Raises RunError when the memory cannot hold a rollout of each environment of a host."""
+    envs = sum(said["num_streams"] * said["num_envs"] for said in host.servers.values())
+    if free is not None and envs * env_bytes > free:
+        raise RunError(
+            f"the rollouts of its {envs} environments would take {in_bytes(envs * env_bytes)} of "
+            f"memory, but {in_bytes(free)} are free on the learner's machine: serve fewer "
+            "environments there, or shorten --unroll_length"
+        )
 
 
 def counted(streams: int) -> str:

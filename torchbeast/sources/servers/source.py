@@ -47,7 +47,7 @@ from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
-from torchbeast.sources.servers.joined_hosts import Hosts, Streams
+from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams
 from torchbeast.sources.servers.plan import rollout_columns
 from torchbeast.sources.servers.repeated_failures import RepeatedFailures
 
@@ -128,6 +128,7 @@ class PolySource:
         shape = actor, space, extras, rollouts.unroll_length
         keywords = fleet.env.options.info_keywords
         self._num_bytes = rollout_bytes(*shape, written + queued + joined, keywords)
+        self._shape = RolloutShape(columns, rollout_bytes(*shape, 1, keywords))
 
     @property
     def streams(self) -> Streams:
@@ -149,7 +150,7 @@ class PolySource:
         supervisor.start_thread("environments", self._play)
         if (hosts := self._hosts) is not None:
             supervisor.start_thread(
-                "hosts", lambda: hosts.follow(self._pool, self._columns, self._closed)
+                "hosts", lambda: hosts.follow(self._pool, self._shape, self._closed)
             )
 
     def batches(self) -> Iterator[Rollout]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
-from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, Streams
+from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, RolloutShape, Streams
 from torchbeast.sources.tunnel.door import Visit
 
 _INTERVAL_S = 0.5  # between two looks at the hosts
@@ -40,26 +40,26 @@ class Visitors:
         self._asked: dict[str, Sequence[str]] = {}  # addresses that were asked last
         self._away: dict[str, float] = {}  # since when
 
-    def follow(self, streams: Streams, columns: int, closed: threading.Event) -> None:
+    def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
         """Changes the streams as hosts come and go, until closed; see `Hosts`."""
         while not closed.wait(_INTERVAL_S):
-            self.look(streams, columns, time.monotonic())
+            self.look(streams, shape, time.monotonic())
 
-    def look(self, streams: Streams, columns: int, now: float) -> None:
+    def look(self, streams: Streams, shape: RolloutShape, now: float) -> None:
         """Adds and removes hosts once."""
         for visit in self._visits():
             if self._has_left(visit, now):
                 self._hosts.remove(visit.label, streams)
             if visit.is_here and visit.label not in self._hosts.joined:
-                self._add(visit, streams, columns, now)
+                self._add(visit, streams, shape, now)
         self._hosts.warn_if_none_is_left()
 
-    def _add(self, visit: Visit, streams: Streams, columns: int, now: float) -> None:
+    def _add(self, visit: Visit, streams: Streams, shape: RolloutShape, now: float) -> None:
         if self._asked.get(visit.label) != visit.addresses:  # other servers than those before
             self._asked[visit.label] = visit.addresses
             self._hosts.forget(visit.label)
         describe = partial(described, visit, self._asking)
-        if refusal := self._hosts.add(visit.label, describe, streams, columns, now):
+        if refusal := self._hosts.add(visit.label, describe, streams, shape, now):
             self._tell(visit.label, f"the learner does not use this host: {refusal}")
 
     def _has_left(self, visit: Visit, now: float) -> bool:
