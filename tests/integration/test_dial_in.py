@@ -119,12 +119,16 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     second = host(workshop, keys, port, 2, 4)
     learner.wait_for(r"added host .*-2 \(4 streams\)")
     wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 0})
+    other = host(workshop, keys, port, 1, 2, "Catch")
+    other.wait_for(rf"localhost:{port}: the learner does not use this host: .* must serve the same")
     first.send(signal.SIGTERM)
+    learner.wait_for(r"of 6 streams lost.* ago: [\w.-]+; \w+ go")  # by the host's label
     learner.wait_for(r"removed host .* \(2 streams\)")
     wait_for(lambda: streams(workshop)["live_streams"] == 4)
-    for program in (learner, second):
+    for program in (learner, second, other):
         program.send(signal.SIGINT)
         assert program.end(timeout=30) == 0, program.said
+    assert "unix:" not in learner.said + (workshop.run_folder("a") / "out.log").read_text()
     workshop.assert_nothing_is_left()
 
 
