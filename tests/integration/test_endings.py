@@ -89,6 +89,8 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert int(found[1].replace(",", "")) == step
     assert second.end() == 0, second.said
     assert saved_step(workshop, "a") == step + 400
+    logged = (workshop.run_folder("a") / "out.log").read_text()
+    assert logged.count(f"] Stopped by {number.name}.") == logged.count("] Resuming ") == 1
     rows = list(read_logs(workshop.run_folder("a")))
     assert [row["_tick"] for row in rows] == list(range(len(rows)))
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
