@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import torchbeast
 
 SOON = 120.0
+BUSY_S = 5.0  # that a busy machine may add to a time that docs/operations.md states
 COPIED = ["environments.py", "one_incarnation.py"]  # into the folder where programs are started
 MARKED = "environments:Marked"
 # Ends a run of MARKED once a rollout mixes two incarnations of an environment or lacks a step.
@@ -83,9 +85,14 @@ class Program:
         return "".join(self._said)
 
     def wait_for(self, pattern: str, timeout: float = SOON) -> re.Match[str]:
-        """Waits for a line that matches the pattern."""
+        """Waits for a line that matches the pattern, however many others come before it."""
+        deadline = time.monotonic() + timeout
         while True:
-            line = self._lines.get(timeout=timeout)
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                said = f"it did not say {pattern!r} within {timeout:g} s:\n{self.said}"
+                raise AssertionError(said) from None
             assert line is not None, f"it ended without {pattern!r}:\n{self.said}"
             self._said.append(line)
             if match := re.search(pattern, line):

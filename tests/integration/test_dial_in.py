@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from pathlib import Path
 
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
-from programs import MARKED, ONE_INCARNATION, Program, Workshop
+from programs import BUSY_S, MARKED, ONE_INCARNATION, Program, Workshop
 
 from torchbeast import polybeast_env, polybeast_learner
 from torchbeast.reporting.log_files import read_logs
@@ -87,19 +88,20 @@ def test_a_host_is_killed_and_comes_back_and_a_killed_learner_resumes(
     learner = workshop.start(*command, *endless)
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     killed.kill()
-    learner.wait_for("Warning: the host .* has gone: the other end closed the connection")
+    learner.wait_for("Warning: the host .* has gone: the other end closed the connection", BUSY_S)
     wait_for(lambda: streams(workshop) == {"live_streams": 2, "lost_streams": 2})
     again = host(workshop, keys, port, 1, 2)
     again.wait_for("Connected to the learner")
-    wait_for(lambda: streams(workshop) == {"live_streams": 4, "lost_streams": 2})
+    wait_for(lambda: streams(workshop) == {"live_streams": 4, "lost_streams": 2}, 5 + BUSY_S)
     checkpoint = workshop.run_folder("a") / "model.tar"
     wait_for(checkpoint.exists)
     learner.kill()
     for one in (kept, again):
-        one.wait_for("dialling again")
+        one.wait_for("dialling again", BUSY_S)
     wait_for(lambda: not workshop.processes("torchbeast.sources.tunnel.door_main"))
     resumed = workshop.start(*command, *endless)
-    resumed.wait_for("Found 4 environments")
+    resumed.wait_for("Waiting for hosts")
+    resumed.wait_for("Found 4 environments", 15 + BUSY_S)
     resumed.wait_for(r"steps ([1-9][\d,]*) of ")
     for program in (resumed, kept, again):
         program.send(signal.SIGINT)
@@ -117,13 +119,16 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     learner.wait_for(f"Found 2 environments of {MARKED}, on 1 server\\.")
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     second = host(workshop, keys, port, 2, 4)
-    learner.wait_for(r"added host .*-2 \(4 streams\)")
+    second.wait_for("Connected to the learner")
+    learner.wait_for(r"added host .*-2 \(4 streams\)", 0.5 + BUSY_S)
     wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 0})
     other = host(workshop, keys, port, 1, 2, "Catch")
     other.wait_for(rf"localhost:{port}: the learner does not use this host: .* must serve the same")
     first.send(signal.SIGTERM)
+    left = time.monotonic()
     learner.wait_for(r"of 6 streams lost.* ago: [\w.-]+; \w+ go")  # by the host's label
-    learner.wait_for(r"removed host .* \(2 streams\)")
+    learner.wait_for(r"removed host .* \(2 streams\)", 30.5 + BUSY_S)
+    assert time.monotonic() - left > 30
     wait_for(lambda: streams(workshop)["live_streams"] == 4)
     for program in (learner, second, other):
         program.send(signal.SIGINT)
@@ -144,8 +149,9 @@ def test_a_host_that_comes_back_with_other_environments_is_described_again(
     restarted.kill()
     learner.wait_for("Warning: the host .* has gone")
     again = host(workshop, keys, port, 2, 8)
-    learner.wait_for(r"removed host .* \(2 streams\)")
-    learner.wait_for(r"added host .* \(4 streams\)")
+    again.wait_for("Connected to the learner")
+    learner.wait_for(r"removed host .* \(2 streams\)", 0.5 + BUSY_S)
+    learner.wait_for(r"added host .* \(4 streams\)", BUSY_S)
     wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 2})
     for program in (learner, kept, again):
         program.send(signal.SIGINT)
@@ -166,7 +172,7 @@ def test_a_door_that_is_killed_ends_the_run(workshop: Workshop, keys: Keys, port
     learner.wait_for("Found 2 environments")
     (door,) = workshop.processes("torchbeast.sources.tunnel.door_main")
     door.kill()
-    assert learner.end() == 1
+    assert learner.end(timeout=15) == 1
     assert f"the door at 127.0.0.1:{port}: process {door.pid} was killed" in learner.said
     serving.wait_for("dialling again")
     serving.send(signal.SIGINT)

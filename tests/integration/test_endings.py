@@ -78,7 +78,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     first = catch(workshop, "a", 10**8, program=program)
     first.wait_for(LEARNING)
     first.send(number)
-    assert first.end(timeout=20) == 0, first.said
+    assert first.end(timeout=15) == 0, first.said
     assert f"Stopped by {number.name}" in first.said and "Traceback" not in first.said
     workshop.assert_nothing_is_left()
     step = saved_step(workshop, "a")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from background import wait_for
 from keys_of_tests import TOKEN, Keys
-from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
+from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from serving import serving
 
 import libtorchbeast
@@ -111,11 +111,11 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
     wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
     two.send(signal.SIGINT)
     assert two.end(timeout=20) == 0, two.said
-    wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 3})
+    wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 3}, BUSY_S)
     steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
     wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
     again = start(first + 1, 2)
-    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 3})
+    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 3}, 5 + BUSY_S)
     for program in (learner, one, again):
         program.send(signal.SIGINT)
         assert program.end(timeout=30) == 0, program.said
@@ -164,10 +164,10 @@ def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     learner.wait_for(rf"{two} is not used: no environment server answers")
     learner.wait_for(rf"{other} is not used: the servers at {one} and {other} must serve the same")
     programs.append(start(first + 1))
-    learner.wait_for(rf"added host {two} \(1 stream\)")
+    learner.wait_for(rf"added host {two} \(1 stream\)", 20 + BUSY_S)
     wait_for(lambda: last_row(workshop) == {"live_streams": 2, "lost_streams": 0})
     listed.write_text(f"{two}\n")
-    learner.wait_for(rf"removed host {one} \(1 stream\)")
+    learner.wait_for(rf"removed host {one} \(1 stream\)", 6 + BUSY_S)
     wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 0})
     steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
     wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
@@ -199,6 +199,7 @@ def test_a_slow_host_beside_a_fast_one_holds_nobody_up(workshop: Workshop) -> No
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     before = steps_per_second(workshop, learner)
     listed.write_text("\n".join(hosts))
+    learner.wait_for(rf"added host {hosts[1]} \(2 streams\)", 6 + BUSY_S)
     wait_for(lambda: last_row(workshop)["live_streams"] == 4)
     beside = steps_per_second(workshop, learner)
     assert last_row(workshop) == {"live_streams": 4, "lost_streams": 0}

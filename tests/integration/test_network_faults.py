@@ -16,7 +16,7 @@ import network
 import pytest
 from background import wait_for
 from network import Network, Weather
-from programs import MARKED, ONE_INCARNATION, Program, Workshop
+from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 
 from torchbeast.reporting.log_files import read_fields, read_logs
 
@@ -25,7 +25,8 @@ pytestmark = [
     pytest.mark.skipif(bool(network.missing()), reason=network.missing() or "-"),
 ]
 
-NOTICED_S = 60.0  # 30 s by keepalive, and time for a busy machine
+NOTICED_S = 30.0 + BUSY_S  # by keepalive
+BACK_S = 10.0 + BUSY_S  # an attempt whose packets were lost, and a pause
 PORT = 50051
 
 
@@ -96,7 +97,7 @@ class Lab:
     def wait_for_steps(self, more: int) -> None:
         """Waits until the learner has learnt so many steps more."""
         before = self.row()["step"]
-        wait_for(lambda: self.row()["step"] > before + more, NOTICED_S)
+        wait_for(lambda: self.row()["step"] > before + more, SOON)
 
     def end(self, *programs: Program) -> None:
         """Ends programs as Ctrl-C does; nothing may be left."""
@@ -122,7 +123,7 @@ def test_a_link_that_is_cut_costs_its_streams_until_it_is_healed(lab: Lab) -> No
     wait_for(lambda: lab.streams() == everyone / 2, NOTICED_S)
     lab.wait_for_steps(1_000)
     lab.net.heal("two")
-    wait_for(lambda: lab.streams() == everyone, NOTICED_S)
+    wait_for(lambda: lab.streams() == everyone, BACK_S)
     lab.wait_for_steps(1_000)
     lab.end(learner, one, two)
 
@@ -148,7 +149,7 @@ def test_a_frozen_server_is_away_until_it_goes_on(lab: Lab) -> None:
     wait_for(lambda: lab.streams() == everyone / 2, NOTICED_S)
     lab.wait_for_steps(1_000)
     frozen.resume()
-    wait_for(lambda: lab.streams() == everyone, NOTICED_S)
+    wait_for(lambda: lab.streams() == everyone, BACK_S)
     lab.end(learner, one, two)
 
 

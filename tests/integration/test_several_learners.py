@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from background import wait_for
-from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
+from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from scraping import free_port
 
 from torchbeast.reporting.log_files import read_logs
@@ -197,11 +197,11 @@ def test_hosts_are_added_to_several_learners_and_removed_from_them(
     both = workshop.start("polybeast_learner", *learn, by=TORCHRUN)
     both.wait_for(LEARNING)
     listed.write_text("\n".join(hosts))
-    both.wait_for(rf"added host {hosts[2]} \(2 streams\)")
+    both.wait_for(rf"added host {hosts[2]} \(2 streams\)", 7 + BUSY_S)
     goes_on_with(workshop, 6)
     listed.write_text(hosts[1])
     for name in (hosts[0], hosts[2]):
-        both.wait_for(rf"removed host {name} \(2 streams\)")
+        both.wait_for(rf"removed host {name} \(2 streams\)", 7 + BUSY_S)
     both.wait_for("1 stream of rank 1 moved to rank 0")
     goes_on_with(workshop, 2)
     end_both(workshop, both, servers)

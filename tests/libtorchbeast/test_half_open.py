@@ -15,7 +15,7 @@ from serving import Game, playing, serving
 
 from libtorchbeast import server_status
 
-NOTICED_S = 40.0  # 20 s of silence, 10 s for the answer to a ping, and some for a busy machine
+NOTICED_S = 30.0 + 5.0  # 20 s of silence, 10 s for the answer to a ping; some for a busy machine
 
 
 class Cable:

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Times in the tables of docs/operations.md are those of the code.
+
+For times that no test waits for: they are too long, or a test shortens them. Others are asserted by
+the tests that the tables name.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from torchbeast.learning import learner_run
+from torchbeast.processes import child_process, supervisor
+from torchbeast.sources.contract import STALL_S
+from torchbeast.sources.processes import source as mono_source
+from torchbeast.sources.servers import host_list
+from torchbeast.sources.tunnel import dialler, messages, visitors
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+
+def by_default(name: str) -> float:
+    """Returns the default of an argument of the actor pool."""
+    stubs = (ROOT / "libtorchbeast" / "_C.pyi").read_text(encoding="utf-8")
+    (found,) = re.findall(rf"\b{name}: float = ([\d.]+)", stubs.partition("class ActorPool")[2])
+    return float(found)
+
+
+# Seconds of the code, the number that is stated, how a row begins, and how it states it.
+STATED = [
+    (learner_run._JOIN_S, 15, "Ctrl-C, SIGTERM", "at most 15 s and the time of a checkpoint"),
+    (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
+    (child_process._DEATHS_S, 600, "MonoBeast: an actor process", "five in one place within ten"),
+    (child_process._DEATHS_S, 600, "five die in one place", "within ten minutes"),
+    (mono_source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
+    (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),
+    (STALL_S, 60, "no update for a minute", "once a minute"),
+    (by_default("reconnect_timeout_s"), 60, "fewer than `--min_streams`", "after a minute"),
+    (by_default("step_timeout_s"), 600, "a step takes longer than ten minutes", "ten minutes |"),
+    (messages.SILENCE_S, 20, "a host that dials in is killed", "or 20 s of silence"),
+    (dialler._LONGEST_PAUSE_S + 5, 15, "a host that dials in is killed", "at most 15 s more"),
+    (visitors._INTERVAL_S, 0.5, "a host that dials in comes later", "half a second;"),
+    (visitors._AWAY_S, 30, "a host that dials in comes later", "half a minute |"),
+    (messages.SILENCE_S, 20, "the learner to which hosts dial", "or 20 s of silence"),
+    (visitors._INTERVAL_S, 0.5, "a host that dials in comes back", "half a second |"),
+    (messages.HANDSHAKE_S, 10, "strangers connect", "ten seconds a connection"),
+    (host_list._INTERVAL_S, 3, "a host is added or removed", "three to six seconds"),
+    (by_default("connect_timeout_s"), 60, "| connecting | describing", "a minute at the start"),
+    (by_default("step_timeout_s"), 600, "playing | playing", "ten minutes for each step"),
+]
+
+
+@pytest.mark.parametrize(("seconds", "stated", "row", "words"), STATED)
+def test_a_stated_time_is_that_of_the_code(
+    seconds: float, stated: float, row: str, words: str
+) -> None:
+    begin = "| " + row.removeprefix("| ")
+    (found,) = [line for line in PAGE.splitlines() if line.startswith(begin)]
+    assert words in found
+    assert seconds == stated
