@@ -2,18 +2,23 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # Runs the fuzzers of libtorchbeast/fuzzing with AddressSanitizer and UndefinedBehaviorSanitizer, one
-# after the other. Needs a clang with libFuzzer (Debian: clang). Builds in build/fuzz, where the inputs
-# found stay for the next time; an input that fails is left in build/fuzz as crash-*.
+# after the other. Needs a clang with libFuzzer (Debian: clang libclang-rt-dev). Builds in build/fuzz,
+# where the inputs found stay for the next time; an input that fails is left there as
+# crash-*, leak-*, oom-* or timeout-*.
 #
 # usage: scripts/fuzz.sh [SECONDS of each]     default: 60
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 clang=${CLANGXX:-clang++}
-command -v "$clang" >/dev/null || {
-  echo "fuzzing needs clang with libFuzzer, but there is no $clang: apt-get install clang" >&2
+needs() {
+  echo "fuzzing needs clang with libFuzzer, but $1: apt-get install clang libclang-rt-dev" >&2
   exit 2
 }
+command -v "$clang" >/dev/null || needs "there is no $clang"
+echo 'extern "C" int LLVMFuzzerTestOneInput(const char*, unsigned long) { return 0; }' |
+  "$clang" -fsanitize=fuzzer,address,undefined -x c++ -o /dev/null - 2>/dev/null ||
+  needs "$clang has none"
 
 cmake -S . -B build/fuzz -DCMAKE_CXX_COMPILER="$clang" -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_FUZZERS=ON \
   -DTORCHBEAST_SANITIZE=address,undefined -DCMAKE_BUILD_TYPE=Debug \
