@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -61,3 +62,14 @@ def own_logging() -> Iterator[None]:
     yield
     logger.handlers[:], logger.propagate = handlers, propagate
     logger.setLevel(level)
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> Iterator[None]:
+    """Undoes what a program that ran in this process did to the number of torch's threads, on which
+    the last bits of sums depend.
+    """
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
