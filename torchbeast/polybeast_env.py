@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags
+from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
@@ -178,7 +179,7 @@ def _check_other_machines_can_be_served(
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:
     """Describes what is served, with the command that learns from it."""
-    what = f"Serving {num_envs} environment{'s' * (num_envs != 1)} of {flags.environment.env_id}"
+    what = f"Serving {counted(num_envs, 'environment')} of {flags.environment.env_id}"
     if flags.servers.learner is not None:
         return f"{what} to the learner at {flags.servers.learner}; Ctrl-C ends it."
     first, last = addresses[0], addresses[-1]

@@ -225,6 +225,8 @@ def test_a_host_whose_rollouts_the_memory_cannot_hold_is_not_used(
     monkeypatch.setattr(joined_hosts, "free_memory", lambda: 7_900_000)
     [said] = world.look()
     assert "its 8 environments would take 8.0 MB of memory, but 7.9 MB are free" in said
+    monkeypatch.setattr(joined_hosts, "free_memory", lambda: 7_800_000)
+    assert world.look(20) == [], "that other amounts are free is not said at each try"
     monkeypatch.setattr(joined_hosts, "free_memory", lambda: 8_000_000)
     assert world.look(20) == ["added host b:50 (2 streams)"]
 

@@ -16,10 +16,12 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
+from torchbeast.core.wording import counted
 from torchbeast.errors import RunError
+from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
-from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams, counted, tell
+from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams
 
 _log = logging.getLogger("torchbeast.hosts")
 
@@ -100,7 +102,7 @@ class Dealer:
             return False
         address, streams = self._fitting(richest, most)
         moved = min(most, streams)
-        tell(f"{counted(moved)} of rank {richest} moved to rank {poorest}")
+        say(f"{counted(moved, 'stream')} of rank {richest} moved to rank {poorest}")
         self._remove(richest, address)  # a pool removes all streams of a server
         self._give(richest, address, streams - moved)
         self._give(poorest, address, moved)

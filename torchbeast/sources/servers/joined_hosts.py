@@ -11,12 +11,15 @@ is asked again.
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from torchbeast.core.wording import counted
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.memory import free_memory
+from torchbeast.reporting.saying import say
 from torchbeast.sources.replay_memory import in_bytes
 from torchbeast.sources.servers.discovery import Fleet, Host, check_same
 
@@ -27,6 +30,7 @@ ANSWER_S = 2.0
 
 _AGAIN_S = 15.0  # until a host that is not used is asked again
 _MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
+_AMOUNT = re.compile(r"[\d.]+ [MG]B")  # of memory, as `in_bytes` formats it
 _NONE = "no host"  # what a warning is about
 
 
@@ -68,6 +72,7 @@ class JoinedHosts:
         self._joined = {host.name: host for host in fleet.hosts}
         self._first = fleet.hosts[0].called[0]
         self._again: dict[str, float] = {}  # when to ask a host again that is not used
+        self._reasons: dict[str, str] = {}  # why a host is not used
         self._told: dict[str, str] = {}  # the last warning, by what it is about
 
     @property
@@ -84,7 +89,7 @@ class JoinedHosts:
         now: float,
     ) -> str:
         """Adds a host, unless it was asked in vain a moment ago; returns why it cannot take part,
-        "" where it can.
+        "" where it can or was not asked.
 
         describe: asks its servers; raises RunError or UsageError if the host cannot take part.
         """
@@ -94,19 +99,20 @@ class JoinedHosts:
             host = self._fitting(describe(), shape)
         except (RunError, UsageError) as error:
             self._again[name] = now + _AGAIN_S
-            self.warn(name, f"the host {name} is not used: {error}; it is tried again")
-            return str(error)
+            reason = self._as_before(name, str(error))
+            self.warn(name, f"the host {name} is not used: {reason}; it is tried again")
+            return reason
         self.forget(name)
         self._joined[name] = host
         streams.add(host.stream_addresses)
-        tell(f"added host {name} ({counted(len(host.stream_addresses))})")
+        say(f"added host {name} ({counted(len(host.stream_addresses), 'stream')})")
         return ""
 
     def remove(self, name: str, streams: Streams) -> None:
         """Removes the streams of a host."""
         host = self._joined.pop(name)
         removed = sum(streams.remove(address) for address in host.servers)
-        tell(f"removed host {name} ({counted(removed)})")
+        say(f"removed host {name} ({counted(removed, 'stream')})")
 
     def warn_if_none_is_left(self) -> None:
         """Says that the run ends without a host, of whose lost streams nobody hears any more."""
@@ -123,6 +129,7 @@ class JoinedHosts:
     def forget(self, about: str) -> None:
         """Lets a host be asked at once, and the next warning about it or anything else be said."""
         self._again.pop(about, None)
+        self._reasons.pop(about, None)
         self._told.pop(about, None)
 
     def warn(self, about: str, sentence: str) -> None:
@@ -130,6 +137,15 @@ class JoinedHosts:
         if self._told.get(about) != sentence:
             self._told[about] = sentence
             _log.warning(sentence)
+
+    def _as_before(self, name: str, reason: str) -> str:
+        """Returns the last reason if only amounts of memory differ: what is free changes all the
+        time, and the same is said once.
+        """
+        before = self._reasons.setdefault(name, reason)
+        if _AMOUNT.sub("", before) != _AMOUNT.sub("", reason):
+            self._reasons[name] = reason
+        return self._reasons[name]
 
     def _fitting(self, host: Host, shape: RolloutShape) -> Host:
         """Returns the host; raises RunError if it cannot take part."""
@@ -164,14 +180,3 @@ def _check_memory(host: Host, env_bytes: int, free: int | None) -> None:
             f"memory, but {in_bytes(free)} are free on the learner's machine: serve fewer "
             "environments there, or shorten --unroll_length"
         )
-
-
-def counted(streams: int) -> str:
-    """Returns so many streams in words."""
-    return f"{streams} stream{'s' * (streams != 1)}"
-
-
-def tell(sentence: str) -> None:
-    """Says to the user, and in the log, that the streams change."""
-    _log.info(sentence)
-    print(sentence, flush=True)
