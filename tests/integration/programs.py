@@ -56,17 +56,25 @@ class Program:
     """A running program, whose output is read line by line and whose end has a time limit."""
 
     def __init__(
-        self, name: str, args: list[str], folder: Path, path: list[Path], by: Sequence[str] = ()
+        self,
+        name: str,
+        args: list[str],
+        folder: Path,
+        path: list[Path],
+        by: Sequence[str] = (),
+        terminal: int | None = None,
     ) -> None:
         """Starts the program; path: folders that Python searches first; by: words of a command that
-        becomes the program."""
+        becomes the program; terminal: its own one, whose output is left to others."""
         package = Path(torchbeast.__file__).parents[1]
+        if terminal is not None:
+            by = ["setsid", "--ctty", *by]
         self._process = subprocess.Popen(
             [*by, sys.executable, "-m", f"torchbeast.{name}", *args],
             cwd=folder,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [*path, package]))},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdin=subprocess.DEVNULL if terminal is None else terminal,
+            stdout=subprocess.PIPE if terminal is None else terminal,
             stderr=subprocess.STDOUT,
             text=True,
         )
@@ -115,8 +123,7 @@ class Program:
             self._process.wait(SOON)
 
     def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._process.stdout or ():
             self._lines.put(line)
         self._lines.put(None)
 
@@ -134,10 +141,12 @@ class Workshop:
         self._without_compiled.mkdir()
         (self._without_compiled / "sitecustomize.py").write_text(WITHOUT_COMPILED)
 
-    def start(self, name: str, *args: str, by: Sequence[str] = ()) -> Program:
+    def start(
+        self, name: str, *args: str, by: Sequence[str] = (), terminal: int | None = None
+    ) -> Program:
         """Starts a program, with --savedir if it has it; MonoBeast finds nothing compiled.
 
-        by: see Program.
+        by, terminal: see Program.
         """
         if name not in PYTHON_ONLY:
             pytest.importorskip("libtorchbeast._C")
@@ -145,7 +154,7 @@ class Workshop:
             [] if name in ("polybeast_env", "status") else ["--savedir", str(self.folder / "runs")]
         )
         path = [self._without_compiled] if name in PYTHON_ONLY else []
-        self._programs.append(Program(name, [*args, *where], self.folder, path, by))
+        self._programs.append(Program(name, [*args, *where], self.folder, path, by, terminal))
         return self._programs[-1]
 
     def run(self, name: str, *args: str, timeout: float = SOON) -> tuple[int, str]:

@@ -69,6 +69,7 @@ def test_a_run_leaves_its_files_and_nothing_else(workshop: Workshop, program: st
     [
         ("polybeast", signal.SIGINT),
         later("polybeast", signal.SIGTERM),
+        later("polybeast", signal.SIGHUP),
         ("monobeast", signal.SIGINT),
     ],
 )

@@ -111,14 +111,15 @@ def test_learners_on_several_machines_are_all_started_again_and_resume(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_torchrun_ends_all_after_a_checkpoint(
-    workshop: Workshop, servers: Program
+    workshop: Workshop, servers: Program, number: signal.Signals
 ) -> None:
     both = workshop.start("polybeast_learner", *SMALL, "--total_steps", str(10**8), by=TORCHRUN)
     both.wait_for(LEARNING)
-    both.send(signal.SIGTERM)
+    both.send(number)
     assert both.end() == 1, "a code of torchrun's, which prints a traceback too"
-    assert "Stopped by SIGTERM" in both.said and "SignalException" in both.said, both.said
+    assert f"Stopped by {number.name}" in both.said and "SignalException" in both.said, both.said
     assert workshop.meta("a")["successful"] is True and saved_step(workshop) > 0
 
 

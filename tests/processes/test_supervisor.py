@@ -120,7 +120,7 @@ def test_a_thread_that_does_not_end_is_named_and_not_waited_for() -> None:
     assert supervisor.join(SOON) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_the_run_without_a_failure(number: signal.Signals) -> None:
     supervisor = Supervisor()
     with supervisor.signals():
@@ -158,6 +158,32 @@ with supervisor.Supervisor().signals():
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=30, check=False)
     assert done.returncode == 130
+
+
+@pytest.mark.parametrize("later", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_after_a_hang_up_is_no_second_one(
+    later: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who ends a session sends SIGHUP and then SIGTERM, which must not cost the checkpoint."""
+    monkeypatch.setattr("torchbeast.processes.supervisor.SECOND_SIGNAL_S", 0.0)
+    supervisor = Supervisor()
+    with supervisor.signals():
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), later)
+        assert supervisor.wait(SOON)
+    assert supervisor.reason == "SIGHUP"
+
+
+def test_a_hang_up_that_was_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        supervisor = Supervisor()
+        with supervisor.signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not supervisor.wait(0.3)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_objects_of_a_failed_thread_are_released_at_once() -> None:

@@ -80,7 +80,7 @@ class CheckpointConfig:
     disable_checkpoint: bool = False
     """Write no model.tar: the run can be neither resumed nor evaluated."""
     checkpoint_interval: float = 600.0
-    """Seconds between checkpoints; one is also written at the end, on Ctrl-C and on SIGTERM."""
+    """Seconds between checkpoints; one is also written at the end, on Ctrl-C, SIGTERM or SIGHUP."""
     keep_checkpoints: int = 3
     """Number of checkpoints that are kept: model.tar, the one before it as model.1.tar, and so on.
     If model.tar is damaged, the one before takes its place."""

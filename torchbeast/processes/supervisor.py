@@ -2,7 +2,8 @@
 """Ends a run: the first failure or stop closes everything once, and is the one reported.
 
     start_thread() ... a thread raises -> fail() -+
-    Ctrl-C, SIGTERM -> wait() sees it  -> stop() -+-> every on_close function, in reverse order
+    Ctrl-C, SIGTERM,
+    SIGHUP          -> wait() sees it  -> stop() -+-> every on_close function, in reverse order
     all steps are learnt               -> stop() -+
 
 Thread safety: every method may be called from any thread, except `wait` and `signals`, which belong
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchbeast.errors import UsageError
+from torchbeast.processes.terminal import leave_lost_terminal
 
 _log = logging.getLogger("torchbeast.supervisor")
 
@@ -53,7 +55,7 @@ class Supervisor:
         self._closers: list[Callable[[], None]] = []
         self._threads: list[threading.Thread] = []
         self._signal: str | None = None
-        self._signal_time = 0.0
+        self._asked_time: float | None = None  # of the first SIGINT or SIGTERM
         self.reason: str | None = None
         self.failure: Failure | None = None
 
@@ -104,9 +106,11 @@ class Supervisor:
 
         Where signals are handled, for the main thread only.
         """
+        leave_lost_terminal()  # of a program that outlives it
         deadline = time.monotonic() + timeout
         while not self.ended:
             if self._signal is not None:
+                leave_lost_terminal(pipes=True)  # to `tee`, which the same signal has ended
                 self.stop(self._signal)
                 break
             left = deadline - time.monotonic()
@@ -126,12 +130,13 @@ class Supervisor:
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Handles SIGINT and SIGTERM: the first one stops the run in order.
+        """Handles SIGINT, SIGTERM and SIGHUP: the first one stops the run in order.
 
-        A second one, at least SECOND_SIGNAL_S later, ends the process immediately.
+        A second one, at least SECOND_SIGNAL_S later, ends the process immediately. SIGHUP is never
+        counted as one of the two: nobody asks twice by a terminal that is lost, and those who end
+        a session send SIGTERM after it. Where it is ignored, as under nohup, it stays ignored.
         """
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
+        before = {number: signal.signal(number, self._on_signal) for number in _handled()}
         try:
             yield
         finally:
@@ -141,10 +146,14 @@ class Supervisor:
     def _on_signal(self, number: int, _: Any) -> None:
         # Runs between two instructions of the main thread, which may hold any lock: only records
         # it.
+        self._signal = self._signal or signal.Signals(number).name
+        leave_lost_terminal()
+        if number == signal.SIGHUP:
+            return
         now = time.monotonic()
-        if self._signal is None:
-            self._signal, self._signal_time = signal.Signals(number).name, now
-        elif now - self._signal_time >= SECOND_SIGNAL_S:
+        if self._asked_time is None:
+            self._asked_time = now
+        elif now - self._asked_time >= SECOND_SIGNAL_S:
             os._exit(EXIT_INTERRUPTED_TWICE)
 
     def _run(self, name: str, body: Callable[[], None]) -> None:
@@ -176,3 +185,9 @@ class Supervisor:
             close()
         except Exception:
             _log.exception("while closing")
+
+
+def _handled() -> list[signal.Signals]:
+    """Returns the signals that end a run; a process started with nohup outlives its terminal."""
+    is_kept = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if is_kept else [])]

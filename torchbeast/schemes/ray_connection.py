@@ -99,7 +99,8 @@ def initialise(ray: Any, address: str, start: str, **options: Any) -> None:
     start: what to do without a cluster.
     """
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
+        with _hang_up_kept_from_children():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # Ray raises anything, ValueError and ConnectionError included
         if isinstance(error, ConnectionError) and address == "auto":
             raise RunError(f"there is no Ray cluster on this machine: {start}") from error
@@ -154,6 +155,19 @@ def signal_handlers_kept() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _hang_up_kept_from_children() -> Iterator[None]:
+    """Starts processes that SIGHUP does not end. Ray itself does the same with SIGINT only.
+
+    A terminal that goes away sends it to Ray's processes too, which the program still needs.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGHUP])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def first_sentence(error: BaseException) -> str:
