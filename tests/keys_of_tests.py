@@ -45,6 +45,11 @@ class Keys:
         begins = datetime.datetime.now(datetime.timezone.utc) + since
         return self.save(name, new_server(self.authority, hosts, 1, begins))
 
+    def client(self, since: datetime.timedelta, name: str) -> tuple[str, str]:
+        """Writes a pair for the side that connects, as `server` does."""
+        begins = datetime.datetime.now(datetime.timezone.utc) + since
+        return self.save(name, new_client(self.authority, 1, begins))
+
     def save(self, name: str, pair: Pair) -> tuple[str, str]:
         """Writes a pair; returns the names of its files."""
         certificate = write(self.folder / f"{name}.pem", pair.certificate_pem())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from torchbeast.keys.__main__ import main
+from torchbeast.keys.certificates import new_authority
 
 FILES = ["ca-key.pem", "ca.pem", "client-key.pem", "client.pem"]
 FILES += ["server-key.pem", "server.pem", "token"]
@@ -127,6 +129,18 @@ def test_wrong_usage_is_one_sentence(
     assert main(args) == 2
     said = capsys.readouterr().err
     assert re.search(text, said) and "Traceback" not in said, said
+
+
+def test_an_authority_that_has_expired_signs_nothing_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=3651)
+    expired = new_authority(began)
+    (tmp_path / "ca.pem").write_bytes(expired.certificate_pem())
+    (tmp_path / "ca-key.pem").write_bytes(expired.key_pem())
+    assert main(["--hosts", "a", "--folder", str(tmp_path)]) == 2
+    assert "ca.pem has expired, and everything that it signs: give" in capsys.readouterr().err
+    assert not (tmp_path / "server.pem").exists()
 
 
 def test_a_broken_authority_is_not_replaced(

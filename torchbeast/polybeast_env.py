@@ -38,6 +38,7 @@ from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.hosts import check_free
+from torchbeast.sources.servers.own_certificate import check_times
 from torchbeast.sources.servers.own_names import (
     flags_of_others,
     names_in,
@@ -175,6 +176,7 @@ def _check_other_machines_can_be_served(
 
     check_free(addresses)
     server_credentials(security)
+    check_times(security)
 
 
 def _serving(flags: PolyBeastEnvFlags, addresses: Sequence[str], num_envs: int) -> str:

@@ -45,6 +45,7 @@ from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
 from torchbeast.sources.servers.handshake import silence_grpc
 from torchbeast.sources.servers.hosts import hosts, may_change
+from torchbeast.sources.servers.own_certificate import check_times
 from torchbeast.sources.servers.own_names import (
     flags_of_others,
     names_in,
@@ -98,6 +99,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
 
     silence_grpc()
     is_kept = replica is None or replica.leads
+    _check_times(flags, is_kept)
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
         _door(flags, opened.supervisor, is_kept) as visited,
@@ -175,6 +177,14 @@ def _found_together(
     reaches_out = flags.fleet.env_servers is not None
     own = learner_credentials(flags.security_of_servers()) if reaches_out else None
     return fleet_of(json.loads(told), own)
+
+
+def _check_times(flags: PolyBeastLearnerFlags, leads: bool) -> None:
+    """Raises UsageError if certificates that this process uses are not valid at present."""
+    if flags.fleet.listen is not None and leads:
+        check_times(flags.security.listening())
+    if flags.fleet.env_servers is not None:
+        check_times(flags.security_of_servers())
 
 
 @contextmanager

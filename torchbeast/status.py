@@ -24,6 +24,7 @@ from torchbeast.sources.servers.addresses import user_basename
 from torchbeast.sources.servers.config import LearnerSecurityConfig, SecurityConfig
 from torchbeast.sources.servers.handshake import silence_grpc
 from torchbeast.sources.servers.hosts import hosts
+from torchbeast.sources.servers.own_certificate import check_times
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.sources.servers.status import Status
@@ -96,6 +97,8 @@ def run(flags: StatusFlags) -> int:
     silence_grpc()
     asked = flags.asked
     security = None if asked.is_here else flags.security_of_others()
+    if security is not None:
+        check_times(security)
     found = ask(_basenames(asked), Asking(asked.timeout, security=security))
     print(table(found))
     return EXIT_FAILURE if any(server.error for server in found) else EXIT_DONE

@@ -123,7 +123,7 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
     workshop: Workshop, clock: SetClock, tmp_path: Path
 ) -> None:
     """Open connections stay, lost ones come back; new ones need a certificate that is valid now."""
-    keys, first, began = Keys(tmp_path / "keys"), free_ports(2), time.monotonic()
+    keys, first, began = Keys(tmp_path / "keys"), free_ports(3), time.monotonic()
 
     def start(port: int) -> Program:
         args = ["--listen", f"127.0.0.1:{port}", "--num_servers", "1", *of_servers(keys)]
@@ -152,11 +152,14 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
     two = start(first + 1)
     wait_for(lambda: live_and_lost(workshop) == (2, 1))
     clock.jump(2 * DAY)
-    end(two)
-    two = start(first + 1)
+    workshop.servers()[1].kill()
+    two.wait_for("another takes its place")
     wait_for(lambda: live_and_lost(workshop) == (1, 2))
     learns(workshop, 1000)
     assert live_and_lost(workshop) == (1, 2), "its certificate is over by the new clock"
+    args = ["--listen", f"127.0.0.1:{first + 2}", *of_servers(keys)]
+    code, said = workshop.run("polybeast_env", "--env", "Catch", *args)
+    assert code == 2 and "server.pem has expired: it is valid from" in said, said
     for program in (learner, one, two):
         program.send(signal.SIGINT)
         assert program.end(timeout=30) == 0, program.said

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import socket
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -181,10 +182,11 @@ def test_only_a_client_with_tls_and_a_certificate_of_the_authority_gets_an_envir
 ) -> None:
     make, right = Factory(), [("authorization", f"Bearer {TOKEN}")]
     ours, theirs = (keys.client_cert, keys.client_key), (foreign.client_cert, foreign.client_key)
+    expired = keys.client(-datetime.timedelta(days=3), "expired")
     with serving(make, tcp, credentials=mutual(keys)[0]):
         with grpc.insecure_channel(tcp) as plain:
             assert code_of(plain, "StreamingEnv", right) == grpc.StatusCode.UNAVAILABLE
-        for pair in (None, theirs):
+        for pair in (None, theirs, expired):
             with secure(tcp, keys.ca, pair) as channel:
                 assert code_of(channel, "StreamingEnv", right) == grpc.StatusCode.UNAVAILABLE
         with secure(tcp, keys.ca, ours) as channel:

@@ -79,12 +79,18 @@ def _authority(folder: Path) -> Pair:
         _write_pair(folder, "ca", made)
         return made
     try:
-        return certificates.pair_from_pem(*(path.read_bytes() for path in paths))
+        found = certificates.pair_from_pem(*(path.read_bytes() for path in paths))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"{paths[0]} and {paths[1]} are no authority that can be used again ({error}): give "
             "another --folder"
         ) from None
+    if certificates.is_over(found):
+        raise UsageError(
+            f"the authority {paths[0]} has expired, and everything that it signs: give another "
+            "--folder, and take the new ca.pem to every machine"
+        )
+    return found
 
 
 def _write_pair(folder: Path, name: str, pair: Pair) -> None:

@@ -50,6 +50,11 @@ def pair_from_pem(certificate: bytes, key: bytes) -> Pair:
     return Pair(x509.load_pem_x509_certificate(certificate), private)
 
 
+def is_over(pair: Pair) -> bool:
+    """Returns whether the certificate has expired."""
+    return pair.certificate.not_valid_after_utc <= _now()
+
+
 def names_of(hosts: Sequence[str]) -> list[x509.GeneralName]:
     """Returns hosts as they stand in a certificate; raises UsageError for an invalid one."""
     return [_name_of(host) for host in hosts]
@@ -67,10 +72,13 @@ def _name_of(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def new_authority() -> Pair:
-    """Returns a new authority, which signs certificates of machines but of no other authority."""
+def new_authority(since: datetime.datetime | None = None) -> Pair:
+    """Returns a new authority, which signs certificates of machines but of no other authority.
+
+    since: when it becomes valid; None: now.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _builder(_AUTHORITY, key, _now() - _EARLIER, DAYS_OF_AUTHORITY)
+    builder = _builder(_AUTHORITY, key, since or _now() - _EARLIER, DAYS_OF_AUTHORITY)
     builder = builder.issuer_name(_called(_AUTHORITY))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_key_usage(signs=True), critical=True)
@@ -91,10 +99,13 @@ def new_server(
     return Pair(builder.sign(authority.key, hashes.SHA256()), key)
 
 
-def new_client(authority: Pair, days: int) -> Pair:
-    """Returns the pair of a learner, with which nobody can pretend to be a server."""
+def new_client(authority: Pair, days: int, since: datetime.datetime | None = None) -> Pair:
+    """Returns the pair of a learner, with which nobody can pretend to be a server.
+
+    since: when it becomes valid; None: now.
+    """
     key = ec.generate_private_key(ec.SECP256R1())
-    builder = _leaf(authority, "learner", key, days, None)
+    builder = _leaf(authority, "learner", key, days, since)
     builder = builder.add_extension(_use(ExtendedKeyUsageOID.CLIENT_AUTH), critical=False)
     return Pair(builder.sign(authority.key, hashes.SHA256()), key)
 

@@ -114,13 +114,14 @@ def test_a_certificate_of_another_host_is_refused(
             found(tcp, tls_ca=keys.ca)
 
 
-def test_a_learner_whose_certificate_is_missing_or_foreign_is_told_so(
+def test_a_learner_whose_certificate_is_missing_foreign_or_expired_is_told_so(
     keys: Keys, tcp: str, tmp_path: Path
 ) -> None:
     foreign = Keys(tmp_path)
     pair = {"tls_cert": foreign.client_cert, "tls_key": foreign.client_key}
+    late = dict(zip(("tls_cert", "tls_key"), keys.client(-3 * DAYS, "late-client"), strict=True))
     with served(tcp, tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=keys.ca):
-        for files in ({}, pair):
+        for files in ({}, pair, late):
             with pytest.raises(RunError, match="certificate, or wants one: give --tls_cert and"):
                 found(tcp, tls_ca=keys.ca, **files)
 

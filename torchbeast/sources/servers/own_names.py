@@ -3,22 +3,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
 import shlex
 import socket
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import SecurityConfig
+from torchbeast.sources.servers.own_certificate import own_certificate
 
 _EVERY_NETWORK = ("0.0.0.0", "[::]")
-_NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which ssl does not name
 _OF_MACHINES = ("DNS", "IP Address")  # kinds of names; others are of people and services
-_FLIGHTS = 4  # of messages in a handshake, at most
 
 
 def shown_to_others(listen: str, names: Sequence[str] = ()) -> str:
@@ -57,30 +53,13 @@ def flags_of_others(own: SecurityConfig) -> str:
 
 
 def names_in(files: SecurityConfig) -> list[str]:
-    """Returns the names and addresses that the certificate is for; [] without one, or if the files
-    cannot be used.
-
-    Python reads names from the certificate of a peer alone, so this shakes hands with itself.
+    """Returns the names and addresses that the certificate of the side that listens is for; []
+    without one, or if the files cannot be used.
     """
     if files.tls_cert is None or files.tls_key is None:
         return []
-    chain, key = Path(files.tls_cert).expanduser(), Path(files.tls_key).expanduser()
-    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    client.check_hostname = False
-    client.verify_flags |= ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME)
-    with contextlib.suppress(OSError):  # those of ssl are among them
-        server.load_cert_chain(chain, key, password="")  # asks nobody for one
-        client.load_verify_locations(chain)
-        ours = client.wrap_bio(to_client, to_server)
-        theirs = server.wrap_bio(to_server, to_client, server_side=True)
-        for side in (ours, theirs) * _FLIGHTS:
-            with contextlib.suppress(ssl.SSLWantReadError):
-                side.do_handshake()
-        names: Any = (ours.getpeercert() or {}).get("subjectAltName", ())
-        return [name for kind, name in names if kind in _OF_MACHINES]
-    return []
+    found = own_certificate(files.tls_cert, files.tls_key, connects=False)
+    return [name for kind, name in found.get("subjectAltName", ()) if kind in _OF_MACHINES]
 
 
 def _own_name(host: str) -> str:

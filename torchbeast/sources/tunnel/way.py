@@ -8,6 +8,7 @@ import asyncio
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.handshake import explain
+from torchbeast.sources.servers.own_certificate import check_times
 from torchbeast.sources.tunnel import tls
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import (
@@ -32,6 +33,7 @@ class Way:
         from torchbeast.sources.servers.credentials import learner_credentials, read_token
 
         learner_credentials(files)  # says what is wrong with them
+        check_times(files)
         self.door = door
         self._files = files
         self._token = "" if files.token_file is None else read_token(files.token_file)

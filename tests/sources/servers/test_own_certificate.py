@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who starts with a certificate that is not valid at present is told so by this program; the other
+side would only close the connection.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from keys_of_tests import Keys, write
+
+from torchbeast import polybeast_env, polybeast_learner, status
+from torchbeast.errors import UsageError
+from torchbeast.keys.certificates import new_authority
+from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.servers.own_certificate import check_times
+
+DAY = datetime.timedelta(days=1)
+MINUTE = datetime.timedelta(minutes=1)
+TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d UTC"
+AUTHORITY_LASTS = 3650 * DAY
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+def of_server(keys: Keys, since: datetime.timedelta) -> ServerSecurityConfig:
+    cert, key = keys.server(since=since, name="own")
+    return ServerSecurityConfig(tls_cert=cert, tls_key=key, token_file=keys.token)
+
+
+def of_learner(keys: Keys, since: datetime.timedelta) -> LearnerSecurityConfig:
+    cert, key = keys.client(since, "own")
+    return LearnerSecurityConfig(tls_ca=keys.ca, tls_cert=cert, tls_key=key)
+
+
+both_sides = pytest.mark.parametrize("side", [of_server, of_learner])
+Side = Callable[[Keys, datetime.timedelta], ServerSecurityConfig]
+
+
+@both_sides
+@pytest.mark.parametrize("since", [-DAY / 2, 4 * MINUTE], ids=["valid", "other clock"])
+def test_a_certificate_that_is_valid_now_or_made_by_a_clock_ahead_passes(
+    keys: Keys, side: Side, since: datetime.timedelta
+) -> None:
+    check_times(side(keys, since))
+
+
+@both_sides
+@pytest.mark.parametrize(
+    ("since", "text"),
+    [
+        (-DAY - 61 * MINUTE, "has expired: it"),
+        (10 * MINUTE, "is not valid yet: it"),
+    ],
+    ids=["expired", "early"],
+)
+def test_a_certificate_that_is_not_valid_is_refused_with_its_times_and_ours(
+    keys: Keys, side: Side, since: datetime.timedelta, text: str
+) -> None:
+    given = side(keys, since)
+    with pytest.raises(UsageError) as error:
+        check_times(given)
+    now = datetime.datetime.now(datetime.timezone.utc)
+    begins, ends = (f"{now + since + after:%Y-%m-%d}" for after in (0 * DAY, DAY + 60 * MINUTE))
+    said = str(error.value)
+    assert re.match(
+        rf"--tls_cert {given.tls_cert} {text} is valid from {begins} .* to {ends} .*, and the "
+        rf"clock of this machine says {now:%Y-%m-%d}",
+        said,
+    ), said
+    assert len(re.findall(TIME, said)) == 3 and said.endswith("python -m torchbeast.keys")
+    assert ("set the clock, or make new" in said) == (text == "is not valid yet: it")
+
+
+def authority(keys: Keys, path: Path, *since: datetime.timedelta) -> ServerSecurityConfig:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    made = b"".join(new_authority(now + each).certificate_pem() for each in since)
+    return ServerSecurityConfig(
+        tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=write(path / "ca.pem", made)
+    )
+
+
+def test_an_authority_that_has_expired_is_refused(keys: Keys, tmp_path: Path) -> None:
+    given = authority(keys, tmp_path, -AUTHORITY_LASTS - DAY)
+    with pytest.raises(UsageError, match="--tls_client_ca .*ca.pem has expired: .* another --fol"):
+        check_times(given)
+    with pytest.raises(UsageError, match="--tls_ca .*ca.pem has expired: .* another --folder"):
+        check_times(LearnerSecurityConfig(tls_ca=given.tls_client_ca))
+
+
+@pytest.mark.parametrize("other", [-AUTHORITY_LASTS - DAY, DAY], ids=["old", "next"])
+def test_one_valid_authority_among_those_of_a_file_suffices(
+    keys: Keys, tmp_path: Path, other: datetime.timedelta
+) -> None:
+    check_times(authority(keys, tmp_path, other, -DAY))
+    check_times(authority(keys, tmp_path, -DAY, other))
+
+
+def test_files_that_cannot_be_used_pass_here(keys: Keys, tmp_path: Path) -> None:
+    """Others say what is wrong with them."""
+    odd = write(tmp_path / "odd", "odd")
+    for cert, key in ((odd, keys.key), (keys.cert, "/none"), (keys.cert, keys.client_key)):
+        check_times(ServerSecurityConfig(tls_cert=cert, tls_key=key, tls_client_ca=odd))
+    check_times(ServerSecurityConfig(tls_cert=keys.client_cert, tls_key=keys.client_key))
+    check_times(ServerSecurityConfig(insecure=True))
+
+
+PROGRAMS = {
+    "polybeast_env --listen": (polybeast_env.main, of_server, ["--env", "Catch", "--listen"]),
+    "polybeast_env --learner": (polybeast_env.main, of_learner, ["--env", "Catch", "--learner"]),
+    "polybeast_learner --listen": (polybeast_learner.main, of_server, ["--listen"]),
+    "polybeast_learner --env_servers": (polybeast_learner.main, of_learner, ["--env_servers"]),
+    "status HOST:PORT": (status.main, of_learner, []),
+    "status --learner": (status.main, of_learner, ["--learner"]),
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_says_so_before_it_does_anything(
+    keys: Keys,
+    program: str,
+    tmp_path: Path,
+    runtime_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main, side, words = PROGRAMS[program]
+    files = side(keys, -3 * DAY)
+    flags = {"tls_cert", "tls_key", "tls_ca", "tls_client_ca", "token_file"}
+    given = [f"--{flag}={path}" for flag, path in vars(files).items() if flag in flags and path]
+    runs = ["--savedir", str(tmp_path)] if main is polybeast_learner.main else []
+    assert main([*words, "127.0.0.1:1", *given, *runs]) == 2
+    said = capsys.readouterr()
+    assert "own.pem has expired: it is valid from" in said.err and said.out == ""
+    assert list(tmp_path.iterdir()) == []
