@@ -20,7 +20,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-long test-families test-tune lint wheel format check-locks \
+.PHONY: install train test test-cpp test-python test-long test-root test-families test-tune lint wheel format check-locks \
   sanitize sanitize-quick fuzz soak clean
 
 install: $(VENV)/installed
@@ -47,6 +47,13 @@ test-python: $(VENV)/installed-for-tests
 # Runs what test-python leaves out: tests that learn, and further programs and cases of its tests.
 test-long: $(VENV)/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope -m long
+
+# Runs the tests that test-long skips for other users than root: hosts on a network that fails, a full disk. A user gets
+# a namespace of its own for them, where the system allows that; /dev/net/tun must be writable.
+AS_ROOT := $(if $(filter-out 0,$(shell id -u)),unshare --user --map-root-user)
+ROOT_TESTS := tests/integration/test_network_faults.py tests/integration/test_full_disk.py
+test-root: $(VENV)/installed-for-tests
+	OMP_NUM_THREADS=1 $(AS_ROOT) $(BIN)/python -m pytest --no-skips $(ROOT_TESTS)
 
 # Runs both programs on every family of environments, which takes minutes.
 test-families: $(VENV)/installed-for-families

@@ -8,7 +8,7 @@ import importlib.util
 import logging
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,23 @@ collect_ignore = [] if _is_there("libtorchbeast._C") else ["libtorchbeast", "gol
 if collect_ignore:
     collect_ignore += ["sources/servers/test_poly_source.py", "sources/servers/test_discovery.py"]
     collect_ignore += ["integration/test_python_env_server.py", "learner/test_central_inference.py"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option with which nothing that was asked for is left out unnoticed."""
+    parser.addoption("--no-skips", action="store_true", help="let tests fail that would be skipped")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Turns a skip into a failure, with its reason, where the option asks for that."""
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"it would be skipped: {report.longreprtext}"
+    return report
 
 
 @pytest.fixture(autouse=True)

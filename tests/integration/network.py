@@ -35,7 +35,7 @@ _MTU = 60_000  # large, because each packet costs a turn of the thread
 def missing() -> str:
     """Returns what such a network needs and does not find here; empty if all is there."""
     if os.geteuid() != 0:
-        return "network namespaces need root"
+        return "network namespaces need root (make test-root)"
     if not os.access(_TUN, os.R_OK | os.W_OK):
         return f"the hosts are connected by {_TUN}, which is not there"
     tried = subprocess.run(["unshare", "--net", "true"], capture_output=True)

@@ -25,7 +25,7 @@ def small_disk(at: Path) -> list[str]:
     """Returns the words before a command that runs it with a small disk at a path."""
     by = ["unshare", "--mount", "sh", "-c", MOUNT, str(at)]
     if shutil.which("unshare") is None or subprocess.run([*by, "true"], check=False).returncode:
-        pytest.skip("only root can mount a small disk")
+        pytest.skip("only root can mount a small disk (make test-root)")
     return by
 
 

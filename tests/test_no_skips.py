@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--no-skips`: what a workflow asks for cannot be left out without a word."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = """
+import pytest
+
+@pytest.mark.skip(reason="no network")
+def test_marked(): pass
+
+def test_within(): pytest.skip("no disk")
+
+@pytest.mark.xfail
+def test_expected(): assert False
+
+def test_run(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("option", "counts"),
+    [
+        ([], "1 passed, 2 skipped, 1 xfailed"),
+        (["--no-skips"], "1 failed, 1 passed, 1 xfailed, 1 error"),
+    ],
+)
+def test_a_skip_fails_with_its_reason_where_none_is_allowed(
+    tmp_path: Path, option: list[str], counts: str
+) -> None:
+    (tmp_path / "test_it.py").write_text(TESTS)
+    words = [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rsfE"]
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*words, *option, "test_it.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert counts in done.stdout and done.returncode == (1 if option else 0), done.stdout
+    for reason in ("no network", "no disk"):
+        assert reason in done.stdout, done.stdout
