@@ -37,7 +37,7 @@ from torchbeast.sources.servers.addresses import (
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.hosts import check_free
+from torchbeast.sources.servers.listening import check_free
 from torchbeast.sources.servers.own_certificate import check_times
 from torchbeast.sources.servers.own_names import (
     flags_of_others,

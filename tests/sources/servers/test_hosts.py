@@ -11,7 +11,7 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.addresses import host_and_port, server_addresses
-from torchbeast.sources.servers.hosts import check_free, hosts
+from torchbeast.sources.servers.hosts import hosts
 
 
 def test_the_servers_of_a_host_are_at_consecutive_ports() -> None:
@@ -101,17 +101,3 @@ def test_a_name_stands_for_a_host_at_each_of_its_addresses(monkeypatch: pytest.M
 def test_a_name_without_an_address_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no-such-host\.invalid is unknown on this machine"):
         hosts("dns:///no-such-host.invalid:1")
-
-
-def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
-            check_free([f"127.0.0.1:{port}"])
-    check_free([f"127.0.0.1:{port}", "[::1]:1025"])
-    with pytest.raises(UsageError, match="no address of this machine"):
-        check_free(["192.0.2.1:50051"])
-    with pytest.raises(UsageError, match="unknown on this machine"):
-        check_free(["no-such-host.invalid:50051"])

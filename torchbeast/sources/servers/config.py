@@ -117,8 +117,8 @@ class ServedFleetConfig:
     dns:///NAME:PORT for a host at each address of a name. Default: servers on this machine."""
     listen: str | None = None
     """HOST:PORT to which hosts of servers dial in (polybeast_env --learner), where this machine
-    cannot reach them. HOST 0.0.0.0 is every network of this machine. The run begins with the first
-    host, or with as many as have --num_actors environments."""
+    cannot reach them. HOST 0.0.0.0 is every network of this machine, IPv4 and IPv6. The run begins
+    with the first host, or with as many as have --num_actors environments."""
     connect_timeout: float = 20.0
     """Seconds to wait for each server to answer at the start, or for hosts to dial in."""
 
@@ -171,7 +171,7 @@ class ServersConfig:
     """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
     listen: str | None = None
     """HOST:PORT for learners on other machines: server i listens at PORT + i. HOST 0.0.0.0 is every
-    network of this machine. Default: sockets, for learners on this machine."""
+    network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
     learner: str | None = None
     """HOST:PORT of a learner on another machine (polybeast_learner --listen), to which this host
     dials in because the learner cannot reach it. It dials again for as long as it runs."""

@@ -6,9 +6,9 @@ A host's address is that of its first server; its other servers are at the ports
 
 from __future__ import annotations
 
-import errno
 import socket
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ def hosts(named: str) -> list[str]:
     found = _named_here(named) if ":" in named else _listed_in(Path(named).expanduser())
     if not found:
         raise UsageError(f"{named} names no host: give one HOST:PORT on a line")
-    for address in found:
-        if found.count(address) > 1:
+    for address, times in Counter(found).items():
+        if times > 1:
             raise UsageError(
                 f"{address} is {_where(named)} twice: name each host once, by its first port"
             )
@@ -70,7 +70,7 @@ def _text(path: Path) -> str:
         return path.read_text()
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"{path} cannot be read as a list of hosts ({_reason(error)}): give --env_servers "
+            f"{path} cannot be read as a list of hosts ({reason(error)}): give --env_servers "
             "HOST:PORT, or a file with one HOST:PORT on a line"
         ) from None
 
@@ -91,36 +91,11 @@ def resolved(host: str, port: int) -> list[tuple[Any, ...]]:
         return list(socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:
         raise UsageError(
-            f"the host {host} is unknown on this machine ({_reason(error)}): correct the name, or "
+            f"the host {host} is unknown on this machine ({reason(error)}): correct the name, or "
             "give an address in numbers"
         ) from None
 
 
-def check_free(addresses: Sequence[str]) -> None:
-    """Raises UsageError if a server could not listen at one of these addresses."""
-    for address in addresses:
-        host, port = host_and_port(address)
-        family, kind, protocol, _, name = resolved(host, port)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(name)
-            except OSError as error:
-                raise UsageError(cannot_listen(address, port, error)) from None
-
-
-def cannot_listen(address: str, port: int, error: OSError) -> str:
-    """Returns the sentence for an address at which nothing can listen."""
-    if error.errno == errno.EADDRINUSE:
-        why = f"another program uses port {port}: end it, or choose another port"
-    elif error.errno == errno.EADDRNOTAVAIL:
-        why = "that is no address of this machine: give one of its own, or 0.0.0.0 for all"
-    elif error.errno == errno.EACCES:
-        why = f"port {port} is reserved for the administrator: choose one above 1023"
-    else:
-        why = f"{_reason(error)}: choose another address"
-    return f"cannot listen at {address}: {why}"
-
-
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """Returns what the system says of an error."""
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)

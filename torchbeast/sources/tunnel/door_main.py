@@ -21,16 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchbeast.errors import UsageError
 from torchbeast.processes.child_main import Report, failure, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors
-from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.hosts import cannot_listen, resolved
+from torchbeast.sources.servers.listening import listeners
 from torchbeast.sources.tunnel import tls
 from torchbeast.sources.tunnel.door import Door
 
-_BACKLOG = 512
 _FAREWELL_S = 0.5  # for hosts to be told that the learner has ended
 
 
@@ -50,15 +47,16 @@ def main(arguments: dict[str, Any]) -> int:
 
 async def _run(arguments: dict[str, Any], report: Report) -> None:
     """Opens the door until stdin ends."""
-    listener, door = _open(arguments, report)
-    accepting = asyncio.create_task(door.accept(listener))
+    listening, door = _open(arguments, report)
+    accepting = asyncio.gather(*map(door.accept, listening))
     report({"ready": True})
     try:
         has_ended = await _end_of_stdin(door)
         accepting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await accepting
-        listener.close()  # hosts that are told of the end dial again at once
+        for listener in listening:
+            listener.close()  # hosts that are told of the end dial again at once
         if has_ended:
             door.say_ended()
             await asyncio.sleep(_FAREWELL_S)
@@ -66,7 +64,7 @@ async def _run(arguments: dict[str, Any], report: Report) -> None:
         door.close()
 
 
-def _open(arguments: dict[str, Any], report: Report) -> tuple[socket.socket, Door]:
+def _open(arguments: dict[str, Any], report: Report) -> tuple[list[socket.socket], Door]:
     """Makes the door; raises UsageError for unusable files and addresses."""
     from torchbeast.sources.servers.credentials import read_token, server_credentials
 
@@ -79,23 +77,7 @@ def _open(arguments: dict[str, Any], report: Report) -> tuple[socket.socket, Doo
         token,
         lambda visit: report({"visit": dataclasses.asdict(visit)}),
     )
-    return _listen(arguments["listen"]), door
-
-
-def _listen(address: str) -> socket.socket:
-    """Returns the socket at HOST:PORT; raises UsageError if there can be none."""
-    host, port = host_and_port(address)
-    family, kind, protocol, _, name = resolved(host, port)[0]
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(name)
-        listener.listen(_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise UsageError(cannot_listen(address, port, error)) from None
-    listener.setblocking(False)
-    return listener
+    return listeners(arguments["listen"]), door
 
 
 async def _end_of_stdin(door: Door) -> bool:
