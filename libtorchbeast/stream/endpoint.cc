@@ -226,7 +226,8 @@ std::shared_ptr<grpc::Channel> connected_channel(const Endpoint& endpoint,
 
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
                                            const std::vector<grpc::Service*>& services,
-                                           std::int64_t max_streams) {
+                                           std::int64_t max_streams,
+                                           std::chrono::milliseconds max_idle) {
   grpc::EnableDefaultHealthCheckService(true);
   int port = 0;
   grpc::ServerBuilder builder;
@@ -239,6 +240,7 @@ std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
   builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(max_idle.count()));
   if (!endpoint.unix_path()) ping(&builder);
   builder.AddListeningPort(endpoint.address, server_side(endpoint), &port);
   for (grpc::Service* service : services) builder.RegisterService(service);

@@ -64,14 +64,19 @@ std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint);
 // Streams of a server that may be open at once, by default.
 inline constexpr std::int64_t kMaxStreams = 1024;
 
+// That a connection without a call may stay open, by default. Whoever connects calls at once.
+inline constexpr std::chrono::milliseconds kMaxIdle{60'000};
+
 // Listens at the endpoint and serves `services`, which must outlive the server, and gRPC's standard
 // health service (grpc.health.v1.Health), which needs no token. The others have to check the tokens
 // of their calls themselves. Throws ConnectionError, naming the address, when it is in use or
 // cannot be bound, or if certificate and key cannot be used. max_streams: calls that may take long;
 // there is room for 32 others beside them, and gRPC ends further ones with RESOURCE_EXHAUSTED.
+// max_idle: after so long without any call a connection is closed.
 std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
                                            const std::vector<grpc::Service*>& services,
-                                           std::int64_t max_streams = kMaxStreams);
+                                           std::int64_t max_streams = kMaxStreams,
+                                           std::chrono::milliseconds max_idle = kMaxIdle);
 
 // Configures gRPC's polling for a client process, once; open_channel() does it too.
 //

@@ -4,6 +4,9 @@
 
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "libtorchbeast/support/errors.h"
 #include "libtorchbeast/testing/servers.h"
@@ -73,6 +76,70 @@ TEST(EndpointTest, AWaitForAConnectionEndsWhenNobodyNeedsItAnyMore) {
 
 TEST(EndpointTest, AnAddressThatCannotBeOneHasNoConnection) {
   EXPECT_EQ(connected_channel({"dns://"}, 100ms), nullptr);
+}
+
+// A connection of which a client has said nothing but that it speaks HTTP/2.
+class SilentClient {
+ public:
+  explicit SilentClient(const std::string& path) : socket_(::socket(AF_UNIX, SOCK_STREAM, 0)) {
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    path.copy(address.sun_path, sizeof(address.sun_path) - 1);
+    const timeval patience{.tv_sec = kPatience / 1s, .tv_usec = 0};
+    ::setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+    const int connected =
+        ::connect(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    // RFC 9113, 3.4: the preface, then a SETTINGS frame, which may be empty.
+    const std::string hello =
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + std::string("\0\0\0\4\0\0\0\0\0", 9);
+    EXPECT_EQ(connected, 0);
+    EXPECT_EQ(::write(socket_, hello.data(), hello.size()), std::ssize(hello));
+  }
+  ~SilentClient() { ::close(socket_); }
+  SilentClient(const SilentClient&) = delete;
+  SilentClient& operator=(const SilentClient&) = delete;
+
+  // Reads all that the server sends; returns whether it then closes the connection.
+  bool is_closed() {
+    char buffer[1024];
+    ssize_t received;
+    do received = ::read(socket_, buffer, sizeof(buffer));
+    while (received > 0);
+    return received == 0 || errno == ECONNRESET;
+  }
+
+ private:
+  int socket_;
+};
+
+TEST(EndpointTest, AConnectionThatMakesNoCallIsClosed) {
+  TestFolder folder;
+  EmptyService service;
+  const auto server = start_server(folder.address(), {&service}, 1, 50ms);
+  EXPECT_TRUE(SilentClient(*Endpoint(folder.address()).unix_path()).is_closed());
+}
+
+// A service whose calls wait for messages of the client.
+class WaitingService final : public rpcenv::RPCEnvServer::Service {
+  grpc::Status StreamingEnv(
+      grpc::ServerContext*,
+      grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
+    rpcenv::Action action;
+    while (stream->Read(&action)) continue;
+    return grpc::Status::OK;
+  }
+};
+
+TEST(EndpointTest, AConnectionWithACallStaysOpenHoweverSilentTheCallIs) {
+  TestFolder folder;
+  WaitingService service;
+  const auto server = start_server(folder.address(), {&service}, 1, 50ms);
+  const auto channel = connected_channel(folder.address(), kPatience);
+  grpc::ClientContext context;
+  const auto call = rpcenv::RPCEnvServer::NewStub(channel)->StreamingEnv(&context);
+  const auto later = std::chrono::system_clock::now() + 500ms;
+  EXPECT_FALSE(channel->WaitForStateChange(GRPC_CHANNEL_READY, later));
+  EXPECT_TRUE(call->Write({}));
+  context.TryCancel();
 }
 
 TEST(EndpointTest, APortThatNoSocketCanHaveIsRefusedByItsAddress) {
