@@ -873,6 +873,47 @@ TEST(ActorPoolTest, AnUnknownErrorOfTheTransportIsALossAndNoFailure) {
   play.end();
 }
 
+// Each reconnection but the last is asked for its description in vain, for another reason of
+// gRPC's.
+TEST(ActorPoolTest, ADescriptionThatTheTransportLosesIsAskedForAgain) {
+  const std::vector<grpc::StatusCode> codes = {
+      grpc::StatusCode::RESOURCE_EXHAUSTED, grpc::StatusCode::INTERNAL, grpc::StatusCode::UNKNOWN};
+  TestFolder folder;
+  std::atomic<int> connections = 0;
+  std::atomic<std::size_t> questions = 0;
+  testing::Script script = dying(&connections, [&] { return connections == 1 ? 4 : 100; });
+  script.describe = [&, describe = script.describe](rpcenv::Description* message) {
+    const std::size_t question = questions++;
+    const grpc::Status status = describe(message);
+    message->set_marks_failures(true);
+    const bool lost = question >= 1 && question <= codes.size();
+    return lost ? grpc::Status(codes[question - 1], "RST_STREAM") : status;
+  };
+  testing::ScriptedServer server(script, folder.address());
+  Play play(options_for({folder.address()}));
+  EXPECT_EQ(play.take(3).size(), 3u);
+  EXPECT_EQ(questions, codes.size() + 2);
+  EXPECT_TRUE(play.reports().empty()) << "no failure of an environment";
+  play.queue().close();
+  play.end();
+}
+
+TEST(ActorPoolTest, AServerThatIsUsedUpAtTheStartIsAskedAgain) {
+  TestFolder folder;
+  std::atomic<int> connections = 0, questions = 0;
+  testing::Script script = dying(&connections, [] { return 100; });
+  script.describe = [&, describe = script.describe](rpcenv::Description* message) {
+    if (++questions > 1) return describe(message);
+    return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "No more calls");
+  };
+  testing::ScriptedServer server(script, folder.address());
+  Play play(options_for({folder.address()}));
+  EXPECT_EQ(play.take(1).size(), 1u);
+  EXPECT_EQ(questions, 2);
+  play.queue().close();
+  play.end();
+}
+
 TEST(ActorPoolTest, ALostStreamEndsRunWhenItStaysAwayAndTooFewLive) {
   TestFolder folder;
   auto server = std::make_unique<RunningServer>(fake_env(), folder.address());

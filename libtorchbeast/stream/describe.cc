@@ -7,6 +7,7 @@
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/stream/stream_errors.h"
 #include "libtorchbeast/stream/time_limit.h"
+#include "libtorchbeast/stream/wire.h"
 #include "rpcenv.grpc.pb.h"
 
 namespace torchbeast {
@@ -26,11 +27,19 @@ EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientC
   return {.observation = codec::decode(step.observation()), .protocol_version = 0};
 }
 
+// No server of ours ends this call with RESOURCE_EXHAUSTED: gRPC does, where strangers use it up.
+Cause cause_of(const grpc::Status& status, const grpc::ClientContext& context,
+               bool marks_failures) {
+  if (context.GetServerTrailingMetadata().count(kFailureHeader) > 0) return Cause::kEnvironment;
+  const bool is_exhausted = status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED;
+  return marks_failures || is_exhausted ? Cause::kTransport : Cause::kUnknown;
+}
+
 }  // namespace
 
 EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
                                const std::string& address, std::chrono::milliseconds timeout,
-                               const NewContext& new_context) {
+                               const NewContext& new_context, bool marks_failures) {
   const auto stub = rpcenv::RPCEnvServer::NewStub(channel);
   rpcenv::Description message;
   const std::shared_ptr<grpc::ClientContext> context = new_context();
@@ -40,7 +49,10 @@ EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
     if (status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
       return describe_original(*stub, *new_context(), timeout, address);
     }
-    if (!status.ok()) std::rethrow_exception(as_exception(status, address));
+    if (!status.ok()) {
+      const Cause cause = cause_of(status, *context, marks_failures);
+      std::rethrow_exception(as_exception(status, address, cause));
+    }
     return codec::decode(message);
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(with_origin(address, error.what()));

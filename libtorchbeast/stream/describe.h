@@ -24,10 +24,11 @@ EnvDescription describe_server(const Endpoint& endpoint, std::chrono::millisecon
 // Makes the context of one call; whoever provides it may keep the context to cancel the call.
 using NewContext = std::function<std::shared_ptr<grpc::ClientContext>()>;
 
-// Describes the server at `address` over a connected channel. timeout: of each call. Throws
-// LostStream too.
+// Describes the server at `address` over a connected channel. timeout: of each call.
+// marks_failures: the server is known to mark failures of its environments, so that all else is
+// gRPC's. Throws LostStream too.
 EnvDescription describe_server(const std::shared_ptr<grpc::Channel>& channel,
                                const std::string& address, std::chrono::milliseconds timeout,
-                               const NewContext& new_context);
+                               const NewContext& new_context, bool marks_failures = false);
 
 }  // namespace torchbeast

@@ -52,13 +52,15 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
 }
 
 EnvDescription EnvStream::describe(const std::shared_ptr<grpc::Channel>& channel) {
+  const auto context = [this] {
+    MutexLock lock(mutex_);
+    check_cancelled();
+    describing_ = new_context(endpoint_);
+    return describing_;
+  };
+  const bool marks_failures = described_ && described_->marks_failures;
   try {
-    return describe_server(channel, endpoint_.address, step_timeout_, [this] {
-      MutexLock lock(mutex_);
-      check_cancelled();
-      describing_ = new_context(endpoint_);
-      return describing_;
-    });
+    return describe_server(channel, endpoint_.address, step_timeout_, context, marks_failures);
   } catch (const LostStream&) {
     check_cancelled();  // the reason, if so
     throw;
