@@ -30,10 +30,11 @@ def test_meta_json_has_flags_dates_and_success(tmp_path: Path) -> None:
     assert after["args"] == {"env": "Catch"} and after["argv"][0] == "polybeast"
 
 
-def test_of_environment_variables_only_those_of_slurm_are_recorded(
+def test_of_environment_variables_only_those_that_name_a_job_of_slurm_are_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_SECRET_TOKEN", "hunter2")
+    monkeypatch.setenv("SLURM_JWT", "hunter2")  # of `scontrol token`, for who asks Slurm by REST
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     run = RunFolder(tmp_path / "a", {})
     run.finish(successful=False)

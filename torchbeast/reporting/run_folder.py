@@ -3,8 +3,8 @@
 
 `latest` points to the run that was the last to learn from its first batch.
 
-meta.json holds the resolved flags, dates, the git commit, Slurm's variables and whether the run
-succeeded; never the process environment, which may hold passwords.
+meta.json holds the resolved flags, dates, the git commit, which job of Slurm it was and whether the
+run succeeded; never the rest of the process environment, which may hold passwords.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 # holds it for less.
 _ATTEMPTS = 20
 _PAUSE_S = 0.01
+
+# Others of Slurm's variables may be credentials: SLURM_JWT is one.
+_OF_SLURM = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_CLUSTER_NAME", "SLURM_RESTART_COUNT")
 
 
 def _new_xpid() -> str:
@@ -258,7 +261,7 @@ def _new_meta(flags: dict[str, Any], argv: list[str]) -> dict[str, Any]:
         "date_end": None,
         "git": _git_commit(),
         "python": sys.version.split()[0],
-        "slurm": {k: v for k, v in os.environ.items() if k.startswith("SLURM_")},
+        "slurm": {k: v for k, v in os.environ.items() if k.startswith(_OF_SLURM)},
         "successful": False,
     }
 
