@@ -139,6 +139,22 @@ def test_a_server_that_strangers_leave_no_connection_is_replaced(workshop: Works
 
 
 @pytest.mark.long
+def test_a_server_that_strangers_left_deaf_is_replaced(workshop: Workshop) -> None:
+    """They are gone before anybody looks how many connections are open."""
+    few, port = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash"], free_ports(1)
+    args = ["--num_servers", "1", "--num_actors", "1", "--listen", f"127.0.0.1:{port}"]
+    servers = workshop.start("polybeast_env", "--env", "Catch", *args, "--insecure", by=few)
+    servers.wait_for("Serving")
+    with ExitStack() as strangers:
+        for _ in range(250):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+    servers.wait_for("has accepted no connection for 10 s.* another takes its place")
+    assert libtorchbeast.describe(f"127.0.0.1:{port}", SOON)["env_id"] == "Catch"
+    servers.send(signal.SIGINT)
+    assert servers.end(timeout=30) == 0, servers.said
+
+
+@pytest.mark.long
 def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     workshop: Workshop, keys: Keys
 ) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +23,10 @@ from torchbeast.core.envs.spaces import action_space_to_json, observation_space_
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.child_main import failure, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
+from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
 from torchbeast.sources.servers.told import TellingEnv
+from torchbeast.sources.servers.waiting_clients import WaitingClients, nobody_is_accepted
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -35,7 +38,8 @@ _SERVING_S = 60.0
 # servers, and a connection that was cut off without a word is open for half a minute.
 _STREAMS_PER_STREAM = 4
 _DESCRIPTORS = 1 << 14  # enough for strangers who only connect; their connections take 300 MB
-_LOOK_S = 0.5  # between two looks whether they are used up
+_LOOK_S = 0.5  # between two looks whether they are used up, and whether clients are accepted
+_LOOKS_IN_VAIN = 20  # until a server that accepts none of them is replaced
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -53,7 +57,7 @@ def main(arguments: dict[str, Any]) -> int:
         return 1
     serving.append(server)
     _thread(lambda: _report_when_serving(server, served, report))
-    _thread(lambda: _end_when_deaf(stopped))
+    _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
     if activity is not None:
         _thread(lambda: report_until(stopped, activity, report))
     try:
@@ -140,21 +144,35 @@ def _report_when_serving(
         report({"ready": True})
 
 
-def _end_when_deaf(stopped: threading.Event) -> None:
-    """Ends the process once it has no descriptor left, so that another one takes its place.
+def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Event) -> None:
+    """Ends the process once it accepts no connection, so that another one takes its place.
 
-    gRPC 1.51 stops listening when it cannot accept a connection, for good, and says nothing.
+    gRPC 1.51 stops listening when it cannot accept a connection, for good, and says nothing. That
+    may be over within a moment, when those leave who took all descriptors.
     """
+    served.wait()
+    clients = None if address.startswith("unix:") else WaitingClients(host_and_port(address)[1])
+    counts: deque[int] = deque([0] * _LOOKS_IN_VAIN, _LOOKS_IN_VAIN)
     while not stopped.wait(_LOOK_S):
         if are_used_up():
-            print(
+            _end(
                 f"this server could have {allowed_descriptors():,} files and connections open, and "
                 "has: it would accept no connection from now on, and ends. Keep strangers from its "
-                "port, or raise the limit (ulimit -n)",
-                file=sys.stderr,
-                flush=True,
+                "port, or raise the limit (ulimit -n)"
             )
-            os._exit(1)
+        counts.append(0 if clients is None else clients.count())
+        if nobody_is_accepted(counts):
+            _end(
+                f"this server has accepted no connection for {_LOOKS_IN_VAIN * _LOOK_S:.0f} s, "
+                f"though {counts[-1]} wait, and ends. It may have had as many files and "
+                f"connections open as it could ({allowed_descriptors():,}) for a moment: keep "
+                "strangers from its port, or raise the limit (ulimit -n)"
+            )
+
+
+def _end(reason: str) -> None:
+    print(reason, file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def _end_with_stdin(
