@@ -117,6 +117,52 @@ def test_a_host_that_is_taken_from_the_file_is_removed(world: World) -> None:
     assert world.pool.streams == ["a:50", "a:50"]
 
 
+def test_hosts_that_do_not_answer_hold_up_no_other(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are asked at once: the answer of the last one named ends the wait of the others."""
+    has_answered = threading.Event()
+    describe = world.describe
+
+    def after_the_last(address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
+        if address == "z:50":
+            has_answered.set()
+        elif not address.startswith("a") and not has_answered.wait(SOON):
+            has_answered.set()
+            raise AssertionError("one is asked after the other")
+        return describe(address, timeout_s, credentials)
+
+    world.served["z:50"] = CATCH
+    monkeypatch.setattr("libtorchbeast.describe", after_the_last)
+    silent = [f"b{number}:50" for number in range(20)]
+    world.write("\n".join(["a:50", *silent, "z:50"]))
+    said = world.look()
+    assert "added host z:50 (2 streams)" in said and len(said) == 21
+    assert world.look() == [], "each is warned of once"
+
+
+def test_hosts_that_were_restarted_are_asked_together(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a power cut of which one of them is back, at another size."""
+    world.served |= {"b:50": CATCH, "c:50": CATCH}
+    world.write("a:50\nb:50\nc:50")
+    world.look()
+    for gone in ("a:50", "b:50"):
+        del world.served[gone]
+    world.served["c:50"] = CATCH | {"num_streams": 5}
+    world.pool.away = ["a:50", "b:50", "c:50"]
+    all_three = threading.Barrier(3)
+    describe = world.describe
+
+    def together(address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
+        all_three.wait(SOON)
+        return describe(address, timeout_s, credentials)
+
+    monkeypatch.setattr("libtorchbeast.describe", together)
+    assert world.look(1) == ["removed host c:50 (2 streams)", "added host c:50 (5 streams)"]
+
+
 def test_hosts_that_replace_others_are_added_first(world: World) -> None:
     """So that the pool is not without streams in between."""
     world.served["b:50"] = CATCH
@@ -322,11 +368,12 @@ def test_hosts_that_do_not_answer_hold_up_no_end(
     world.list = HostList(str(world.file), world.fleet, PLAIN)
     world.write("a:50\nb:50\nc:50\nd:50")
     following = Background(world.list.follow, world.pool, world.shape, closed)
-    limits.get(timeout=SOON)
+    for _ in "bcd":
+        limits.get(timeout=SOON)
     closed.set()
     goes_on.set()
     following.result()
-    assert [limits.get_nowait() for _ in range(limits.qsize())] == [0.0, 0.0]
+    assert limits.empty(), "none is asked again"
 
 
 def _never(*_: Any) -> None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 
 from torchbeast.errors import UsageError
+from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, check_named_once, host_at
 from torchbeast.sources.servers.hosts import hosts
@@ -39,7 +41,7 @@ class HostList:
         self._closed = threading.Event()
         self._asking = Asking(ANSWER_S, lambda: self._closed.is_set(), security)
         self._hosts = JoinedHosts(fleet)
-        self._restarts = Restarts(lambda name: host_at(name, self._asking))
+        self._restarts = Restarts(self._describe)
         self._seen = list(self._hosts.joined)
 
     def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
@@ -68,8 +70,9 @@ class HostList:
         for host in self._restarts.changed([joined[n] for n in listed if n in joined], now):
             self._hosts.remove(host.name, streams)
             self._hosts.add(host.name, partial(self._found, host), streams, shape, now)
-        for name in [name for name in listed if name not in joined]:
-            self._hosts.add(name, partial(self._described, name), streams, shape, now)
+        due = [n for n in listed if n not in joined and self._hosts.may_be_asked(n, now)]
+        for name, answer in asked_together(self._describe, due).items():
+            self._hosts.add(name, partial(self._unless_named, name, answer), streams, shape, now)
         for name in [name for name in joined if name not in listed]:
             self._hosts.remove(name, streams)
         self._hosts.forget_others(listed)
@@ -87,10 +90,13 @@ class HostList:
         before, self._seen = self._seen, listed
         return listed if set(listed) == set(before) else None  # name servers shuffle answers
 
-    def _described(self, name: str) -> Host:
-        check_named_once(name, self._hosts.joined.values())
+    def _describe(self, name: str) -> Host:
         return host_at(name, self._asking)
 
+    def _unless_named(self, name: str, describe: Callable[[], Host]) -> Host:
+        """Describes a host; raises UsageError for the server of a host that is in the pool."""
+        check_named_once(name, self._hosts.joined.values())
+        return describe()
+
     def _found(self, host: Host) -> Host:
-        check_named_once(host.name, self._hosts.joined.values())
-        return host
+        return self._unless_named(host.name, lambda: host)

@@ -80,6 +80,10 @@ class JoinedHosts:
         """The hosts whose streams are in the pool."""
         return self._joined
 
+    def may_be_asked(self, name: str, now: float) -> bool:
+        """Returns whether a host was not asked in vain a moment ago."""
+        return self._again.get(name, now) <= now
+
     def add(
         self,
         name: str,
@@ -93,7 +97,7 @@ class JoinedHosts:
 
         describe: asks its servers; raises RunError or UsageError if the host cannot take part.
         """
-        if self._again.get(name, now) > now:
+        if not self.may_be_asked(name, now):
             return ""
         try:
             host = self._fitting(describe(), shape)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable
 
 from torchbeast.errors import RunError, UsageError
+from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.discovery import Host
 
 _EVERY_S = 15.0  # from one description of a host to the next
@@ -20,7 +21,9 @@ class Restarts:
     """Compares hosts with their descriptions of before. Used by one thread."""
 
     def __init__(self, describe: Callable[[str], Host]) -> None:
-        """describe: asks the servers of a host; raises RunError or UsageError if it is away."""
+        """describe: asks the servers of a host, in several threads at once; raises RunError or
+        UsageError if it is away.
+        """
         self._describe = describe
         self._next: dict[str, float] = {}  # when to describe a host of which a stream was away
         self._away: set[str] = set()  # hosts of which one is away now
@@ -38,20 +41,20 @@ class Restarts:
         """Returns hosts, of those in the pool, that have other streams than before, as they are
         now.
         """
-        found = [(host, self._found(host, now)) for host in hosts]
+        due = {host.name: host for host in hosts if self._next.get(host.name, math.inf) <= now}
+        answers = asked_together(self._describe, due)
+        found = [(due[name], self._found(name, answer, now)) for name, answer in answers.items()]
         return [new for host, new in found if new is not None and _streams(new) != _streams(host)]
 
-    def _found(self, host: Host, now: float) -> Host | None:
-        """Describes a host, if it is time to and it answers."""
-        if self._next.get(host.name, math.inf) > now:
-            return None
-        self._next[host.name] = now + _EVERY_S
+    def _found(self, name: str, answer: Callable[[], Host], now: float) -> Host | None:
+        """Returns a host that was asked, if it has answered."""
+        self._next[name] = now + _EVERY_S
         try:
-            found = self._describe(host.name)
+            found = answer()
         except (RunError, UsageError):
             return None
-        if host.name not in self._away:
-            del self._next[host.name]
+        if name not in self._away:
+            del self._next[name]
         return found
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 
+from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
 from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, RolloutShape, Streams
 from torchbeast.sources.tunnel.door import Visit
@@ -47,20 +47,25 @@ class Visitors:
 
     def look(self, streams: Streams, shape: RolloutShape, now: float) -> None:
         """Adds and removes hosts once."""
-        for visit in self._visits():
+        visits = {visit.label: visit for visit in self._visits()}
+        for visit in visits.values():
             if self._has_left(visit, now):
                 self._hosts.remove(visit.label, streams)
-            if visit.is_here and visit.label not in self._hosts.joined:
-                self._add(visit, streams, shape, now)
+        due = [label for label, visit in visits.items() if self._is_due(visit, now)]
+        answers = asked_together(lambda label: described(visits[label], self._asking), due)
+        for label, answer in answers.items():
+            if refusal := self._hosts.add(label, answer, streams, shape, now):
+                self._tell(label, f"the learner does not use this host: {refusal}")
         self._hosts.warn_if_none_is_left()
 
-    def _add(self, visit: Visit, streams: Streams, shape: RolloutShape, now: float) -> None:
+    def _is_due(self, visit: Visit, now: float) -> bool:
+        """Returns whether to ask a host now, because it could be added."""
+        if not visit.is_here or visit.label in self._hosts.joined:
+            return False
         if self._asked.get(visit.label) != visit.addresses:  # other servers than those before
             self._asked[visit.label] = visit.addresses
             self._hosts.forget(visit.label)
-        describe = partial(described, visit, self._asking)
-        if refusal := self._hosts.add(visit.label, describe, streams, shape, now):
-            self._tell(visit.label, f"the learner does not use this host: {refusal}")
+        return self._hosts.may_be_asked(visit.label, now)
 
     def _has_left(self, visit: Visit, now: float) -> bool:
         """Returns whether the servers of a host that is in the pool will not come back."""
