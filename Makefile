@@ -21,7 +21,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
 .PHONY: install train test test-cpp test-python test-long test-root test-families test-tune lint wheel format check-locks \
-  sanitize sanitize-quick fuzz soak clean
+  sanitize sanitize-quick fuzz fuzz-peers soak clean
 
 install: $(VENV)/installed
 
@@ -92,6 +92,12 @@ sanitize-quick: $(VENV)/test-packages
 SECONDS ?= 60
 fuzz: $(VENV)/test-packages
 	scripts/fuzz.sh $(SECONDS)
+
+# Plays wrong and hostile peers, by the grammar of the protocol: with a live server, then with a live learner.
+fuzz-peers: $(VENV)/installed-for-tests
+	for peer in server learner; do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/libtorchbeast/fuzz_peers.py $$peer --seconds $(SECONDS) \
+	  || exit 1; done
 
 # A fault every few seconds for MINUTES; needs root. Writes a table and a plot in build/soak.
 MINUTES ?= 60
