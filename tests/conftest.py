@@ -7,6 +7,7 @@ import faulthandler
 import importlib.util
 import logging
 import os
+import signal
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -32,6 +33,16 @@ collect_ignore = [] if _is_there("libtorchbeast._C") else ["libtorchbeast", "gol
 if collect_ignore:
     collect_ignore += ["sources/servers/test_poly_source.py", "sources/servers/test_discovery.py"]
     collect_ignore += ["integration/test_python_env_server.py", "learner/test_central_inference.py"]
+
+
+def pytest_configure() -> None:
+    """Lets the programs of tests hear SIGHUP where nohup has all of them ignore it.
+
+    A handler is not inherited by a program that is started, an ignored signal is; with a handler
+    of its own the session survives a lost terminal as before.
+    """
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
