@@ -32,6 +32,7 @@ from served_envs import Counting, Vector
 from serving import Game, playing, serving
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
+MOST_AT_ONCE = 1 << 30  # bytes beyond that for a moment: a message of 65 MB is there several times
 _WARM_UP = 50  # sessions
 _CHECK_EVERY = 100  # sessions
 _NUM_ENVS = 3  # of Vector
@@ -48,6 +49,31 @@ ERRORS = (ValueError, ConnectionError, TimeoutError, RuntimeError)
 
 class Finding(AssertionError):
     """A peer could do what none may."""
+
+
+class Memory:
+    """Watches the memory of this process, of both peers together."""
+
+    def __init__(self) -> None:
+        self._rss = psutil.Process().memory_info
+        self._at_first, self._least = 0, 0
+
+    def has_warmed_up(self) -> None:
+        self._at_first = self._least = self._rss().rss
+
+    def look(self) -> None:
+        """Raises Finding if one session took too much."""
+        grown = self._rss().rss - self._at_first
+        if self._at_first and grown > MOST_AT_ONCE:
+            raise Finding(f"memory has grown by {grown >> 20} MiB for a moment")
+        self._least = min(self._least, self._at_first + grown)
+
+    def check_growth(self) -> None:
+        """Raises Finding if all sessions since the last call had more than at first."""
+        grown = self._least - self._at_first
+        if grown > MOST_GROWTH:
+            raise Finding(f"memory has grown by {grown >> 20} MiB")
+        self._least = self._rss().rss if self._at_first else 0
 
 
 class ServerSessions:
@@ -181,7 +207,7 @@ def _known(code: Any) -> str:
 def fuzz(sessions: Any, seconds: float, seed: int, first: int) -> Counter[str]:
     """Plays sessions until the time is up; returns how they ended."""
     ends: Counter[str] = Counter()
-    until, memory, at_first = time.monotonic() + seconds, psutil.Process().memory_info, 0
+    until, memory = time.monotonic() + seconds, Memory()
     with sessions.running():
         number = first
         while time.monotonic() < until:
@@ -190,13 +216,14 @@ def fuzz(sessions: Any, seconds: float, seed: int, first: int) -> Counter[str]:
                 sessions.check()
             try:
                 ends[sessions.session(random.Random(f"{seed} {number}"))] += 1
+                memory.look()
+                if number % _CHECK_EVERY == 0:
+                    memory.check_growth()
             except Finding as finding:
                 raise Finding(f"session {number} of seed {seed}: {finding}") from finding
             number += 1
             if number == first + _WARM_UP:
-                at_first = memory().rss
-            if at_first and memory().rss > at_first + MOST_GROWTH:
-                raise Finding(f"after session {number - 1} memory has grown by 300 MiB")
+                memory.has_warmed_up()
         sessions.check()
     return ends
 
