@@ -124,32 +124,41 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
 
 def test_a_server_that_strangers_leave_no_connection_is_replaced(workshop: Workshop) -> None:
     """They only connect. gRPC would hear nobody any more, also after they have gone."""
-    few, port = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash"], free_ports(1)
-    args = ["--num_servers", "1", "--num_actors", "1", "--listen", f"127.0.0.1:{port}"]
-    servers = workshop.start("polybeast_env", "--env", "Catch", *args, "--insecure", by=few)
-    servers.wait_for("Serving")
+    servers, address = of_few_descriptors(workshop)
     with ExitStack() as strangers:
-        for _ in range(250):
-            with suppress(OSError):  # the server has ended already
-                strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
+        with suppress(OSError):  # the server has ended already
+            many_connect(address, strangers)
         servers.wait_for("could have 200 files and connections open.* another takes its place")
-    assert libtorchbeast.describe(f"127.0.0.1:{port}", SOON)["env_id"] == "Catch"
-    servers.send(signal.SIGINT)
-    assert servers.end(timeout=30) == 0, servers.said
+    assert_serves_again(servers, address)
 
 
 @pytest.mark.long
 def test_a_server_that_strangers_left_deaf_is_replaced(workshop: Workshop) -> None:
     """They are gone before anybody looks how many connections are open."""
+    servers, address = of_few_descriptors(workshop)
+    with ExitStack() as strangers:
+        many_connect(address, strangers)
+    servers.wait_for("has accepted no connection for 10 s.* another takes its place")
+    assert_serves_again(servers, address)
+
+
+def of_few_descriptors(workshop: Workshop) -> tuple[Program, tuple[str, int]]:
+    """Starts a server that may have 200 files and connections open."""
     few, port = ["bash", "-c", 'ulimit -n 200 && exec "$@"', "bash"], free_ports(1)
     args = ["--num_servers", "1", "--num_actors", "1", "--listen", f"127.0.0.1:{port}"]
     servers = workshop.start("polybeast_env", "--env", "Catch", *args, "--insecure", by=few)
     servers.wait_for("Serving")
-    with ExitStack() as strangers:
-        for _ in range(250):
-            strangers.enter_context(socket.create_connection(("127.0.0.1", port)))
-    servers.wait_for("has accepted no connection for 10 s.* another takes its place")
-    assert libtorchbeast.describe(f"127.0.0.1:{port}", SOON)["env_id"] == "Catch"
+    return servers, ("127.0.0.1", port)
+
+
+def many_connect(address: tuple[str, int], strangers: ExitStack) -> None:
+    for _ in range(250):
+        strangers.enter_context(socket.create_connection(address))
+
+
+def assert_serves_again(servers: Program, address: tuple[str, int]) -> None:
+    host, port = address
+    assert libtorchbeast.describe(f"{host}:{port}", SOON)["env_id"] == "Catch"
     servers.send(signal.SIGINT)
     assert servers.end(timeout=30) == 0, servers.said
 

@@ -11,7 +11,7 @@ import pytest
 from background import wait_for
 from ipv6 import needs_ipv6
 
-from torchbeast.sources.servers.waiting_clients import WaitingClients, nobody_is_accepted
+from torchbeast.sources.servers.waiting_clients import WaitingClients
 
 
 @pytest.fixture
@@ -49,16 +49,56 @@ def test_a_connection_of_the_port_is_nobody_who_waits(opened: ExitStack) -> None
     assert WaitingClients(server.getsockname()[1]).count() == 0
 
 
-@pytest.mark.parametrize(
-    ("counts", "in_vain"),
-    [
-        ([1, 1, 1], True),
-        ([1, 2, 9], True),
-        ([0, 1, 1], False),
-        ([3, 3, 2], False),
-        ([3, 2, 3], False),
-        ([0, 0, 0], False),
-    ],
-)
-def test_clients_wait_in_vain_if_they_never_become_fewer(counts: list[int], in_vain: bool) -> None:
-    assert nobody_is_accepted(counts) == in_vain
+class Port:
+    """A server that accepts whom the test says, and clients that come and stay."""
+
+    def __init__(self, opened: ExitStack) -> None:
+        self._opened = opened
+        self._server = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.clients = WaitingClients(self._server.getsockname()[1])
+
+    def come(self, count: int) -> None:
+        there = self.clients.count()
+        for _ in range(count):
+            self._opened.enter_context(socket.create_connection(self._server.getsockname()))
+        wait_for(lambda: self.clients.count() == there + count)
+
+    def accept(self) -> socket.socket:
+        return self._opened.enter_context(self._server.accept()[0])
+
+
+@pytest.fixture
+def port(opened: ExitStack) -> Port:
+    return Port(opened)
+
+
+def test_clients_wait_in_vain_while_nobody_is_accepted(port: Port) -> None:
+    port.come(1)
+    port.accept()
+    port.come(2)
+    assert not port.clients.wait_in_vain(), "one was accepted before the first look"
+    assert port.clients.wait_in_vain()
+    port.come(3)
+    assert port.clients.wait_in_vain(), "others that come change nothing"
+
+
+def test_a_flood_that_is_accepted_is_not_in_vain(port: Port) -> None:
+    """As many come as are accepted, and those that were leave at once."""
+    port.come(5)
+    port.clients.wait_in_vain()
+    before = None
+    for _ in range(4):
+        accepted = port.accept()
+        if before is not None:
+            before.close()
+        before = accepted
+        port.come(1)
+        assert port.clients.count() == 5
+        assert not port.clients.wait_in_vain()
+
+
+def test_nobody_waits_in_vain_where_nobody_waits(port: Port) -> None:
+    assert not port.clients.wait_in_vain()
+    port.come(1)
+    port.accept()
+    assert not port.clients.wait_in_vain()

@@ -14,7 +14,6 @@ import json
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,7 @@ from torchbeast.processes.descriptors import allow_descriptors, allowed_descript
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
 from torchbeast.sources.servers.told import TellingEnv
-from torchbeast.sources.servers.waiting_clients import WaitingClients, nobody_is_accepted
+from torchbeast.sources.servers.waiting_clients import WaitingClients
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -150,9 +149,9 @@ def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Eve
     gRPC 1.51 stops listening when it cannot accept a connection, for good, and says nothing. That
     may be over within a moment, when those leave who took all descriptors.
     """
-    served.wait()
+    served.wait()  # if it never serves, until the process ends
     clients = None if address.startswith("unix:") else WaitingClients(host_and_port(address)[1])
-    counts: deque[int] = deque([0] * _LOOKS_IN_VAIN, _LOOKS_IN_VAIN)
+    in_vain = 0
     while not stopped.wait(_LOOK_S):
         if are_used_up():
             _end(
@@ -160,13 +159,13 @@ def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Eve
                 "has: it would accept no connection from now on, and ends. Keep strangers from its "
                 "port, or raise the limit (ulimit -n)"
             )
-        counts.append(0 if clients is None else clients.count())
-        if nobody_is_accepted(counts):
+        in_vain = in_vain + 1 if clients is not None and clients.wait_in_vain() else 0
+        if in_vain == _LOOKS_IN_VAIN:
             _end(
                 f"this server has accepted no connection for {_LOOKS_IN_VAIN * _LOOK_S:.0f} s, "
-                f"though {counts[-1]} wait, and ends. It may have had as many files and "
-                f"connections open as it could ({allowed_descriptors():,}) for a moment: keep "
-                "strangers from its port, or raise the limit (ulimit -n)"
+                "though clients wait, and ends. It may have had as many files and connections "
+                f"open as it could ({allowed_descriptors():,}) for a moment: keep strangers from "
+                "its port, or raise the limit (ulimit -n)"
             )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many clients wait to be accepted by this process, at a port of TCP."""
+"""Clients that wait to be accepted by this process, at a port of TCP."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import os
 import socket
 import stat
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import pairwise
 
 # Of struct tcp_info in linux/tcp.h: for a socket that listens, the kernel puts there how many
 # connections are established that nobody has accepted yet.
@@ -17,29 +16,51 @@ _UNACKED = struct.Struct("=24xI")
 
 
 class WaitingClients:
-    """Counts the connections that nobody has accepted yet, where this process listens already."""
+    """Watches the clients that nobody has accepted yet, where this process listens already."""
 
     def __init__(self, port: int) -> None:
-        self._listeners = [found for found in _sockets() if _listens_at(found, port)]
+        found = list(_tcp_sockets(port))
+        self._port, self._listeners = port, [each for each in found if _listens(each)]
+        self._accepted: set[int] = set()
+        for each in found:
+            if each not in self._listeners:
+                each.close()
 
     def count(self) -> int:
+        """Returns how many there are."""
         return sum(_waiting(listener) for listener in self._listeners)
 
+    def wait_in_vain(self) -> bool:
+        """Returns whether there are some, and nobody was accepted since the last call.
 
-def nobody_is_accepted(counts: Sequence[int]) -> bool:
-    """Returns whether clients waited in vain all the time.
+        Not by their number, which a flood keeps the same however many are accepted. One who was
+        accepted and has left again between two calls is missed.
+        """
+        is_waiting = self.count() > 0
+        before, self._accepted = self._accepted, _connections(self._port) if is_waiting else set()
+        return is_waiting and self._accepted <= before
 
-    counts: of WaitingClients, in order. It falls whenever one is accepted, also if others come.
-    """
-    return counts[0] > 0 and all(before <= after for before, after in pairwise(counts))
+
+def _connections(port: int) -> set[int]:
+    """Returns the numbers that the kernel has for connections to the port."""
+    numbers = set()
+    for found in _tcp_sockets(port):
+        with found:
+            if not _listens(found):
+                numbers.add(os.fstat(found.fileno()).st_ino)
+    return numbers
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Yields the sockets of this process, each by another descriptor."""
+def _tcp_sockets(port: int) -> Iterator[socket.socket]:
+    """Yields the sockets of this process at the port, each by another descriptor."""
     # All before the first copy, which may get the number of the folder that was listed.
     for number in [int(name) for name in os.listdir("/proc/self/fd") if _is_socket(int(name))]:
         with suppress(OSError):  # closed by another thread
-            yield socket.socket(fileno=os.dup(number))
+            found = socket.socket(fileno=os.dup(number))
+            if _is_tcp_at(found, port):
+                yield found
+            else:
+                found.close()
 
 
 def _is_socket(number: int) -> bool:
@@ -49,16 +70,13 @@ def _is_socket(number: int) -> bool:
         return False
 
 
-def _listens_at(found: socket.socket, port: int) -> bool:
+def _is_tcp_at(found: socket.socket, port: int) -> bool:
     is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-    if (
-        is_tcp
-        and found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        and found.getsockname()[1] == port
-    ):
-        return True
-    found.close()
-    return False
+    return is_tcp and bool(found.getsockname()[1] == port)
+
+
+def _listens(found: socket.socket) -> bool:
+    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _waiting(listener: socket.socket) -> int:
