@@ -164,7 +164,7 @@ with supervisor.Supervisor().signals():
 def test_a_signal_after_a_hang_up_is_no_second_one(
     later: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who ends a session sends SIGHUP and then SIGTERM, which must not cost the checkpoint."""
+    """The end of a session sends SIGHUP and then SIGTERM, which must not cost the checkpoint."""
     monkeypatch.setattr("torchbeast.processes.supervisor.SECOND_SIGNAL_S", 0.0)
     supervisor = Supervisor()
     with supervisor.signals():

@@ -144,7 +144,7 @@ def test_hosts_that_do_not_answer_hold_up_no_other(
 def test_hosts_that_were_restarted_are_asked_together(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a power cut of which one of them is back, at another size."""
+    """After a power cut one of three is back, with more streams than before."""
     world.served |= {"b:50": CATCH, "c:50": CATCH}
     world.write("a:50\nb:50\nc:50")
     world.look()

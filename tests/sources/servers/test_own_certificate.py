@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who starts with a certificate that is not valid at present is told so by this program; the other
-side would only close the connection.
+"""A program whose own certificate is not valid at present says so when it starts; the other side
+would only close the connection.
 """
 
 from __future__ import annotations

@@ -85,12 +85,12 @@ def test_a_certificate_that_lacks_the_own_name_is_warned_about() -> None:
 
 def test_names_are_read_from_the_certificate_even_if_it_has_expired(tmp_path: Path) -> None:
     keys = Keys(tmp_path)
-    address = x509.IPAddress(ipaddress.ip_address("10.0.0.1"))
-    names = [x509.DNSName("a.lab"), address, x509.RFC822Name("someone@a.lab")]
+    addresses = [x509.IPAddress(ipaddress.ip_address(name)) for name in ("10.0.0.1", "fd00::1")]
+    names = [x509.DNSName("a.lab"), *addresses, x509.RFC822Name("someone@a.lab")]
     for since in (0, -3):
         cert, key = keys.server(names, datetime.timedelta(days=since), "other")
         files = ServerSecurityConfig(tls_cert=cert, tls_key=key, token_file=keys.token)
-        assert names_in(files) == ["a.lab", "10.0.0.1"]
+        assert names_in(files) == ["a.lab", "10.0.0.1", "[fd00::1]"], "as flags have them"
 
 
 def test_files_that_cannot_be_used_have_no_names(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ def asked_together(
 ) -> dict[str, Callable[[], Host]]:
     """Describes hosts, each in a thread of its own; returns when the last one has answered or not.
 
-    describe: returns the host of a name, or raises. May be called by many threads at once.
+    describe: returns the host of a name, or raises, within a time of its own, which ends the wait.
+    It is called by many threads at once.
 
     Returns, for each name in the same order, what `describe` did: the result returns the host or
     raises the error.

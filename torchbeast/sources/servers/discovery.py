@@ -290,7 +290,7 @@ def _too_few(
 
 
 class Asking:
-    """Asks one server after the other."""
+    """Asks servers. Several threads may use it at once, each for one server after the other."""
 
     def __init__(
         self,

@@ -20,7 +20,9 @@ from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.hosts import resolved
 
 _TIMEOUT_S = 3.0
-_PORT_OF_TLS = "that port uses TLS: give --tls_ca, the authority of its certificate, for --insecure"
+_PORT_OF_TLS = (
+    "that port uses TLS: give --tls_ca, the authority of its certificate, in place of --insecure"
+)
 _NO_TLS = (
     "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
     "its own port"

@@ -26,11 +26,7 @@ _Place = tuple[int, tuple[Any, ...]]  # family and address of a socket
 
 def listeners(address: str) -> list[socket.socket]:
     """Returns sockets that listen at HOST:PORT and do not block; raises UsageError if none can."""
-    found = _bound(address)
-    for listener in found:
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    return found
+    return _bound(address, listen=True)
 
 
 def check_free(addresses: Sequence[str]) -> None:
@@ -40,14 +36,14 @@ def check_free(addresses: Sequence[str]) -> None:
             probe.close()
 
 
-def _bound(address: str) -> list[socket.socket]:
+def _bound(address: str, listen: bool = False) -> list[socket.socket]:
     """Returns a socket for each address of the machine that HOST:PORT stands for."""
     host, port = host_and_port(address)
     with ExitStack() as on_failure:
         found, missing = [], OSError(errno.EADDRNOTAVAIL, "")
         for family, name in _places(host, port):
             try:
-                found.append(on_failure.enter_context(_bind(family, name)))
+                found.append(on_failure.enter_context(_bind(family, name, listen)))
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise UsageError(_cannot_listen(address, port, error)) from None
@@ -64,13 +60,16 @@ def _places(host: str, port: int) -> list[_Place]:
     return list(dict.fromkeys((found[0], found[4]) for found in resolved(host, port)))
 
 
-def _bind(family: int, name: tuple[Any, ...]) -> socket.socket:
+def _bind(family: int, name: tuple[Any, ...], listen: bool) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has its own
         bound.bind(name)
+        if listen:  # which another program may have begun since
+            bound.listen(_BACKLOG)
+            bound.setblocking(False)
     except OSError:
         bound.close()
         raise

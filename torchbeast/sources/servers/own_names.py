@@ -59,7 +59,13 @@ def names_in(files: SecurityConfig) -> list[str]:
     if files.tls_cert is None or files.tls_key is None:
         return []
     found = own_certificate(files.tls_cert, files.tls_key, connects=False)
-    return [name for kind, name in found.get("subjectAltName", ()) if kind in _OF_MACHINES]
+    names = found.get("subjectAltName", ())
+    return [_as_typed(name) for kind, name in names if kind in _OF_MACHINES]
+
+
+def _as_typed(name: str) -> str:
+    """Returns a name as flags have it: Python writes out all eight groups of IPv6, unbracketed."""
+    return f"[{_in_one_form(name)}]" if ":" in name else name
 
 
 def _own_name(host: str) -> str:
