@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # compiled; `main` reports its absence
 
 PROGRAM = "status"
 _UNIX = "unix:"
-_OF_HOSTS = ("host", "state", "servers", "connections", "since")
+_OF_HOSTS = ("host", "state", "servers", "connections", "for")
 _COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "since")
 
 
@@ -120,10 +120,10 @@ def _show_hosts(learner: str, security: LearnerSecurityConfig, timeout: float) -
 
 
 def _row_of_host(host: KnownHost) -> tuple[str, ...]:
-    since = datetime.datetime.now() - datetime.timedelta(seconds=host.seconds)
+    known_for = datetime.timedelta(seconds=host.seconds)
     state = "here" if host.is_here else "away"
     numbers = f"{host.servers:,}", f"{host.connections:,}"
-    return (host.label, state, *numbers, since.isoformat(" ", "seconds"))
+    return (host.label, state, *numbers, str(known_for))
 
 
 def table(servers: Sequence[Status]) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 from background import wait_for
+from ipv6 import needs_ipv6
 from keys_of_tests import TOKEN, Keys
 from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from serving import serving
@@ -287,6 +288,20 @@ def test_a_port_in_use_ends_the_servers_at_once(
         assert polybeast_env.main(["--env", "Catch", *args]) == 2
     said = capsys.readouterr().err
     assert f"cannot listen at 127.0.0.1:{first + 1}: another program uses port" in said
+
+
+@needs_ipv6
+def test_a_port_taken_in_ipv6_since_the_check_ends_the_servers(
+    keys: Keys, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when two programs start at the same moment."""
+    monkeypatch.setattr(polybeast_env, "check_free", lambda addresses: None)
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
+        address = f"0.0.0.0:{taken.getsockname()[1]}"
+        args = ["--listen", address, "--num_servers", "1", "--num_actors", "1", *of_servers(keys)]
+        assert polybeast_env.main(["--env", "Catch", *args]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot listen at {address}: another program uses port" in said
 
 
 def test_a_learner_with_unusable_files_or_hosts_ends_at_once(

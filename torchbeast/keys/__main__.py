@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -112,7 +113,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _what_goes_where(folder: Path, hosts: Sequence[str], days: int) -> str:
-    asked = ",".join(f"{_in_address(host)}:{_PORT}" for host in hosts)
+    asked = shlex.quote(",".join(f"{_in_address(host)}:{_PORT}" for host in hosts))
+    learner = shlex.quote(f"{_in_address(hosts[0])}:{_PORT}")
     return f"""\
 The files are in {folder}, for its owner only. Copy, over a connection that you trust (scp):
   to machines of environment servers   server.pem server-key.pem ca.pem token
@@ -128,7 +130,7 @@ For the learner:
 If {hosts[0]} is the learner's machine, to which hosts dial in, the two sides change places:
   python -m torchbeast.polybeast_learner --listen 0.0.0.0:{_PORT} --tls_cert server.pem \\
       --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
-  python -m torchbeast.polybeast_env --learner {_in_address(hosts[0])}:{_PORT} --tls_ca ca.pem \\
+  python -m torchbeast.polybeast_env --learner {learner} --tls_ca ca.pem \\
       --tls_cert client.pem --tls_key client-key.pem --token_file token
 The certificates are valid for {days} days; this command makes new ones of the same authority."""
 

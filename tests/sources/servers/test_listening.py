@@ -11,7 +11,7 @@ from ipv6 import needs_ipv6
 
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers import listening
-from torchbeast.sources.servers.listening import check_free, listeners
+from torchbeast.sources.servers.listening import check_free, check_listens, listeners
 
 HOME = ("127.0.0.1", ipv6.HOME)
 
@@ -98,3 +98,45 @@ def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> Non
         check_free(["192.0.2.1:50051"])
     with pytest.raises(UsageError, match="unknown on this machine"):
         check_free(["no-such-host.invalid:50051"])
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_who_listens_at_all_addresses_does_so_with_one_socket_or_two(host: str) -> None:
+    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as one:
+        check_listens(f"{host}:{one.getsockname()[1]}")
+    port = free_port()
+    two = listeners(f"0.0.0.0:{port}")
+    check_listens(f"{host}:{port}")
+    for each in two:
+        each.close()
+        with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
+            check_listens(f"{host}:{port}")
+
+
+@needs_ipv6
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
+def test_who_listens_at_one_address_does_so_there_alone(address: str) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as own:
+        if family == socket.AF_INET6:  # for the address that is IPv4 in the form of IPv6
+            own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        own.bind((address, 0))
+        own.listen()
+        port = own.getsockname()[1]
+        here = f"[{address}]" if address == "::1" else "127.0.0.1"
+        check_listens(f"{here}:{port}")
+        for other in {"127.0.0.1", "[::1]", "0.0.0.0", "[::]"} - {here}:
+            with pytest.raises(UsageError, match="another program uses port"):
+                check_listens(f"{other}:{port}")
+
+
+def test_nobody_needs_to_listen_at_an_address_that_is_not_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server((HOME[0], 0)) as own:
+        port = own.getsockname()[1]
+        places = [(host, port) for host in ("192.0.2.1", HOME[0])]
+        known = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
+        monkeypatch.setattr(listening, "resolved", lambda host, port: known)
+        check_listens(f"a.lab:{port}")

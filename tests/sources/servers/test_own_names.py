@@ -32,6 +32,7 @@ def own_name(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("0.0.0.0:1", [], "node7:1"),
         ("[::]:1", [], "node7:1"),
+        ("[fd00::1]:1", [], "'[fd00::1]:1'"),  # brackets are a pattern for shells
         ("10.0.0.1:1", [], "10.0.0.1:1"),
         ("0.0.0.0:1", ["a.lab", "node7"], "node7:1"),
         ("0.0.0.0:1", ["*.lab", "fd00::1", "a.lab", "10.0.0.1"], "a.lab:1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import re
 import socket
 import ssl
 import threading
@@ -416,8 +417,9 @@ def test_the_hosts_of_a_learner_are_shown(
                 assert ours.recv(1) == b"x"
                 assert status.main(where) == 0
         said = capsys.readouterr().out.splitlines()
-        assert said[0].split() == ["host", "state", "servers", "connections", "since"]
+        assert said[0].split() == ["host", "state", "servers", "connections", "for"]
         assert said[1].split()[:4] == [visit.label, "here", "1", "1"]
+        assert re.fullmatch(r"0:0\d:\d\d", said[1].split()[4])
 
 
 def test_a_learner_that_does_not_tell_its_hosts_is_a_failure(
@@ -429,4 +431,5 @@ def test_a_learner_that_does_not_tell_its_hosts_is_a_failure(
         assert status.main([*where, "--token_file", other]) == 1
         assert "this learner admits only hosts with its token" in capsys.readouterr().err
     assert status.main([*where, "--token_file", keys.token]) == 1
-    assert f"no learner answers at localhost:{door.port}" in capsys.readouterr().err
+    why = f"no learner answers at localhost:{door.port} (nobody listens there now)"
+    assert why in capsys.readouterr().err

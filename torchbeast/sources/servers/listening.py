@@ -16,6 +16,7 @@ from typing import Any
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.hosts import reason, resolved
+from torchbeast.sources.servers.own_sockets import listened_at
 
 _ALL = ("0.0.0.0", "::")
 _BACKLOG = 512
@@ -34,6 +35,29 @@ def check_free(addresses: Sequence[str]) -> None:
     for address in addresses:
         for probe in _bound(address):
             probe.close()
+
+
+def check_listens(address: str) -> None:
+    """Raises UsageError if this process does not listen at all that HOST:PORT stands for.
+
+    gRPC is content with some of the addresses, such as 0.0.0.0 without [::], if another program has
+    taken the port at the others since it was found to be free.
+    """
+    host, port = host_and_port(address)
+    has = listened_at(port)
+    for family, name in _places(host, port):
+        if name[0] not in has and _exists(family, name[0]):
+            taken = OSError(errno.EADDRINUSE, "")
+            raise UsageError(_cannot_listen(address, port, taken))
+
+
+def _exists(family: int, host: str) -> bool:
+    """Returns whether this machine has the address."""
+    try:
+        _bind(family, (host, 0), listen=False).close()
+    except OSError as error:
+        return error.errno not in _NOT_HERE
+    return True
 
 
 def _bound(address: str, listen: bool = False) -> list[socket.socket]:

@@ -18,14 +18,14 @@ _OF_MACHINES = ("DNS", "IP Address")  # kinds of names; others are of people and
 
 
 def shown_to_others(listen: str, names: Sequence[str] = ()) -> str:
-    """Returns HOST:PORT for another machine to type. names: in the certificate; (): there is none.
+    """Returns HOST:PORT for a shell elsewhere. names: in the certificate; (): there is none.
 
     Where this machine's own name is not among them, HOST is the first of them that is.
     """
     host, port = host_and_port(listen)
     own = _own_name(host)
     typed = [name for name in names if not set(name) & set("*:")]
-    return f"{own if _is_named(own, names) or not typed else typed[0]}:{port}"
+    return shlex.quote(f"{own if _is_named(own, names) or not typed else typed[0]}:{port}")
 
 
 def warning_of_names(listen: str, names: Sequence[str]) -> str:

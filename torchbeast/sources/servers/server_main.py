@@ -20,10 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.processes.child_main import failure, take_stdout
+from torchbeast.errors import UsageError
+from torchbeast.processes.child_main import Report, failure, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
+from torchbeast.sources.servers.listening import check_listens
 from torchbeast.sources.servers.told import TellingEnv
 from torchbeast.sources.servers.waiting_clients import WaitingClients
 
@@ -55,7 +57,7 @@ def main(arguments: dict[str, Any]) -> int:
         report(failure(error))
         return 1
     serving.append(server)
-    _thread(lambda: _report_when_serving(server, served, report))
+    _thread(lambda: _report_when_serving(server, arguments["address"], served, report))
     _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
     if activity is not None:
         _thread(lambda: report_until(stopped, activity, report))
@@ -136,11 +138,19 @@ def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _report_when_serving(
-    server: Any, served: threading.Event, report: Callable[[dict[str, Any]], None]
+    server: Any, address: str, served: threading.Event, report: Report
 ) -> None:
-    if server.wait_until_serving(_SERVING_S):
-        served.set()
-        report({"ready": True})
+    """Reports that the server accepts connections; ends the process if not at all its addresses."""
+    if not server.wait_until_serving(_SERVING_S):
+        return
+    try:
+        if not address.startswith("unix:"):
+            check_listens(address)
+    except UsageError as error:
+        report(failure(error))
+        os._exit(1)
+    served.set()
+    report({"ready": True})
 
 
 def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Event) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 import socket
-import stat
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+
+from torchbeast.sources.servers.own_sockets import listens, tcp_sockets
 
 # Of struct tcp_info in linux/tcp.h: for a socket that listens, the kernel puts there how many
 # connections are established that nobody has accepted yet.
@@ -19,8 +18,8 @@ class WaitingClients:
     """Watches the clients that nobody has accepted yet, where this process listens already."""
 
     def __init__(self, port: int) -> None:
-        found = list(_tcp_sockets(port))
-        self._port, self._listeners = port, [each for each in found if _listens(each)]
+        found = list(tcp_sockets(port))
+        self._port, self._listeners = port, [each for each in found if listens(each)]
         self._accepted: set[int] = set()
         for each in found:
             if each not in self._listeners:
@@ -44,39 +43,11 @@ class WaitingClients:
 def _connections(port: int) -> set[int]:
     """Returns the numbers that the kernel has for connections to the port."""
     numbers = set()
-    for found in _tcp_sockets(port):
+    for found in tcp_sockets(port):
         with found:
-            if not _listens(found):
+            if not listens(found):
                 numbers.add(os.fstat(found.fileno()).st_ino)
     return numbers
-
-
-def _tcp_sockets(port: int) -> Iterator[socket.socket]:
-    """Yields the sockets of this process at the port, each by another descriptor."""
-    # All before the first copy, which may get the number of the folder that was listed.
-    for number in [int(name) for name in os.listdir("/proc/self/fd") if _is_socket(int(name))]:
-        with suppress(OSError):  # closed by another thread
-            found = socket.socket(fileno=os.dup(number))
-            if _is_tcp_at(found, port):
-                yield found
-            else:
-                found.close()
-
-
-def _is_socket(number: int) -> bool:
-    try:
-        return stat.S_ISSOCK(os.fstat(number).st_mode)
-    except OSError:
-        return False
-
-
-def _is_tcp_at(found: socket.socket, port: int) -> bool:
-    is_tcp = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-    return is_tcp and bool(found.getsockname()[1] == port)
-
-
-def _listens(found: socket.socket) -> bool:
-    return bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
 def _waiting(listener: socket.socket) -> int:

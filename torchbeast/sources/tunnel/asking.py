@@ -11,7 +11,7 @@ from torchbeast.errors import RunError
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import END, RefusedError, raise_if_refused
 from torchbeast.sources.tunnel.time_limit import within
-from torchbeast.sources.tunnel.way import Way
+from torchbeast.sources.tunnel.way import Way, reason
 
 _HOST = re.compile(rb"([A-Za-z0-9._-]{1,60}) (here|away) ([0-9]{1,9}) ([0-9]{1,9}) ([0-9]{1,9})")
 
@@ -35,8 +35,7 @@ def ask(way: Way, timeout: float) -> list[KnownHost]:
         raise RunError(f"{way.door}: {error}") from None
     except (OSError, ValueError, asyncio.TimeoutError) as error:
         way.explain()
-        is_late = isinstance(error, asyncio.TimeoutError)
-        why = f"waited {timeout:g} s" if is_late else str(error)
+        why = reason(error, timeout)
         raise RunError(f"no learner answers at {way.door} ({why})") from None
 
 

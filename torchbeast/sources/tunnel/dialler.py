@@ -39,7 +39,7 @@ from torchbeast.sources.tunnel.messages import (
     spare_line,
 )
 from torchbeast.sources.tunnel.time_limit import within
-from torchbeast.sources.tunnel.way import Way
+from torchbeast.sources.tunnel.way import Way, reason
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
 _CLOSED_S = 30.0  # of attempts that ended without a reason, until that is one
@@ -109,7 +109,7 @@ class Dialler:
                 raise RunError(f"{self._door}: {error}") from None
             except (OSError, ValueError, asyncio.TimeoutError) as error:
                 await self._explain()
-                self._tell_once(f"{self._door}: {_reason(error)}; dialling again.")
+                self._tell_once(f"{self._door}: {reason(error, HANDSHAKE_S)}; dialling again.")
             finally:
                 self._abort_all()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -225,14 +225,6 @@ async def _beat(control: Connection) -> None:
     while True:
         control.send(BEAT)
         await asyncio.sleep(BEAT_S)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, asyncio.TimeoutError):
-        return f"no answer within {HANDSHAKE_S:g} s"
-    if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there now"
-    return str(error) or type(error).__name__
 
 
 async def _wait(event: asyncio.Event) -> None:

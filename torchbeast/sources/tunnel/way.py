@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import re
 
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import LearnerSecurityConfig
@@ -19,6 +22,7 @@ from torchbeast.sources.tunnel.messages import (
     token_line,
 )
 
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
 _LINE_S = 5.0  # in which the first line is whole once it has begun
 
 
@@ -65,6 +69,17 @@ class Way:
         seconds.
         """
         explain(self.door, self._files)
+
+
+def reason(error: Exception, seconds: float) -> str:
+    """Says why an attempt to reach a door failed. seconds: for which it waited at most."""
+    if isinstance(error, asyncio.TimeoutError):
+        return f"no answer within {seconds:g} s"
+    # asyncio puts the errors of all addresses of a name into the text of one.
+    numbers = {int(number) for number in _ERRNO.findall(str(error))}
+    if numbers == {errno.ECONNREFUSED}:
+        return "nobody listens there now"
+    return ", ".join(map(os.strerror, sorted(numbers))) or str(error) or type(error).__name__
 
 
 async def _first_line(connection: Connection) -> bytes:

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A door that cannot be reached is explained without numbers of errors."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from typing import Any
+
+import pytest
+
+from torchbeast.sources.tunnel.way import reason
+
+
+async def connect(*addresses: tuple[str, int]) -> None:
+    """Connects to a name that has these addresses."""
+    loop = asyncio.get_running_loop()
+
+    async def known(*args: Any, **kwargs: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in addresses]
+
+    loop.getaddrinfo = known  # type: ignore[method-assign]
+    await loop.create_connection(asyncio.Protocol, "a.lab", addresses[0][1])
+
+
+@pytest.mark.parametrize("hosts", [("127.0.0.1",), ("127.0.0.1", "127.0.0.2")])
+def test_a_name_where_nobody_listens_is_said_so_for_all_its_addresses(hosts: tuple[str]) -> None:
+    with socket.socket() as taken:  # bound, and not listening
+        taken.bind(("0.0.0.0", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=r"Errno 111") as found:
+            asyncio.run(connect(*((host, port) for host in hosts)))
+    assert str(found.value).count("Errno 111") == len(hosts)
+    assert reason(found.value, 1.0) == "nobody listens there now"
+
+
+def test_errors_are_named_and_one_without_a_number_speaks_for_itself() -> None:
+    several = OSError("Multiple exceptions: [Errno 111] at ('::1', 1), [Errno 101] at ('a', 1)")
+    unreachable = os.strerror(errno.ENETUNREACH)
+    assert reason(several, 1.0) == f"{unreachable}, {os.strerror(errno.ECONNREFUSED)}"
+    assert reason(OSError(errno.ENETUNREACH, "Connect call failed"), 1.0) == unreachable
+    assert reason(ConnectionError("the other end left"), 1.0) == "the other end left"
+    assert reason(asyncio.TimeoutError(), 2.5) == "no answer within 2.5 s"
+    assert reason(ValueError(), 1.0) == "ValueError"
