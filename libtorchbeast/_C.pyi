@@ -297,6 +297,11 @@ class ActorPool:
     def away_streams(self) -> list[tuple[str, float]]:
         """Returns address, and seconds since the loss, of each stream lost at this moment."""
 
+    def losses(self) -> dict[str, str]:
+        """Returns, by address, why the streams of a server that are lost at this moment are not
+        connected: the error of the last attempt.
+        """
+
     def shortage(self) -> tuple[int, int, float] | None:
         """Returns (connected streams, needed streams, seconds until run() ends unless so many are
         connected by then) while fewer than min_streams are; else None.

@@ -283,6 +283,7 @@ void ActorPool::note_end(Stream* stream, const Verdict& verdict, const std::stri
   if (verdict.failures > 0) ++restarted_;
   MutexLock lock(mutex_);
   last_end_ = error;
+  members_.at(stream->number).last_end = error;
   if (verdict.failures == 0) return;
   reports_.push_back("stream " + std::to_string(stream->number) + " gets new environments after " +
                      within(options_.retries.failure_window, verdict.failures) +
@@ -411,7 +412,7 @@ std::vector<AwayStream> ActorPool::away_streams() const {
   for (const auto& [number, member] : members_) {
     const Clock::duration since(member.stream->away_since);
     if (since.count() == 0 || member.is_retired || member.stream->is_removed) continue;
-    away.push_back({member.stream->endpoint.address, now - since});
+    away.push_back({member.stream->endpoint.address, now - since, member.last_end});
   }
   return away;
 }

@@ -39,6 +39,7 @@ struct ActorPoolOptions {
 struct AwayStream {
   std::string address;
   Clock::duration away;  // since it was lost
+  std::string why;       // it is not connected: the error of its last connection
 };
 
 // Collects rollouts from all streams and enqueues them for the learner.
@@ -133,6 +134,7 @@ class ActorPool {
     std::thread thread = {};           // started and joined by run()
     EnvStream* connection = nullptr;   // to be cancelled
     Clock::time_point cancel_at = {};  // of one that is removed
+    std::string last_end = {};         // of a connection: its error
     bool is_retired = false;
     bool has_started = false;
     bool has_ended = false;  // its thread does nothing more

@@ -1004,6 +1004,8 @@ TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {
   ASSERT_EQ(play.pool().away_streams().size(), 1u);
   EXPECT_EQ(play.pool().away_streams()[0].address, folder.address(1));
   EXPECT_GT(play.pool().away_streams()[0].away, 0ms);
+  const std::string origin = "environment server at " + folder.address(1);
+  EXPECT_EQ(play.pool().away_streams()[0].why.find(origin), 0u);
   play.queue().close();
   play.end();
 }

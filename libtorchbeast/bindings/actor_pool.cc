@@ -122,6 +122,14 @@ py::list away_streams(const ActorPool& pool) {
   return result;
 }
 
+py::dict losses(const ActorPool& pool) {
+  py::dict result;
+  for (const AwayStream& stream : without_gil([&] { return pool.away_streams(); })) {
+    result[py::str(stream.address)] = py::str(stream.why);
+  }
+  return result;
+}
+
 py::object shortage(ActorPool& pool) {
   const std::optional<Shortage> found = without_gil([&] { return pool.shortage(); });
   if (!found) return py::none();
@@ -169,6 +177,7 @@ void bind_actor_pool(py::module_& module) {
           "retired_streams",
           [](const ActorPool& pool) { return without_gil([&] { return pool.retired_streams(); }); })
       .def("away_streams", &away_streams)
+      .def("losses", &losses)
       .def("shortage", &shortage)
       .def("seconds", &seconds_of);
 

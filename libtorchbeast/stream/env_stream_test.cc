@@ -457,6 +457,18 @@ TEST(EnvStreamTest, AServersStatusDecidesTheException) {
             "it ended the stream");
 }
 
+TEST(EnvStreamTest, WhatAServerSaysAtTheEndIsReadable) {
+  const auto says = [](grpc::StatusCode code) {
+    return script_of(sound_description(), [code](VectorCall*) {
+      return grpc::Status(code, "caf\xC3\xA9 \xFF\x1B[2J\nend");
+    });
+  };
+  const char* shown = "caf\xC3\xA9 ??[2J\nend";
+  EXPECT_EQ(connect_error<EnvironmentFailure>(says(grpc::StatusCode::INTERNAL)), shown);
+  EXPECT_EQ(connect_error<LostStream>(says(grpc::StatusCode::UNAVAILABLE)),
+            std::string("connection lost (") + shown + ")");
+}
+
 // gRPC itself ends calls with these codes, too.
 TEST(EnvStreamTest, WhatAServerThatMarksFailuresDoesNotMarkIsALostStream) {
   rpcenv::Description description = sound_description();

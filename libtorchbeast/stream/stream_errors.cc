@@ -2,6 +2,8 @@
 
 #include "libtorchbeast/stream/stream_errors.h"
 
+#include "libtorchbeast/stream/readable.h"
+
 namespace torchbeast {
 namespace {
 
@@ -19,9 +21,12 @@ bool is_passing(const grpc::Status& status) {
   }
 }
 
+std::string said_in(const grpc::Status& status) { return readable(status.error_message()); }
+
 std::exception_ptr lost(const grpc::Status& status, const std::string& address) {
+  const std::string said = said_in(status);
   return std::make_exception_ptr(
-      LostStream(with_origin(address, "connection lost (" + status.error_message() + ")")));
+      LostStream(with_origin(address, "connection lost (" + said + ")")));
 }
 
 }  // namespace
@@ -44,7 +49,7 @@ std::string nobody_answers(const std::string& address, std::chrono::milliseconds
 std::exception_ptr as_exception(const grpc::Status& status, const std::string& address,
                                 Cause cause) {
   if (cause == Cause::kTransport && is_passing(status)) return lost(status, address);
-  const std::string message = with_origin(address, status.error_message());
+  const std::string message = with_origin(address, said_in(status));
   switch (status.error_code()) {
     case grpc::StatusCode::INTERNAL:
     case grpc::StatusCode::UNKNOWN:  // what grpcio answers when a Python server raises

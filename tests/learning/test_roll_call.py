@@ -80,7 +80,7 @@ class FedSource:
 
     def away(self) -> list[Away]:
         short = Shortage(0, 1, 55.0) if self._rank else None
-        return [Away(f"server {self._rank}", 5.0, short)]
+        return [Away(f"server {self._rank}", 5.0, short, f"refused {self._rank}")]
 
 
 class Gossip:
@@ -208,7 +208,10 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
     assert members[0].source.hanging() == "a stream of 0 hangs; rank 1: a stream of 1 hangs"
     short = Shortage(0, 1, 55.0, " of rank 1")
     for member, order in zip(members, ([0, 1], [1, 0]), strict=True):
-        away = [Away("server 0", 5.0), Away("server 1", 5.0, short)]
+        away = [
+            Away("server 0", 5.0, None, "refused 0"),
+            Away("server 1", 5.0, short, "refused 1"),
+        ]
         assert member.source.away() == [away[rank] for rank in order]
 
 

@@ -15,6 +15,14 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
     )
 
 
+def test_of_several_reasons_that_of_the_stream_lost_first_is_said() -> None:
+    away = [Away("a:50", 2.0, None, "reset"), Away("b:50", 17.3, None, "b:50: no such token")]
+    assert describe_away(away, live=1) == (
+        "2 of 3 streams lost, the first 17 s ago: a:50, b:50; they go on when a server answers "
+        "there (b:50: no such token)"
+    )
+
+
 def test_of_several_learners_the_one_that_ends_first_is_described() -> None:
     later, first = Shortage(2, 3, 50.0, " of rank 0"), Shortage(0, 1, 9.0, " of rank 1")
     away = [Away("a:50", 10.0, later), Away("b:50", 51.0, first), Away("c:50", 1.0)]

@@ -309,8 +309,9 @@ def _read(rank: int, said: Mapping[str, Any]) -> Report:
 
 def _of_rank(rank: int, away: Sequence[Any]) -> Away:
     """Returns a lost stream of a rank; away: as of Away, possibly from JSON."""
-    where, seconds, short = away
-    return Away(where, seconds, short and Shortage(*short)._replace(of=f" of rank {rank}"))
+    where, seconds, short, why = away
+    short = short and Shortage(*short)._replace(of=f" of rank {rank}")
+    return Away(where, seconds, short, why)
 
 
 class _Taking:

@@ -38,6 +38,7 @@ class Away(NamedTuple):
     where: str  # its server's address
     seconds: float  # since it was lost
     shortage: Shortage | None = None  # of all streams of its source, while there is one
+    why: str = ""  # the last attempt to connect failed, if that is known
 
 
 class Source(Protocol):
@@ -90,7 +91,7 @@ def describe_away(away: Sequence[Away], live: int) -> str:
     they_go = "it goes" if len(away) == 1 else "they go"
     return (
         f"{count} {since(away)}: {_where(away)}; {they_go} on when a server answers there"
-        f"{_end(away)}"
+        f"{_why(away)}{_end(away)}"
     )
 
 
@@ -98,6 +99,12 @@ def shortage_of(away: Sequence[Away]) -> Shortage | None:
     """Returns the shortage that ends the run first; None if there is none."""
     found = [stream.shortage for stream in away if stream.shortage is not None]
     return min(found, key=lambda shortage: shortage.seconds, default=None)
+
+
+def _why(away: Sequence[Away]) -> str:
+    """Says why the stream that was lost first does not connect; "" if that is not known."""
+    why = max(away, key=lambda stream: stream.seconds).why
+    return f" ({why})" if why else ""
 
 
 def _end(away: Sequence[Away]) -> str:

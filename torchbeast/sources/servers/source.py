@@ -219,8 +219,11 @@ class PolySource:
         """Returns the streams that were lost and have not reconnected."""
         found = self._pool.shortage()
         short = None if found is None else Shortage(*found)
-        lost = self._pool.away_streams()
-        return [Away(as_called(where), seconds, short) for where, seconds in lost]
+        lost, why = self._pool.away_streams(), self._pool.losses()
+        return [
+            Away(as_called(where), seconds, short, as_called(why.get(where, "")))
+            for where, seconds in lost
+        ]
 
     def _initial_agent_state(self) -> Any:
         state = self._actor.initial_state(1), self._actor.distribution.zero_action((1, 1))
