@@ -1004,8 +1004,9 @@ TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {
   ASSERT_EQ(play.pool().away_streams().size(), 1u);
   EXPECT_EQ(play.pool().away_streams()[0].address, folder.address(1));
   EXPECT_GT(play.pool().away_streams()[0].away, 0ms);
-  const std::string origin = "environment server at " + folder.address(1);
-  EXPECT_EQ(play.pool().away_streams()[0].why.find(origin), 0u);
+  const std::string why = play.pool().away_streams()[0].why;
+  EXPECT_NE(why.find("environment server"), std::string::npos) << why;
+  EXPECT_NE(why.find(folder.address(1)), std::string::npos) << why;
   play.queue().close();
   play.end();
 }
