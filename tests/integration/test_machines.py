@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import signal
 import socket
+import subprocess
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -302,6 +303,24 @@ def test_a_port_taken_in_ipv6_since_the_check_ends_the_servers(
         assert polybeast_env.main(["--env", "Catch", *args]) == 2
     said = capsys.readouterr().err
     assert f"cannot listen at {address}: another program uses port" in said
+
+
+# A network of its own, whose interface is down: it has no address, so neither 127.0.0.1 nor ::1.
+NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
+
+
+@pytest.mark.skipif(
+    subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode != 0,
+    reason="this user can make no network namespace",
+)
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+def test_a_machine_without_ipv6_serves_at_all_its_addresses(workshop: Workshop, host: str) -> None:
+    where = ["--listen", f"{host}:50051", "--insecure"]
+    small = ["--env", "Catch", "--num_servers", "1", "--num_actors", "1"]
+    servers = workshop.start("polybeast_env", *small, *where, by=NO_NETWORK)
+    servers.wait_for("Serving")
+    servers.send(signal.SIGTERM)
+    assert servers.end(timeout=20) == 0, servers.said
 
 
 def test_a_learner_with_unusable_files_or_hosts_ends_at_once(

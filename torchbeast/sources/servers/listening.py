@@ -52,9 +52,13 @@ def check_listens(address: str) -> None:
 
 
 def _exists(family: int, host: str) -> bool:
-    """Returns whether this machine has the address."""
+    """Returns whether this machine has the address.
+
+    It has [::] if it has [::1]. gRPC listens at IPv4 alone where that is missing, as where IPv6 is
+    switched off, although a socket can be bound to [::] even there.
+    """
     try:
-        _bind(family, (host, 0), listen=False).close()
+        _bind(family, ("::1" if host == "::" else host, 0), listen=False).close()
     except OSError as error:
         return error.errno not in _NOT_HERE
     return True
