@@ -96,7 +96,8 @@ def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(
     run = workshop.start("raybeast", *words, "--num_workers", "2")
     run.wait_for(LEARNING)
     actors(workshop)[-1].kill()
-    run.wait_for(r"actor \d: process \d+ on .* died.*; another takes its place")
+    # Which process and where is known once it plays; it may still be starting while the other does.
+    run.wait_for(r"actor \d: .* died.*; another takes its place")
     assert run.end(timeout=200) == 0, run.said
     assert "Traceback" not in run.said and "raylet" not in run.said, run.said
     assert_nothing_is_left(workshop)
