@@ -23,6 +23,14 @@ def test_of_several_reasons_that_of_the_stream_lost_first_is_said() -> None:
     )
 
 
+def test_a_reason_is_one_line_the_last_of_a_traceback_and_not_a_long_one() -> None:
+    traceback = "server at a:50: Traceback:\n  File 1\nKeyError: 'the joystick is gone'\n"
+    said = describe_away([Away("a:50", 2.0, None, traceback)], live=1)
+    assert said.endswith("when a server answers there (KeyError: 'the joystick is gone')")
+    long = describe_away([Away("a:50", 2.0, None, "very " * 1000)], live=1)
+    assert long.endswith("very very...)") and len(long) < 400
+
+
 def test_of_several_learners_the_one_that_ends_first_is_described() -> None:
     later, first = Shortage(2, 3, 50.0, " of rank 0"), Shortage(0, 1, 9.0, " of rank 1")
     away = [Away("a:50", 10.0, later), Away("b:50", 51.0, first), Away("c:50", 1.0)]

@@ -6,6 +6,7 @@ tests/compliance/source.py checks it.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -21,6 +22,7 @@ STALL_S = 60.0
 """Seconds in one stage after which a worker is reported."""
 
 _NAMED = 3  # addresses in a sentence, at most
+_LONGEST_REASON = 300  # characters
 
 
 class Shortage(NamedTuple):
@@ -102,9 +104,12 @@ def shortage_of(away: Sequence[Away]) -> Shortage | None:
 
 
 def _why(away: Sequence[Away]) -> str:
-    """Says why the stream that was lost first does not connect; "" if that is not known."""
-    why = max(away, key=lambda stream: stream.seconds).why
-    return f" ({why})" if why else ""
+    """Says why the stream that was lost first does not connect; "" if that is not known.
+
+    Of a traceback, which is reported whole elsewhere, it is the last line.
+    """
+    lines = max(away, key=lambda stream: stream.seconds).why.strip().splitlines()
+    return f" ({textwrap.shorten(lines[-1], _LONGEST_REASON, placeholder='...')})" if lines else ""
 
 
 def _end(away: Sequence[Away]) -> str:
