@@ -5,14 +5,15 @@
 #
 #   sbatch examples/cluster/slurm.sh             the same command goes on with the run
 #
-# Before its time is over, or when it is preempted, the learner writes a checkpoint and the job goes
-# back into the queue. $HOME must be the same on all nodes, and ports 50051 and following free.
+# Before its time is over, the learner writes a checkpoint and the job goes back into the queue; so
+# Slurm does with a job that it preempts, where it is set up to requeue. scancel ends the job after a
+# checkpoint. $HOME must be the same on all nodes, and ports 50051 and following free.
 #SBATCH --job-name=torchbeast
 #SBATCH --nodes=5
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=16
 #SBATCH --time=24:00:00
-#SBATCH --signal=B:TERM@180
+#SBATCH --signal=B:USR1@180
 #SBATCH --requeue
 #SBATCH --open-mode=append
 set -euo pipefail
@@ -25,13 +26,14 @@ cpus=${SLURM_CPUS_PER_TASK:-1}
 envs=$((8 * cpus)) # of a node
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
-learner=${nodes[0]}
 hosts=("${nodes[@]:1}")
 names=$(IFS=,; echo "${hosts[*]}")
 servers=$(printf "%s:$port," "${hosts[@]}")
 
 mkdir -p "$savedir"
+trap 'rm -rf "$keys"' EXIT
 "$python" -m torchbeast.keys --hosts "$names" --folder "$keys"
+rm "$keys/ca-key.pem" # nothing else is to be signed
 
 srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --nodelist="$names" \
   --output="$savedir/servers-$SLURM_JOB_ID-%N.log" \
@@ -41,27 +43,32 @@ srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --no
   --tls_client_ca "$keys/ca.pem" --token_file "$keys/token" &
 serving=$!
 
-# With a GPU on the first node: --gpus=1 here, and a job of two components (#SBATCH hetjob).
-srun --nodes=1 --ntasks=1 --cpus-per-task="$cpus" --nodelist="$learner" \
-  "$python" -m torchbeast.polybeast_learner --preset pong --env_servers "${servers%,}" \
+# Not by srun, which kills its tasks at once when it gets SIGTERM. This script runs on the first node.
+# With a GPU there: a job of two components (#SBATCH hetjob), the first one with --gpus=1.
+"$python" -m torchbeast.polybeast_learner --preset pong --env_servers "${servers%,}" \
   --tls_ca "$keys/ca.pem" --tls_cert "$keys/client.pem" --tls_key "$keys/client-key.pem" \
   --token_file "$keys/token" --connect_timeout 120 \
   --savedir "$savedir" --xpid "$SLURM_JOB_NAME" --suppress_logs &
 learning=$!
 
-stopped=no
-trap 'stopped=yes; kill -TERM "$learning" || true' TERM # srun passes it on
-code=0
-wait "$learning" || code=$?
-if [ "$stopped" = yes ]; then # the trap interrupted the wait
-  code=0
-  wait "$learning" || code=$?
-fi
+signals=0 requeue=no
+# shellcheck disable=SC2317 # the traps call it
+stop() {
+  signals=$((signals + 1))
+  kill -TERM "$learning" || true
+}
+trap 'requeue=yes && stop' USR1 # the time is nearly over
+trap stop TERM                  # scancel, or preempted
 
-kill -TERM "$serving" 2>/dev/null || true
+before=-1
+while [ "$signals" != "$before" ]; do # a signal interrupts the wait
+  before=$signals code=0
+  wait "$learning" || code=$?
+done
+
+scancel --quiet --signal=TERM "$SLURM_JOB_ID.0" || true # the servers
 wait "$serving" || true
-rm -rf "$keys"
-if [ "$stopped" = yes ]; then
+if [ "$requeue" = yes ] && [ "$code" = 0 ]; then
   scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

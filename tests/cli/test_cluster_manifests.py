@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -73,29 +74,65 @@ def unwrapped(words: list[str]) -> list[str]:
     return [*given, *words[4:]]
 
 
-def of_slurm(folder: Path) -> list[list[str]]:
-    """Runs the script with other commands in the place of Slurm's and Python, which note theirs."""
+def slurm_job(folder: Path, learner: str) -> subprocess.Popen[str]:
+    """Starts the script with other commands in the place of Slurm's and Python, which note theirs.
+
+    learner: what runs in the place of the learner, in bash.
+    """
     stubs = {
         "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
-        "scontrol": '[ "$1" = show ] && printf "node%s\\n" 1 2 3 || true',
-        # the learner ends, and with it the script, after the servers have begun
-        "python": 'printf "%s\\0" "$@" "" > "$NOTES.$2"\n'
-        '[ "$2" != torchbeast.polybeast_learner ] || '
-        'until [ -s "$NOTES.torchbeast.polybeast_env" ]; do :; done',
+        "scontrol": '[ "$1" = show ] && printf "node%s\\n" 1 2 3 || echo "$@" >> "$NOTES"',
+        "scancel": 'echo "${@: -1}" >> "$NOTES"',
+        "python": f"""
+            printf "%s\\0" "$@" "" > "$NOTES.$2"
+            case "$2" in
+                torchbeast.keys) mkdir "${{@: -1}}" && touch "${{@: -1}}/ca-key.pem" ;;
+                torchbeast.polybeast_learner) {learner} ;;
+            esac""",
     }
     for name, body in stubs.items():
         (folder / name).write_text(f"#!/bin/bash\n{body}\n")
         (folder / name).chmod(0o755)
     ours = {"PATH": f"{folder}:{os.environ['PATH']}", "NOTES": str(folder / "notes")}
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NAME": "torchbeast"}
-    subprocess.run(
+    return subprocess.Popen(
         ["bash", str(CLUSTER / "slurm.sh")],
         env={**os.environ, **ours, **slurm, "TORCHBEAST_SAVEDIR": str(folder / "runs")},
-        check=True,
-        timeout=60,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+
+
+def of_slurm(folder: Path) -> list[list[str]]:
+    """The learner ends, and with it the script, after the servers have begun."""
+    job = slurm_job(folder, 'until [ -s "$NOTES.torchbeast.polybeast_env" ]; do :; done')
+    job.communicate(timeout=60)
+    assert job.returncode == 0
     notes = [path.read_text().split("\0")[:-2] for path in folder.glob("notes.*")]
     return [["python", *words] for words in notes]
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "said_to_slurm"),
+    [
+        (signal.SIGUSR1, 0, ["7.0", "requeue 7"]),
+        (signal.SIGUSR1, 1, ["7.0"]),
+        (signal.SIGTERM, 0, ["7.0"]),
+    ],
+)
+def test_a_slurm_job_goes_back_into_the_queue_if_its_time_is_over_and_it_has_its_checkpoint(
+    tmp_path: Path, sent: signal.Signals, code: int, said_to_slurm: list[str]
+) -> None:
+    """scancel sends SIGTERM: who cancels a job does not want it back."""
+    idle = "while :; do read -rt 0.1 <> <(:) || true; done"
+    job = slurm_job(tmp_path, f'trap "exit {code}" TERM; echo ready; {idle}')
+    assert job.stdout is not None and job.stdout.readline() == "ready\n"
+    (keys,) = (tmp_path / "runs").glob("keys-*")
+    assert not (keys / "ca-key.pem").exists(), "it could make certificates that all trust"
+    job.send_signal(sent)
+    assert job.wait(30) == code
+    assert (tmp_path / "notes").read_text().splitlines() == said_to_slurm
+    assert not keys.exists(), "the job's keys end with it"
 
 
 def test_the_commands_of_docker_compose_are_ones() -> None:
