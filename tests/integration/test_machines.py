@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -310,7 +311,8 @@ NO_NETWORK = ["unshare", "--user", "--map-root-user", "--net"]
 
 
 @pytest.mark.skipif(
-    subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode != 0,
+    shutil.which("unshare") is None
+    or subprocess.run([*NO_NETWORK, "true"], capture_output=True).returncode != 0,
     reason="this user can make no network namespace",
 )
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 
 import ipv6
@@ -12,6 +13,7 @@ from ipv6 import needs_ipv6
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers import listening
 from torchbeast.sources.servers.listening import check_free, check_listens, listeners
+from torchbeast.sources.servers.own_sockets import listened_at
 
 HOME = ("127.0.0.1", ipv6.HOME)
 
@@ -101,17 +103,47 @@ def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> Non
 
 
 @needs_ipv6
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-def test_who_listens_at_all_addresses_does_so_with_one_socket_or_two(host: str) -> None:
+def test_who_listens_at_all_addresses_does_so_with_one_socket_or_two() -> None:
     with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as one:
-        check_listens(f"{host}:{one.getsockname()[1]}")
+        assert listened_at(one.getsockname()[1]) == {"0.0.0.0", "::"}
     port = free_port()
-    two = listeners(f"0.0.0.0:{port}")
-    check_listens(f"{host}:{port}")
-    for each in two:
-        each.close()
+    four, six = listeners(f"0.0.0.0:{port}")
+    with four, six:
+        assert listened_at(port) == {"0.0.0.0", "::"}
+        four.close()
+        assert listened_at(port) == {"::"}
+
+
+@needs_ipv6
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+@pytest.mark.parametrize("taken_at", HOME)
+def test_who_listens_at_some_addresses_is_refused_if_another_program_has_the_others(
+    host: str, taken_at: str
+) -> None:
+    port = free_port()
+    four, six = listeners(f"0.0.0.0:{port}")
+    family = socket.AF_INET6 if ":" in taken_at else socket.AF_INET
+    with four, six, socket.socket(family) as another:
+        check_listens(f"{host}:{port}")
+        (six if family == socket.AF_INET6 else four).close()
+        check_listens(f"{host}:{port}")
+        another.bind((taken_at, port))  # that it does not listen keeps it from being our own
         with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
             check_listens(f"{host}:{port}")
+
+
+def test_sockets_are_not_known_while_all_descriptors_are_used() -> None:
+    """A server must not take its own sockets for those of another program then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server((HOME[0], 0)) as own:
+        port = own.getsockname()[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (own.fileno() + 1, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                check_listens(f"127.0.0.1:{port}")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        check_listens(f"127.0.0.1:{port}")
 
 
 @needs_ipv6
@@ -124,11 +156,7 @@ def test_who_listens_at_one_address_does_so_there_alone(address: str) -> None:
         own.bind((address, 0))
         own.listen()
         port = own.getsockname()[1]
-        here = f"[{address}]" if address == "::1" else "127.0.0.1"
-        check_listens(f"{here}:{port}")
-        for other in {"127.0.0.1", "[::1]", "0.0.0.0", "[::]"} - {here}:
-            with pytest.raises(UsageError, match="another program uses port"):
-                check_listens(f"{other}:{port}")
+        assert listened_at(port) == {"::1" if address == "::1" else "127.0.0.1"}
 
 
 def test_nobody_needs_to_listen_at_an_address_that_is_not_here(

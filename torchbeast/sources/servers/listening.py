@@ -38,30 +38,29 @@ def check_free(addresses: Sequence[str]) -> None:
 
 
 def check_listens(address: str) -> None:
-    """Raises UsageError if this process does not listen at all that HOST:PORT stands for.
+    """Raises UsageError if another program listens at one of the addresses that HOST:PORT stands
+    for; this process must listen at the others.
 
     gRPC is content with some of the addresses, such as 0.0.0.0 without [::], if another program has
-    taken the port at the others since it was found to be free.
+    taken the port at the rest since it was found to be free. It also leaves out IPv6 where that is
+    switched off, though a socket can be bound to [::] even there: that is no fault.
+
+    Raises OSError if the sockets of this process cannot be listed.
     """
     host, port = host_and_port(address)
     has = listened_at(port)
     for family, name in _places(host, port):
-        if name[0] not in has and _exists(family, name[0]):
-            taken = OSError(errno.EADDRINUSE, "")
-            raise UsageError(_cannot_listen(address, port, taken))
+        if name[0] not in has:
+            _check_not_taken(address, family, name)
 
 
-def _exists(family: int, host: str) -> bool:
-    """Returns whether this machine has the address.
-
-    It has [::] if it has [::1]. gRPC listens at IPv4 alone where that is missing, as where IPv6 is
-    switched off, although a socket can be bound to [::] even there.
-    """
+def _check_not_taken(address: str, family: int, name: tuple[Any, ...]) -> None:
+    """Raises UsageError if another program listens at the family's address `name`."""
     try:
-        _bind(family, ("::1" if host == "::" else host, 0), listen=False).close()
+        _bind(family, name, listen=False).close()
     except OSError as error:
-        return error.errno not in _NOT_HERE
-    return True
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(_cannot_listen(address, name[1], error)) from None
 
 
 def _bound(address: str, listen: bool = False) -> list[socket.socket]:

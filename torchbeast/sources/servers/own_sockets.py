@@ -3,23 +3,30 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
 from collections.abc import Iterator
-from contextlib import suppress
+
+_DESCRIPTORS = "/dev/fd"  # of this process, on Linux and macOS
+_CLOSED_MEANWHILE = (errno.EBADF, errno.ENOTSOCK)  # by another thread; a file may have its number
 
 
 def tcp_sockets(port: int) -> Iterator[socket.socket]:
-    """Yields the sockets of this process at the port, each by another descriptor."""
+    """Yields the sockets of this process at the port, each by another descriptor.
+
+    Raises OSError if its descriptors cannot be listed or copied, as when all of them are in use.
+    """
     # All before the first copy, which may get the number of the folder that was listed.
-    for number in [int(name) for name in os.listdir("/proc/self/fd") if _is_socket(int(name))]:
-        with suppress(OSError):  # closed by another thread
-            found = socket.socket(fileno=os.dup(number))
-            if _is_tcp_at(found, port):
-                yield found
-            else:
-                found.close()
+    for number in [int(name) for name in os.listdir(_DESCRIPTORS) if _is_socket(int(name))]:
+        found = _copy(number)
+        if found is None:
+            continue
+        if _is_tcp_at(found, port):
+            yield found
+        else:
+            found.close()
 
 
 def listens(found: socket.socket) -> bool:
@@ -45,6 +52,20 @@ def _reached_at(listener: socket.socket) -> set[str]:
     if listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
         return {host}
     return {"::", "0.0.0.0"} if host == "::" else {host.removeprefix("::ffff:")}
+
+
+def _copy(number: int) -> socket.socket | None:
+    """Returns the socket by another descriptor; None if it was closed by another thread."""
+    copy = -1
+    try:
+        copy = os.dup(number)
+        return socket.socket(fileno=copy)
+    except OSError as error:
+        if copy >= 0:
+            os.close(copy)
+        if error.errno not in _CLOSED_MEANWHILE:
+            raise
+        return None
 
 
 def _is_socket(number: int) -> bool:

@@ -27,7 +27,7 @@ from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
 from torchbeast.sources.servers.listening import check_listens
 from torchbeast.sources.servers.told import TellingEnv
-from torchbeast.sources.servers.waiting_clients import WaitingClients
+from torchbeast.sources.servers.waiting_clients import WaitingClients, can_be_watched
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -140,16 +140,19 @@ def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
 def _report_when_serving(
     server: Any, address: str, served: threading.Event, report: Report
 ) -> None:
-    """Reports that the server accepts connections; ends the process if not at all its addresses."""
+    """Reports that the server accepts connections; ends the process if another program has one of
+    its addresses.
+    """
     if not server.wait_until_serving(_SERVING_S):
         return
+    served.set()
     try:
         if not address.startswith("unix:"):
-            check_listens(address)
+            with contextlib.suppress(OSError):  # not known, as when strangers have all descriptors
+                check_listens(address)
     except UsageError as error:
         report(failure(error))
         os._exit(1)
-    served.set()
     report({"ready": True})
 
 
@@ -160,7 +163,7 @@ def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Eve
     may be over within a moment, when those leave who took all descriptors.
     """
     served.wait()  # if it never serves, until the process ends
-    clients = None if address.startswith("unix:") else WaitingClients(host_and_port(address)[1])
+    clients: WaitingClients | None = None
     in_vain = 0
     while not stopped.wait(_LOOK_S):
         if are_used_up():
@@ -169,7 +172,11 @@ def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Eve
                 "has: it would accept no connection from now on, and ends. Keep strangers from its "
                 "port, or raise the limit (ulimit -n)"
             )
-        in_vain = in_vain + 1 if clients is not None and clients.wait_in_vain() else 0
+        if not can_be_watched(address):
+            continue
+        with contextlib.suppress(OSError):  # used up at this moment: the next look decides
+            clients = clients or WaitingClients(host_and_port(address)[1])
+            in_vain = in_vain + 1 if clients.wait_in_vain() else 0
         if in_vain == _LOOKS_IN_VAIN:
             _end(
                 f"this server has accepted no connection for {_LOOKS_IN_VAIN * _LOOK_S:.0f} s, "

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import sys
 
 from torchbeast.sources.servers.own_sockets import listens, tcp_sockets
 
@@ -14,10 +15,16 @@ from torchbeast.sources.servers.own_sockets import listens, tcp_sockets
 _UNACKED = struct.Struct("=24xI")
 
 
+def can_be_watched(address: str) -> bool:
+    """Returns whether clients that wait at a server's address can be counted: at TCP, on Linux."""
+    return sys.platform == "linux" and not address.startswith("unix:")
+
+
 class WaitingClients:
     """Watches the clients that nobody has accepted yet, where this process listens already."""
 
     def __init__(self, port: int) -> None:
+        """Finds where this process listens; raises OSError if its sockets cannot be listed."""
         found = list(tcp_sockets(port))
         self._port, self._listeners = port, [each for each in found if listens(each)]
         self._accepted: set[int] = set()
@@ -33,7 +40,8 @@ class WaitingClients:
         """Returns whether there are some, and nobody was accepted since the last call.
 
         Not by their number, which a flood keeps the same however many are accepted. One who was
-        accepted and has left again between two calls is missed.
+        accepted and has left again between two calls is missed. Raises OSError if that cannot be
+        known, because all descriptors are in use.
         """
         is_waiting = self.count() > 0
         before, self._accepted = self._accepted, _connections(self._port) if is_waiting else set()
