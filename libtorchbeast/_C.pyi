@@ -294,12 +294,9 @@ class ActorPool:
     def retired_streams(self) -> int:
         """Returns the number of streams that are retired, and not removed."""
 
-    def away_streams(self) -> list[tuple[str, float]]:
-        """Returns address, and seconds since the loss, of each stream lost at this moment."""
-
-    def losses(self) -> dict[str, str]:
-        """Returns, by address, why the streams of a server that are lost at this moment are not
-        connected: the error of the last attempt.
+    def away_streams(self) -> list[tuple[str, float, str]]:
+        """Returns, for each stream lost at this moment, its address, the seconds since the loss,
+        and the error that ended its last connection: maybe a traceback; "" if nobody answers.
         """
 
     def shortage(self) -> tuple[int, int, float] | None:

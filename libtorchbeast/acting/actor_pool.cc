@@ -268,27 +268,27 @@ bool ActorPool::obey(const Verdict& verdict, const Error& error, Stream* stream,
     retire(stream, verdict, whole);
     return false;
   }
-  note_end(stream, verdict, whole.what(), history.may_be_away());
+  note_end(stream, verdict, error, history.may_be_away());
   stream->clock.enter(Stage::kEnvironment);
   pause(*stream, history.pause());
   return true;
 }
 
 // Records the end of a connection that another one follows.
-void ActorPool::note_end(Stream* stream, const Verdict& verdict, const std::string& error,
+void ActorPool::note_end(Stream* stream, const Verdict& verdict, const std::exception& error,
                          bool is_away) {
+  if (verdict.failures > 0) ++restarted_;
+  MutexLock lock(mutex_);
   if (is_away && stream->away_since == 0) {
     stream->away_since = Clock::now().time_since_epoch().count();
   }
-  if (verdict.failures > 0) ++restarted_;
-  MutexLock lock(mutex_);
-  last_end_ = error;
-  members_.at(stream->number).last_end = error;
+  last_end_ = error.what();
+  members_.at(stream->number).why_away = said_by_server(error, stream->endpoint.address);
   if (verdict.failures == 0) return;
   reports_.push_back("stream " + std::to_string(stream->number) + " gets new environments after " +
                      within(options_.retries.failure_window, verdict.failures) +
                      ", and is retired after " + std::to_string(options_.retries.failures) + ": " +
-                     error);
+                     last_end_);
 }
 
 // Throws the error, which ends the run, if too few streams are left.
@@ -412,7 +412,7 @@ std::vector<AwayStream> ActorPool::away_streams() const {
   for (const auto& [number, member] : members_) {
     const Clock::duration since(member.stream->away_since);
     if (since.count() == 0 || member.is_retired || member.stream->is_removed) continue;
-    away.push_back({member.stream->endpoint.address, now - since, member.last_end});
+    away.push_back({member.stream->endpoint.address, now - since, member.why_away});
   }
   return away;
 }

@@ -39,7 +39,7 @@ struct ActorPoolOptions {
 struct AwayStream {
   std::string address;
   Clock::duration away;  // since it was lost
-  std::string why;       // it is not connected: the error of its last connection
+  std::string why;       // the error that ended its last connection; empty if nobody answers
 };
 
 // Collects rollouts from all streams and enqueues them for the learner.
@@ -134,7 +134,7 @@ class ActorPool {
     std::thread thread = {};           // started and joined by run()
     EnvStream* connection = nullptr;   // to be cancelled
     Clock::time_point cancel_at = {};  // of one that is removed
-    std::string last_end = {};         // of a connection: its error
+    std::string why_away = {};         // see AwayStream::why
     bool is_retired = false;
     bool has_started = false;
     bool has_ended = false;  // its thread does nothing more
@@ -159,7 +159,7 @@ class ActorPool {
   template <typename Error>
   bool obey(const Verdict& verdict, const Error& error, Stream* stream,
             const StreamHistory& history);
-  void note_end(Stream* stream, const Verdict& verdict, const std::string& error, bool is_away)
+  void note_end(Stream* stream, const Verdict& verdict, const std::exception& error, bool is_away)
       EXCLUDES(mutex_);
   template <typename Error>
   void retire(Stream* stream, const Verdict& verdict, const Error& error) EXCLUDES(mutex_);

@@ -1004,9 +1004,7 @@ TEST(ActorPoolTest, TheOthersPlayOnWhileAStreamIsAway) {
   ASSERT_EQ(play.pool().away_streams().size(), 1u);
   EXPECT_EQ(play.pool().away_streams()[0].address, folder.address(1));
   EXPECT_GT(play.pool().away_streams()[0].away, 0ms);
-  const std::string why = play.pool().away_streams()[0].why;
-  EXPECT_NE(why.find("environment server"), std::string::npos) << why;
-  EXPECT_NE(why.find(folder.address(1)), std::string::npos) << why;
+  until([&] { return play.pool().away_streams()[0].why.empty(); }, "nobody answering there");
   play.queue().close();
   play.end();
 }

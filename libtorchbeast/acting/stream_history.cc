@@ -32,7 +32,7 @@ StreamHistory::StreamHistory(RetryOptions options, std::uint64_t seed, bool join
 
 std::chrono::milliseconds StreamHistory::patience() const {
   if (may_be_away_) return std::min(kLongestPause, options_.reconnect_timeout);
-  if (connection_ == 0) return options_.connect_timeout;  // and not a millisecond less
+  if (connection_ == 0) return options_.connect_timeout;  // whole, as the error says
   return std::chrono::ceil<std::chrono::milliseconds>(options_.connect_timeout -
                                                       (Clock::now() - since_));
 }

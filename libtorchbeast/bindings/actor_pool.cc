@@ -117,15 +117,7 @@ double in_seconds(Clock::duration duration) {
 py::list away_streams(const ActorPool& pool) {
   py::list result;
   for (const AwayStream& stream : without_gil([&] { return pool.away_streams(); })) {
-    result.append(py::make_tuple(stream.address, in_seconds(stream.away)));
-  }
-  return result;
-}
-
-py::dict losses(const ActorPool& pool) {
-  py::dict result;
-  for (const AwayStream& stream : without_gil([&] { return pool.away_streams(); })) {
-    result[py::str(stream.address)] = py::str(stream.why);
+    result.append(py::make_tuple(stream.address, in_seconds(stream.away), stream.why));
   }
   return result;
 }
@@ -177,7 +169,6 @@ void bind_actor_pool(py::module_& module) {
           "retired_streams",
           [](const ActorPool& pool) { return without_gil([&] { return pool.retired_streams(); }); })
       .def("away_streams", &away_streams)
-      .def("losses", &losses)
       .def("shortage", &shortage)
       .def("seconds", &seconds_of);
 

@@ -7,6 +7,7 @@
 
 #include "libtorchbeast/batching/input_check.h"
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/proto/readable.h"
 #include "rpcenv.pb.h"
 
 namespace torchbeast {
@@ -130,15 +131,15 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
   check_number_of_keywords(message.info_keywords_size());  // before they are copied
   EnvDescription description{
-      .env_id = message.env_id(),
+      .env_id = readable(message.env_id()),
       .num_envs = message.num_envs(),
       .num_streams = message.num_streams(),
       .num_servers = message.num_servers(),
       .frame_stack = message.frame_stack(),
       .observation = decode_spec(message.observation()),
-      .action_space = message.action_space(),
-      .observation_space = message.observation_space(),
-      .options = message.options(),
+      .action_space = readable(message.action_space()),
+      .observation_space = readable(message.observation_space()),
+      .options = readable(message.options()),
       .marks_failures = message.marks_failures(),
       .info_keywords = {message.info_keywords().begin(), message.info_keywords().end()}};
   check_info_keywords(description.info_keywords);

@@ -38,7 +38,7 @@ void EnvStream::check_cancelled() const {
 StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds timeout) {
   const auto channel = connected_channel(endpoint_, timeout, [&] { return !cancelled_; });
   check_cancelled();
-  if (channel == nullptr) throw LostStream(nobody_answers(endpoint_.address, timeout));
+  if (channel == nullptr) throw NobodyAnswers(nobody_answers(endpoint_.address, timeout));
   description_ = describe(channel);
   check_same_as_before();
   translation_ = std::make_unique<StepTranslation>(description_);

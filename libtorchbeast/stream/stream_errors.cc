@@ -2,7 +2,7 @@
 
 #include "libtorchbeast/stream/stream_errors.h"
 
-#include "libtorchbeast/stream/readable.h"
+#include "libtorchbeast/proto/readable.h"
 
 namespace torchbeast {
 namespace {
@@ -23,6 +23,10 @@ bool is_passing(const grpc::Status& status) {
 
 std::string said_in(const grpc::Status& status) { return readable(status.error_message()); }
 
+std::string origin_at(const std::string& address) {
+  return "environment server at " + address + ": ";
+}
+
 std::exception_ptr lost(const grpc::Status& status, const std::string& address) {
   const std::string said = said_in(status);
   return std::make_exception_ptr(
@@ -37,13 +41,19 @@ std::string to_string(std::chrono::milliseconds duration) {
 }
 
 std::string with_origin(const std::string& address, const std::string& message) {
-  const std::string origin = "environment server at " + address + ": ";
+  const std::string origin = origin_at(address);
   return message.starts_with(origin) ? message : origin + message;
 }
 
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout) {
   return "no environment server answers at " + address + " within " + to_string(timeout) +
          "; start one there, or name the address of one that runs";
+}
+
+std::string said_by_server(const std::exception& error, const std::string& address) {
+  if (dynamic_cast<const NobodyAnswers*>(&error) != nullptr) return "";
+  const std::string message = error.what(), origin = origin_at(address);
+  return message.starts_with(origin) ? message.substr(origin.size()) : message;
 }
 
 std::exception_ptr as_exception(const grpc::Status& status, const std::string& address,

@@ -18,6 +18,11 @@ struct LostStream : ConnectionError {
   using ConnectionError::ConnectionError;
 };
 
+// Nobody accepted the connection.
+struct NobodyAnswers : LostStream {
+  using LostStream::LostStream;
+};
+
 // The server admits only clients with a token, and this one has none or another.
 struct Unauthenticated : LostStream {
   using LostStream::LostStream;
@@ -45,6 +50,9 @@ std::string to_string(std::chrono::milliseconds duration);
 
 // Returns the message for a server that accepts no connection within `timeout`.
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout);
+
+// Returns the message of an error of a stream without its prefix; empty if nobody answers there.
+std::string said_by_server(const std::exception& error, const std::string& address);
 
 // Who ended a call, where its status alone does not tell: gRPC itself ends calls with INTERNAL (a
 // reset), UNKNOWN ("Stream removed") and RESOURCE_EXHAUSTED. Servers of earlier versions do not

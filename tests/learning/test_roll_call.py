@@ -225,7 +225,8 @@ def test_every_rank_hears_in_each_roll_call_what_rank_0_says_and_who_is_away(
     heard = members[0].aside.heard
     assert members[1].aside.heard == heard and len(heard) >= 3
     for call, (said, away) in enumerate(heard, 1):
-        assert said == [0] * call and away == [("server 0", 5.0), ("server 1", 5.0)]
+        assert said == [0] * call
+        assert away == [(f"server {rank}", 5.0, f"refused {rank}") for rank in (0, 1)]
 
 
 def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(

@@ -752,7 +752,7 @@ class TestLostStreams:
             before = game.rollouts(4)
             server.kill()
             drain = Background(lambda: list(game.queue.with_info()))
-            wait_for(lambda: [where for where, _ in game.pool.away_streams()] == [address] * 2)
+            wait_for(lambda: [where for where, *_ in game.pool.away_streams()] == [address] * 2)
             assert game.pool.lost_streams() == 2
             short = game.pool.shortage()
             assert short is not None and short[:2] == (0, 1) and 0 < short[2] <= 60.0
@@ -785,13 +785,13 @@ class TestLostStreams:
                 server.kill()
                 drain = Background(lambda: list(game.queue))
                 wait_for(lambda: game.pool.lost_streams() == 1)
-                [(where, before)] = game.pool.away_streams()
+                [(where, before, _)] = game.pool.away_streams()
                 began = time.monotonic()
                 count = game.pool.count()
                 wait_for(lambda: game.pool.count() > count + 100)
                 assert game.pool.live_streams() == 1
                 at_least = time.monotonic() - began
-                [(still, seconds)] = game.pool.away_streams()
+                [(still, seconds, _)] = game.pool.away_streams()
                 assert where == still == address and seconds - before >= at_least > 0
                 game.close()
                 drain.result()

@@ -54,7 +54,7 @@ from serving import playing
 with playing([sys.argv[1]], queue_size=1000) as game:
     game.rollout()
     print("plays", flush=True)
-    wait_for(lambda: any(away > 0.5 for _, away in game.pool.away_streams()))
+    wait_for(lambda: any(away > 0.5 for _, away, _ in game.pool.away_streams()))
     print("waits", flush=True)
     wait_for(lambda: game.pool.live_streams() == 1)
     print("plays", flush=True)

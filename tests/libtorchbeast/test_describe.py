@@ -259,3 +259,8 @@ def test_describing_does_not_disturb_a_stream(address: str) -> None:
         game.rollout()
         describe(address, SOON)
         game.rollouts(3)
+
+
+def test_what_a_terminal_would_obey_is_replaced(address: str) -> None:
+    with serving(Counting, address, env_id="a\x1b[2Jb\u009bc"):
+        assert describe(address, SOON)["env_id"] == "a?[2Jb?c"

@@ -16,19 +16,11 @@ def test_lost_streams_say_when_they_end_the_run_and_how_many_prevent_it() -> Non
 
 
 def test_of_several_reasons_that_of_the_stream_lost_first_is_said() -> None:
-    away = [Away("a:50", 2.0, None, "reset"), Away("b:50", 17.3, None, "b:50: no such token")]
+    away = [Away("a:50", 2.0, None, "reset"), Away("b:50", 17.3, None, "this is not its token")]
     assert describe_away(away, live=1) == (
         "2 of 3 streams lost, the first 17 s ago: a:50, b:50; they go on when a server answers "
-        "there (b:50: no such token)"
+        "there (this is not its token)"
     )
-
-
-def test_a_reason_is_one_line_the_last_of_a_traceback_and_not_a_long_one() -> None:
-    traceback = "server at a:50: Traceback:\n  File 1\nKeyError: 'the joystick is gone'\n"
-    said = describe_away([Away("a:50", 2.0, None, traceback)], live=1)
-    assert said.endswith("when a server answers there (KeyError: 'the joystick is gone')")
-    long = describe_away([Away("a:50", 2.0, None, "very " * 1000)], live=1)
-    assert long.endswith("very very...)") and len(long) < 400
 
 
 def test_of_several_learners_the_one_that_ends_first_is_described() -> None:

@@ -61,10 +61,10 @@ class Aside(Protocol):
     def say(self) -> Sequence[Any]:
         """Returns what this rank tells all, itself too, in a roll call; JSON."""
 
-    def hear(self, said: Sequence[Any], away: list[tuple[str, float]]) -> None:
+    def hear(self, said: Sequence[Any], away: list[tuple[str, float, str]]) -> None:
         """Takes what rank 0 said in a roll call, without waiting for anything.
 
-        away: address, and seconds since the loss, of the lost streams of all ranks.
+        away: (address, seconds since the loss, why) of the lost streams of all ranks.
         """
 
 
@@ -265,7 +265,8 @@ class JointSource:
         reports = [_read(rank, message) for rank, message in enumerate(said)]
         self._others = [each for each in enumerate(reports) if each[0] != self._rank]
         if self._aside is not None:
-            away = [(str(s[0]), float(s[1])) for report in reports for s in report.away]
+            lost = [_of_rank(rank, s) for rank, r in enumerate(reports) for s in r.away]
+            away = [(stream.where, stream.seconds, stream.why) for stream in lost]
             self._aside.hear(reports[0].aside, away)
         return reports
 

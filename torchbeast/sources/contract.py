@@ -6,7 +6,6 @@ tests/compliance/source.py checks it.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -22,7 +21,6 @@ STALL_S = 60.0
 """Seconds in one stage after which a worker is reported."""
 
 _NAMED = 3  # addresses in a sentence, at most
-_LONGEST_REASON = 300  # characters
 
 
 class Shortage(NamedTuple):
@@ -40,7 +38,7 @@ class Away(NamedTuple):
     where: str  # its server's address
     seconds: float  # since it was lost
     shortage: Shortage | None = None  # of all streams of its source, while there is one
-    why: str = ""  # the last attempt to connect failed, if that is known
+    why: str = ""  # the error that ended its last connection, in one line; "": nobody answers
 
 
 class Source(Protocol):
@@ -104,12 +102,9 @@ def shortage_of(away: Sequence[Away]) -> Shortage | None:
 
 
 def _why(away: Sequence[Away]) -> str:
-    """Says why the stream that was lost first does not connect; "" if that is not known.
-
-    Of a traceback, which is reported whole elsewhere, it is the last line.
-    """
-    lines = max(away, key=lambda stream: stream.seconds).why.strip().splitlines()
-    return f" ({textwrap.shorten(lines[-1], _LONGEST_REASON, placeholder='...')})" if lines else ""
+    """Says what ended the last connection of the stream that was lost first, if anything did."""
+    why = max(away, key=lambda stream: stream.seconds).why
+    return f" ({why})" if why else ""
 
 
 def _end(away: Sequence[Away]) -> str:

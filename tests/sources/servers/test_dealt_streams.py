@@ -40,7 +40,7 @@ class Pool:
         self.kept.pop(env_server_address, None)
         return self.streams.pop(env_server_address, 0)
 
-    def away_streams(self) -> list[tuple[str, float]]:
+    def away_streams(self) -> list[tuple[str, float, str]]:
         raise AssertionError("asked by the roll call only")
 
 
@@ -56,7 +56,7 @@ class Ranks:
         for member, pool in zip(self.members, self.pools, strict=True):
             member.pool = pool
 
-    def call_the_roll(self, away: Sequence[tuple[str, float]] = ()) -> None:
+    def call_the_roll(self, away: Sequence[tuple[str, float, str]] = ()) -> None:
         said = [json.loads(json.dumps(member.say())) for member in self.members]
         assert not any(said[1:]), "only rank 0 decides"
         for member in self.members:
@@ -173,8 +173,8 @@ def test_whatever_comes_and_leaves_all_streams_are_dealt_once_and_evenly(seed: i
 def test_rank_0_hears_which_streams_of_all_ranks_are_away() -> None:
     ranks = Ranks(["a"], ["b"])
     assert ranks.dealer.away_streams() == []
-    ranks.call_the_roll([("a", 1.0), ("b", 2.0)])
-    assert ranks.dealer.away_streams() == [("a", 1.0), ("b", 2.0)]
+    ranks.call_the_roll([("a", 1.0, ""), ("b", 2.0, "reset")])
+    assert ranks.dealer.away_streams() == [("a", 1.0, ""), ("b", 2.0, "reset")]
     ranks.call_the_roll()
     assert ranks.dealer.away_streams() == []
 

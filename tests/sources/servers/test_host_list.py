@@ -40,8 +40,8 @@ class Pool:
         self.streams = list(addresses)
         self.away: list[str] = []
 
-    def away_streams(self) -> list[tuple[str, float]]:
-        return [(address, 1.0) for address in self.away]
+    def away_streams(self) -> list[tuple[str, float, str]]:
+        return [(address, 1.0, "") for address in self.away]
 
     def add(self, env_server_addresses: Sequence[str]) -> None:
         self.streams += env_server_addresses
@@ -60,11 +60,14 @@ class World:
     def __init__(self, file: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.file, self.now = file, 0.0
         self.served: dict[str, dict[str, Any]] = {"a:50": CATCH}
+        self.refusing: set[str] = set()
         self.asked: list[str] = []
         self._caplog = caplog
 
     def describe(self, address: str, timeout_s: float, credentials: Any) -> dict[str, Any]:
         self.asked.append(address)
+        if address in self.refusing:
+            raise PermissionError(f"{address}: this is not its token")
         if address not in self.served:
             raise TimeoutError(f"nobody answers at {address}")
         return self.served[address]
@@ -310,6 +313,21 @@ def test_a_listed_host_that_was_restarted_with_other_servers_is_replaced(
     assert world.pool.streams == ["a:50", "a:50", "a:51", "a:51"]
 
 
+def test_a_listed_host_that_refuses_is_told_with_its_reason_once_an_outage(world: World) -> None:
+    for _ in range(2):
+        world.pool.away, world.refusing = ["a:50"], {"a:50"}
+        assert world.look(40) == ["the streams of a:50 stay away: a:50: this is not its token"]
+        world.pool.away, world.refusing = [], set()
+        assert world.look(40) == []
+    assert world.pool.streams == ["a:50"] * 2
+
+
+def test_hosts_that_are_named_one_by_one_are_asked_after_a_restart_too(world: World) -> None:
+    world.list = HostList("a:50", world.fleet, PLAIN)
+    world.pool.away, world.served["a:50"] = ["a:50"], CATCH | {"num_streams": 3}
+    assert world.look() == ["removed host a:50 (2 streams)", "added host a:50 (3 streams)"]
+
+
 def test_a_restart_between_two_looks_at_the_list_is_noticed(world: World) -> None:
     world.pool.away = ["a:50"]
     world.list.glance(world.pool, world.now)
@@ -428,11 +446,3 @@ def test_a_name_whose_addresses_come_in_another_order_each_time_is_followed(
     assert world.look(2) == ["added host actors@10.0.0.4:50 (2 streams)"]
     addresses.remove("10.0.0.1")
     assert world.look(2) == ["removed host actors@10.0.0.1:50 (2 streams)"]
-
-
-@pytest.mark.parametrize(
-    ("named", "may_change"),
-    [("a:1", False), ("a:1,b:2", False), ("hosts.txt", True), ("dns:///actors:50", True)],
-)
-def test_only_files_and_names_may_change(named: str, may_change: bool) -> None:
-    assert hosts.may_change(named) is may_change

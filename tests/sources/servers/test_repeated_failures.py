@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traceback of an environment that fails again and again is shown once."""
+"""The traceback of an environment that fails again and again is shown once, or as a line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 
-from torchbeast.sources.servers.repeated_failures import RepeatedFailures
+from torchbeast.sources.servers.repeated_failures import RepeatedFailures, in_one_line
 
 
 def broken(value: float) -> None:
@@ -65,3 +65,15 @@ def test_what_is_remembered_is_bounded() -> None:
     assert failures.shortened(first) == (
         "a:1: Error: x (time 2; the first report has its traceback)"
     )
+
+
+def test_a_report_in_one_line_is_what_was_raised_or_all_of_it() -> None:
+    assert in_one_line(report(0, partial(broken, 0.5))) == "ValueError: the joystick is at 0.5"
+    assert in_one_line(report(0, also_broken)) == "KeyError: 'no joystick'"
+    assert in_one_line("connection lost (Socket\nclosed)") == "connection lost (Socket closed)"
+    assert in_one_line("") == ""
+
+
+def test_a_report_in_one_line_is_not_a_long_one() -> None:
+    long = in_one_line("OSError: " + "x" * 1000)
+    assert long.startswith("OSError: xxx") and long.endswith("xxx...") and len(long) == 300

@@ -35,7 +35,7 @@ class Streams:
         self.open = [one for one in self.open if one != address]
         return before - len(self.open)
 
-    def away_streams(self) -> list[tuple[str, float]]:
+    def away_streams(self) -> list[tuple[str, float, str]]:
         return []
 
 

@@ -52,7 +52,7 @@ class Dealer:
         self._held = [Counter(share) for share in shares]
         self._needed = list(needed)
         self._orders: deque[Order] = deque()
-        self._away: list[tuple[str, float]] = []
+        self._away: list[tuple[str, float, str]] = []
         self._idle: list[int] = []  # ranks without a stream
 
     def add(self, env_server_addresses: Sequence[str]) -> None:
@@ -66,12 +66,12 @@ class Dealer:
         with self._lock:
             return sum(self._remove(rank, env_server_address) for rank in self._ranks())
 
-    def away_streams(self) -> list[tuple[str, float]]:
+    def away_streams(self) -> list[tuple[str, float, str]]:
         """Returns the lost streams of all ranks, as of the last roll call."""
         with self._lock:
             return self._away
 
-    def note_away(self, away: list[tuple[str, float]]) -> None:
+    def note_away(self, away: list[tuple[str, float, str]]) -> None:
         """Notes the lost streams of all ranks."""
         with self._lock:
             self._away = away
@@ -166,10 +166,11 @@ class RankStreams:
         """Returns the orders of rank 0; none in other ranks."""
         return [] if self._dealer is None else self._dealer.orders()
 
-    def hear(self, said: Any, away: list[tuple[str, float]]) -> None:
+    def hear(self, said: Any, away: list[tuple[str, float, str]]) -> None:
         """Carries out this rank's orders.
 
-        said: by rank 0. away: (address, seconds since the loss) of the lost streams of all ranks.
+        said: by rank 0. away: (address, seconds since the loss, why) of the lost streams of all
+            ranks.
 
         Raises RunError for what is no order.
         """

@@ -52,6 +52,10 @@ def _never() -> bool:
     return False
 
 
+class NoAnswerError(RunError):
+    """No environment server answers at an address."""
+
+
 Description = dict[str, Any]
 """What libtorchbeast.describe returns."""
 
@@ -336,9 +340,9 @@ class Asking:
             patience *= 2
 
 
-def _no_answer(address: str, timeout: float, error: Exception) -> RunError:
+def _no_answer(address: str, timeout: float, error: Exception) -> NoAnswerError:
     why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else as_called(str(error))
-    return RunError(f"no environment server answers at {address} ({why})")
+    return NoAnswerError(f"no environment server answers at {address} ({why})")
 
 
 def _num_envs(description: dict[str, Any]) -> int:

@@ -41,7 +41,7 @@ class HostList:
         self._closed = threading.Event()
         self._asking = Asking(ANSWER_S, lambda: self._closed.is_set(), security)
         self._hosts = JoinedHosts(fleet)
-        self._restarts = Restarts(self._describe)
+        self._restarts = Restarts(self._hosts, self._describe)
         self._seen = list(self._hosts.joined)
 
     def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
@@ -57,8 +57,8 @@ class HostList:
 
     def glance(self, streams: Streams, now: float) -> None:
         """Notes whose streams are away, which may not be for long."""
-        away = {address for address, _ in streams.away_streams()}
-        self._restarts.note(self._hosts.joined.values(), away, now)
+        away = {address for address, *_ in streams.away_streams()}
+        self._restarts.note(away, now)
 
     def look(self, streams: Streams, shape: RolloutShape, now: float) -> None:
         """Reads the list once, and adds and removes hosts."""

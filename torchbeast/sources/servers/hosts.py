@@ -44,11 +44,6 @@ def _where(named: str) -> str:
     return "named" if ":" in named else f"in {named}"
 
 
-def may_change(named: str) -> bool:
-    """Returns whether the hosts may be others at a later time: those in a file, or of a name."""
-    return ":" not in named or _DNS in named
-
-
 def _named_here(named: str) -> list[str]:
     return [address for entry in named.split(",") for address in _addresses(entry.strip())]
 

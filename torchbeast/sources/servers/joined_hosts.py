@@ -43,8 +43,8 @@ class Streams(Protocol):
     def remove(self, env_server_address: str) -> int:
         """Removes the streams of the server at the address; returns their number."""
 
-    def away_streams(self) -> list[tuple[str, float]]:
-        """Returns (address, seconds since the loss) for each stream that is lost now."""
+    def away_streams(self) -> list[tuple[str, float, str]]:
+        """Returns (address, seconds since the loss, why) for each stream that is lost now."""
 
 
 class RolloutShape(NamedTuple):

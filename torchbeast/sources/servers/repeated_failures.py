@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reports of failing environments, each traceback once."""
+"""Reports of failing environments: each traceback once, or none of it."""
 
 from __future__ import annotations
 
 _TRACEBACK = "Traceback (most recent call last):\n"
 _FRAME = '  File "'
+_LONGEST_LINE = 300  # characters
 _REMEMBERED = 100  # tracebacks; others are shown each time
 
 
@@ -34,5 +35,12 @@ class RepeatedFailures:
 
 def _last_words(lines: list[str]) -> str:
     """Returns the first line of what the last of the tracebacks raised."""
-    last_frame = max(i for i, line in enumerate(lines) if line.startswith(_FRAME))
+    last_frame = max((i for i, line in enumerate(lines) if line.startswith(_FRAME)), default=0)
     return next((line for line in lines[last_frame:] if line[:1].strip()), "")
+
+
+def in_one_line(report: str) -> str:
+    """Returns a report in one line of at most 300 characters; of a traceback, its last words."""
+    _, found, traceback = report.partition(_TRACEBACK)
+    line = _last_words(traceback.splitlines()) if found else " ".join(report.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."

@@ -49,7 +49,7 @@ from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams
 from torchbeast.sources.servers.plan import rollout_columns
-from torchbeast.sources.servers.repeated_failures import RepeatedFailures
+from torchbeast.sources.servers.repeated_failures import RepeatedFailures, in_one_line
 
 _log = logging.getLogger("torchbeast.streams")
 
@@ -219,10 +219,9 @@ class PolySource:
         """Returns the streams that were lost and have not reconnected."""
         found = self._pool.shortage()
         short = None if found is None else Shortage(*found)
-        lost, why = self._pool.away_streams(), self._pool.losses()
         return [
-            Away(as_called(where), seconds, short, as_called(why.get(where, "")))
-            for where, seconds in lost
+            Away(as_called(where), seconds, short, in_one_line(as_called(why)))
+            for where, seconds, why in self._pool.away_streams()
         ]
 
     def _initial_agent_state(self) -> Any:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "libtorchbeast/stream/readable.h"
+#include "libtorchbeast/proto/readable.h"
 
 #include <array>
 #include <cstddef>
