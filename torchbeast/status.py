@@ -120,10 +120,10 @@ def _show_hosts(learner: str, security: LearnerSecurityConfig, timeout: float) -
 
 
 def _row_of_host(host: KnownHost) -> tuple[str, ...]:
-    known_for = datetime.timedelta(seconds=host.seconds)
+    in_state_for = datetime.timedelta(seconds=host.seconds)
     state = "here" if host.is_here else "away"
     numbers = f"{host.servers:,}", f"{host.connections:,}"
-    return (host.label, state, *numbers, str(known_for))
+    return (host.label, state, *numbers, str(in_state_for))
 
 
 def table(servers: Sequence[Status]) -> str:
