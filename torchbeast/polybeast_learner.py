@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +45,7 @@ from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
 from torchbeast.sources.servers.handshake import silence_grpc
-from torchbeast.sources.servers.hosts import hosts
+from torchbeast.sources.servers.hosts import awaited_hosts
 from torchbeast.sources.servers.own_certificate import check_times
 from torchbeast.sources.servers.own_names import (
     flags_of_others,
@@ -171,7 +172,8 @@ def _found_together(
     from torchbeast.sources.servers.credentials import learner_credentials
     from torchbeast.sources.servers.discovery import fleet_of
 
-    told = replica.ranks.told(_SERVERS, pause=lambda: supervisor.wait(_PAUSE_S))
+    pause, for_ever = lambda: supervisor.wait(_PAUSE_S), math.inf  # rank 0 has --connect_timeout
+    told = replica.ranks.told(_SERVERS, pause, for_ever)
     if not told:
         raise RunError("it was stopped before the run began")
     reaches_out = flags.fleet.env_servers is not None
@@ -237,8 +239,10 @@ def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callab
     if visited is not None:
         return functools.partial(find_visitors, visited, wanted, timeout)
     if served.env_servers is not None:
-        named, security = hosts(served.env_servers), flags.security_of_servers()
-        return functools.partial(find_on, named, wanted, timeout, security)
+        named, security = served.env_servers, flags.security_of_servers()
+        return lambda stopped: find_on(
+            awaited_hosts(named, timeout, stopped), wanted, timeout, security, stopped
+        )
     return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
 
 

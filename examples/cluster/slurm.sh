@@ -66,7 +66,7 @@ while [ "$signals" != "$before" ]; do # a signal interrupts the wait
   wait "$learning" || code=$?
 done
 
-scancel --quiet --signal=TERM "$SLURM_JOB_ID.0" || true # the servers
+scancel --quiet --ctld --signal=TERM "$SLURM_JOB_ID.0" || true # the servers
 wait "$serving" || true
 if [ "$requeue" = yes ] && [ "$code" = 0 ]; then
   scontrol requeue "$SLURM_JOB_ID"

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ from torchbeast.envs import EnvOptions, EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import discovery
 from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.hosts import NoAddressError
 
 CATCH: dict[str, Any] = {
     "protocol_version": 1,
@@ -218,6 +221,53 @@ def test_a_second_host_beside_the_first_is_not_taken_for_its_servers(
     servers.update({f"a:{port}": CATCH | {"num_servers": 2} for port in (50, 51, 52)})
     with pytest.raises(RunError, match="no environment server answers at a:53"):
         discovery.find_on(["a:52"], None, 0.1, PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (RunError("b:50: its certificate has expired"), "b:50: its certificate has expired"),
+        (NoAddressError("the host b is unknown"), "the host b is unknown"),
+        (None, "no environment server answers at b:50 (waited 0.1 s)"),
+    ],
+)
+def test_a_run_begins_with_the_hosts_that_answer_unless_their_number_is_given(
+    servers: dict,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception | None,
+    said: str,
+) -> None:
+    """A learner must come back while one of many hosts is down."""
+
+    def explain(address: str, files: object) -> None:
+        if fault is not None:
+            raise fault
+
+    monkeypatch.setattr(discovery, "explain", explain)
+    servers |= {"a:50": CATCH, "c:50": CATCH}
+    fleet = discovery.find_on(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
+    assert [host.name for host in fleet.hosts] == ["a:50", "c:50"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning == f"the run begins without the host b:50: {said}; it is tried again"
+    with pytest.raises((RunError, UsageError), match=re.escape(said)):
+        discovery.find_on(["a:50", "b:50", "c:50"], 12, 0.1, PLAIN)
+    servers.clear()
+    with pytest.raises((RunError, UsageError)):
+        discovery.find_on(["b:50"], None, 0.1, PLAIN)
+
+
+def test_a_stop_ends_the_wait_for_hosts(servers: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "explain", lambda *_: None)
+    asked = threading.Event()
+
+    def describe(*_: Any) -> None:
+        asked.set()
+        raise TimeoutError
+
+    monkeypatch.setattr("libtorchbeast.describe", describe)
+    with pytest.raises(RunError, match="no environment server answers"):
+        discovery.find_on(["a:50", "b:50"], None, 1e6, PLAIN, stopped=asked.is_set)
 
 
 def test_another_number_of_environments_on_hosts_is_refused(servers: dict) -> None:

@@ -280,6 +280,30 @@ def test_a_host_whose_rollouts_the_memory_cannot_hold_is_not_used(
     assert world.look(20) == ["added host b:50 (2 streams)"]
 
 
+def test_hosts_that_come_together_share_the_free_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them has taken its part when the next one is looked at."""
+    world.shape = RolloutShape(columns=4, env_bytes=1_000_000)
+    world.served |= {"b:50": CATCH, "c:50": CATCH}
+    world.write("a:50\nb:50\nc:50")
+    monkeypatch.setattr(joined_hosts, "free_memory", lambda: 15_900_000)
+    added, refused = world.look()
+    assert added == "added host b:50 (2 streams)"
+    assert "its 8 environments would take 8.0 MB of memory, but 7.9 MB are free" in refused
+    assert world.look(100)[0] == "added host c:50 (2 streams)", "b has taken its part by then"
+
+
+def test_a_host_that_was_restarted_is_not_counted_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.shape = RolloutShape(columns=4, env_bytes=1_000_000)
+    monkeypatch.setattr(joined_hosts, "free_memory", lambda: 15_900_000)
+    for streams in (3, 2, 3):
+        world.served["a:50"], world.pool.away = CATCH | {"num_streams": streams}, ["a:50"]
+        assert world.look(20)[1] == f"added host a:50 ({streams} streams)"
+
+
 def test_a_server_of_a_host_that_is_named_already_is_not_used_twice(world: World) -> None:
     world.served |= {f"b:{port}": CATCH | {"num_servers": 2} for port in (50, 51)}
     world.write("a:50\nb:50\nb:51")

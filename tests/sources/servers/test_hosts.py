@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.addresses import host_and_port, server_addresses
-from torchbeast.sources.servers.hosts import hosts
+from torchbeast.sources.servers.hosts import awaited_hosts, hosts
 
 
 def test_the_servers_of_a_host_are_at_consecutive_ports() -> None:
@@ -90,14 +90,52 @@ def test_a_missing_file_is_refused_with_both_ways_to_name_hosts(tmp_path: Path) 
 def test_a_name_stands_for_a_host_at_each_of_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     def getaddrinfo(host: str, port: int, **_: Any) -> list[Any]:
         assert (host, port) == ("actors.lab", 7)
-        found = ["10.0.0.1", "10.0.0.2", "10.0.0.1"]
-        return [(2, 1, 6, "", (ip, port)) for ip in found] + [(10, 1, 6, "", ("fd::1", 7, 0, 0))]
+        found = ["fd::1", "fd::2", "fd::1"]
+        return [(socket.AF_INET6, 1, 6, "", (ip, port, 0, 0)) for ip in found]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    expected = ["actors.lab@10.0.0.1:7", "actors.lab@10.0.0.2:7", "actors.lab@[fd::1]:7"]
-    assert hosts("dns:///actors.lab:7") == expected
+    assert hosts("dns:///actors.lab:7") == ["actors.lab@[fd::1]:7", "actors.lab@[fd::2]:7"]
 
 
 def test_a_name_without_an_address_is_refused() -> None:
     with pytest.raises(UsageError, match=r"no-such-host\.invalid is unknown on this machine"):
         hosts("dns:///no-such-host.invalid:1")
+
+
+def test_a_name_with_both_kinds_of_addresses_is_used_with_one_kind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that has one of each would be two hosts."""
+    four = [(socket.AF_INET, 1, 6, "", (f"10.0.0.{i}", 5)) for i in range(3)]
+    six = [(socket.AF_INET6, 1, 6, "", (f"2001:db8::{i}", 5, 0, 0)) for i in range(3)]
+    for found, wanted in (
+        (six + four, ["[2001:db8::0]", "[2001:db8::1]", "[2001:db8::2]"]),
+        (four + six, ["10.0.0.0", "10.0.0.1", "10.0.0.2"]),
+        (six[:1] + four, ["10.0.0.0", "10.0.0.1", "10.0.0.2"]),
+    ):
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        assert hosts("dns:///actors:5") == [f"actors@{host}:5" for host in wanted]
+
+
+def test_a_name_is_awaited_until_it_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        if len(asked) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, 1, 6, "", ("10.0.0.1", 5))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("torchbeast.sources.servers.hosts._PAUSE_S", 0.0)
+    assert awaited_hosts("dns:///actors:5", 60.0, lambda: False) == ["actors@10.0.0.1:5"]
+    assert asked == ["actors"] * 3
+    for timeout, stopped in ((0.0, False), (1e6, True)):
+        asked.clear()
+        with pytest.raises(RunError, match="the host actors is unknown on this machine"):
+            awaited_hosts("dns:///actors:5", timeout, lambda stopped=stopped: stopped)
+
+
+def test_a_wrong_list_is_not_awaited() -> None:
+    with pytest.raises(UsageError, match="cannot be read as a list of hosts"):
+        awaited_hosts("/none", 1e6, lambda: False)

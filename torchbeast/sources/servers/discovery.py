@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,9 +32,13 @@ from torchbeast.sources.servers.addresses import (
     server_addresses,
     socket_path,
 )
+from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.credentials import learner_credentials
 from torchbeast.sources.servers.handshake import explain
+from torchbeast.sources.servers.hosts import NoAddressError
+
+_log = logging.getLogger("torchbeast.hosts")
 
 _FIRST_PATIENCE_S = 0.5  # limit of the first request; doubled each time
 
@@ -166,16 +172,23 @@ def find_on(
 ) -> Fleet:
     """Asks the servers of these hosts, each named by the address of its first server.
 
+    If num_actors is None, one host suffices: the run begins without those that do not answer, or
+    refuse, after a warning.
+
     num_actors: the number of environments that they must have in all; None: any.
 
     Raises UsageError for another number, a server that is named twice and unusable files; RunError
-    when a server does not answer, or does not serve the same environment as the others.
+    when a host that is needed does not answer, and when two serve different environments.
     """
-    asking = Asking(timeout, stopped, security)
-    found: list[Host] = []
-    for name in hosts:
-        check_named_once(name, found)
-        found.append(host_at(name, asking))
+    halted = threading.Event()
+    asking = Asking(timeout, halted.is_set, security)
+
+    def halt_if_stopped() -> None:
+        if stopped():
+            halted.set()
+
+    answers = asked_together(lambda name: host_at(name, asking), hosts, halt_if_stopped)
+    found = _present(answers, all_needed=num_actors is not None)
     fleet = fleet_of_hosts(found, asking.credentials)
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
@@ -183,6 +196,25 @@ def find_on(
             f"--num_actors is {num_actors}: give --num_actors {fleet.num_envs}, or leave it out"
         )
     return fleet
+
+
+def _present(answers: Mapping[str, Callable[[], Host]], all_needed: bool) -> list[Host]:
+    """Returns the hosts that have answered; raises the error of one that has not if all are needed,
+    or none has.
+    """
+    found: list[Host] = []
+    away: dict[str, RunError | UsageError] = {}
+    for name, answer in answers.items():
+        check_named_once(name, found)
+        try:
+            found.append(answer())
+        except (RunError, NoAddressError) as error:
+            away[name] = error
+    if away and (all_needed or not found):
+        raise next(iter(away.values()))
+    for name, why in away.items():
+        _log.warning("the run begins without the host %s: %s; it is tried again", name, why)
+    return found
 
 
 def fleet_of(

@@ -7,15 +7,21 @@ A host's address is that of its first server; its other servers are at the ports
 from __future__ import annotations
 
 import socket
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.addresses import host_and_port
 
 _DNS = "dns:///"
+_PAUSE_S = 0.5  # between two questions to a name server
+
+
+class NoAddressError(UsageError):
+    """A name has no address at the moment, or none at all."""
 
 
 def hosts(named: str) -> list[str]:
@@ -37,6 +43,24 @@ def hosts(named: str) -> list[str]:
                 f"{address} is {_where(named)} twice: name each host once, by its first port"
             )
     return found
+
+
+def awaited_hosts(named: str, timeout: float, stopped: Callable[[], bool]) -> list[str]:
+    """Returns the hosts, as `hosts`, once every dns:/// name has an address: a service of a
+    scheduler has none before its first server is ready.
+
+    timeout: seconds to wait. stopped: returns true once the run ends, which gives up waiting.
+
+    Raises RunError after the timeout; UsageError as `hosts`.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return hosts(named)
+        except NoAddressError as error:
+            if stopped() or time.monotonic() >= deadline:
+                raise RunError(f"{error} (waited {timeout:g} s)") from None
+        time.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
 
 
 def _where(named: str) -> str:
@@ -76,16 +100,25 @@ def _addresses(entry: str) -> Iterator[str]:
         yield f"{host}:{port}"
         return
     name, port = host_and_port(entry.removeprefix(_DNS))
-    for address in dict.fromkeys(str(found[4][0]) for found in resolved(name, port)):
+    for address in _of_one_family(resolved(name, port)):
         yield f"{name}@{f'[{address}]' if ':' in address else address}:{port}"
 
 
+def _of_one_family(found: Sequence[tuple[Any, ...]]) -> list[str]:
+    """Returns the IPv4 or the IPv6 addresses, whichever are more: a machine may have one of each.
+    If there are as many, those that the system would try first.
+    """
+    families = [place[0] for place in found]
+    family = max(dict.fromkeys(families), key=families.count)
+    return list(dict.fromkeys(str(place[4][0]) for place in found if place[0] == family))
+
+
 def resolved(host: str, port: int) -> list[tuple[Any, ...]]:
-    """Returns what getaddrinfo says of a host; raises UsageError for a name without an address."""
+    """Returns what getaddrinfo says of a host; raises NoAddressError for a name without one."""
     try:
         return list(socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM))
     except (OSError, UnicodeError) as error:
-        raise UsageError(
+        raise NoAddressError(
             f"the host {host} is unknown on this machine ({reason(error)}): correct the name, or "
             "give an address in numbers"
         ) from None

@@ -29,6 +29,7 @@ ANSWER_S = 2.0
 """Seconds in which each server of a host that comes must answer."""
 
 _AGAIN_S = 15.0  # until a host that is not used is asked again
+_TAKEN_AFTER_S = 60.0  # by the first rollouts of a host that was added
 _MOST_BYTES = 7 << 30  # of a stream's rollout; the pool, which counts a little more, ends at 8 GiB
 _AMOUNT = re.compile(r"[\d.]+ [MG]B")  # of memory, as `in_bytes` formats it
 _NONE = "no host"  # what a warning is about
@@ -74,6 +75,7 @@ class JoinedHosts:
         self._again: dict[str, float] = {}  # when to ask a host again that is not used
         self._reasons: dict[str, str] = {}  # why a host is not used
         self._told: dict[str, str] = {}  # the last warning, by what it is about
+        self._promised: dict[str, tuple[float, int]] = {}  # when and how many bytes, by host
 
     @property
     def joined(self) -> Mapping[str, Host]:
@@ -100,7 +102,7 @@ class JoinedHosts:
         if not self.may_be_asked(name, now):
             return ""
         try:
-            host = self._fitting(describe(), shape)
+            host = self._fitting(describe(), shape, now)
         except (RunError, UsageError) as error:
             self._again[name] = now + _AGAIN_S
             reason = self._as_before(name, str(error))
@@ -115,6 +117,7 @@ class JoinedHosts:
     def remove(self, name: str, streams: Streams) -> None:
         """Removes the streams of a host."""
         host = self._joined.pop(name)
+        self._promised.pop(name, None)
         removed = sum(streams.remove(address) for address in host.servers)
         say(f"removed host {name} ({counted(removed, 'stream')})")
 
@@ -151,8 +154,8 @@ class JoinedHosts:
             self._reasons[name] = reason
         return self._reasons[name]
 
-    def _fitting(self, host: Host, shape: RolloutShape) -> Host:
-        """Returns the host; raises RunError if it cannot take part."""
+    def _fitting(self, host: Host, shape: RolloutShape, now: float) -> Host:
+        """Returns the host, with memory promised to it; raises RunError if it cannot take part."""
         columns = shape.columns
         for called, said in host.called:
             check_same(*self._first, called, said)
@@ -162,8 +165,24 @@ class JoinedHosts:
                     f"this run join {columns}: start it with a multiple of {columns} per stream"
                 )
             _check_stream(called, said["num_envs"] * shape.env_bytes)
-        _check_memory(host, shape.env_bytes, free_memory())
+        self._promise_memory(host, shape.env_bytes, now)
         return host
+
+    def _promise_memory(self, host: Host, env_bytes: int, now: float) -> None:
+        """Raises RunError when the memory cannot hold a rollout of each environment of a host.
+
+        Hosts that were added a moment ago have not taken theirs yet.
+        """
+        envs = sum(said["num_streams"] * said["num_envs"] for said in host.servers.values())
+        recent = [size for when, size in self._promised.values() if now - when < _TAKEN_AFTER_S]
+        promised, free = sum(recent), free_memory()
+        if free is not None and envs * env_bytes > free - promised:
+            raise RunError(
+                f"the rollouts of its {envs} environments would take {in_bytes(envs * env_bytes)} "
+                f"of memory, but {in_bytes(max(0, free - promised))} are free on the learner's "
+                "machine: serve fewer environments there, or shorten --unroll_length"
+            )
+        self._promised[host.name] = now, envs * env_bytes
 
 
 def _check_stream(called: str, num_bytes: int) -> None:
@@ -172,15 +191,4 @@ def _check_stream(called: str, num_bytes: int) -> None:
             f"the rollouts of a stream of {called} would take {in_bytes(num_bytes)}, expected at "
             f"most {in_bytes(_MOST_BYTES)}: serve fewer environments in a "
             "stream (more --num_servers)"
-        )
-
-
-def _check_memory(host: Host, env_bytes: int, free: int | None) -> None:
-    """Raises RunError when the memory cannot hold a rollout of each environment of a host."""
-    envs = sum(said["num_streams"] * said["num_envs"] for said in host.servers.values())
-    if free is not None and envs * env_bytes > free:
-        raise RunError(
-            f"the rollouts of its {envs} environments would take {in_bytes(envs * env_bytes)} of "
-            f"memory, but {in_bytes(free)} are free on the learner's machine: serve fewer "
-            "environments there, or shorten --unroll_length"
         )
