@@ -24,7 +24,7 @@ fi
 
 read -ra grpc_flags <<<"$(pkg-config --cflags grpc++ protobuf)" || true  # may be empty
 protoc --proto_path=libtorchbeast/proto --cpp_out="$work" --grpc_out="$work" \
-  --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" rpcenv.proto
+  --plugin=protoc-gen-grpc="$(command -v grpc_cpp_plugin)" rpcenv.proto health.proto
 
 # check SOURCE
 check() {

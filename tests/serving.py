@@ -8,13 +8,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from background import SOON, Background, wait_for
 
-from libtorchbeast import ActorPool, BatchingQueue, DynamicBatcher, Server
+from libtorchbeast import ActorPool, BatchingQueue, DynamicBatcher, Server, describe
 
 Agent = Callable[[Any], Any]
 
@@ -33,6 +37,23 @@ def serving(env_class: Any, address: str, **options: Any) -> Iterator[Server]:
         with contextlib.suppress(RuntimeError):  # the test may have stopped it
             server.stop()
         run.result()
+
+
+@contextlib.contextmanager
+def served_elsewhere(path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a server in a process of its own, which can be measured alone."""
+    code = (
+        f"import served_envs, libtorchbeast as l; l.Server(served_envs.Vector, 'unix:{path}').run()"
+    )
+    where = os.pathsep.join([str(Path(__file__).parent / "libtorchbeast"), *sys.path])
+    words = [sys.executable, "-c", code]
+    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": where})
+    try:
+        describe(f"unix:{path}", SOON)
+        yield process
+    finally:
+        process.kill()
+        process.wait(SOON)
 
 
 def zeros_agent(inputs: Any) -> Any:

@@ -15,6 +15,10 @@ namespace {
 
 constexpr std::int64_t kMaxFrameStack = 256;
 constexpr std::int64_t kMaxServers = 1 << 16;
+constexpr std::int64_t kMaxStreamsOfServer = 1 << 10;  // each has two threads of the learner
+// Of each of the texts that describe spaces and options. Reading JSON takes 25 times its size.
+constexpr std::size_t kMaxTextBytes = 16 << 20;
+constexpr std::size_t kShownBytes = 200;  // of a text in an error, at most
 // The maximum size of a step of all environments of a stream, with its stacks of frames.
 constexpr double kMaxStepBytes = 1 << 30;
 
@@ -41,10 +45,26 @@ void check_step_size(const EnvDescription& description) {
       " MiB, expected at most 1024: serve fewer environments in a stream (more --num_servers)");
 }
 
+std::string readable_text(const char* what, const std::string& text) {
+  if (text.size() <= kMaxTextBytes) return readable(text);
+  throw std::invalid_argument(std::string(what) + ": got " + std::to_string(text.size()) +
+                              " bytes of text, expected at most " + std::to_string(kMaxTextBytes));
+}
+
+// Returns a text from a little before the place where it differs from another.
+std::string shown(const std::string& text, std::size_t differs_at) {
+  if (text.size() <= kShownBytes) return text;
+  const std::size_t start = differs_at > kShownBytes / 4 ? differs_at - kShownBytes / 4 : 0;
+  return readable("..." + text.substr(start, kShownBytes) + "...");
+}
+
 void check_equal(const char* what, const std::string& before, const std::string& now) {
   if (before == now) return;
-  throw std::invalid_argument(std::string("after the connection was lost, ") + what + " is " + now +
-                              ", before it was " + before +
+  const auto differs_at = static_cast<std::size_t>(
+      std::mismatch(before.begin(), before.end(), now.begin(), now.end()).first - before.begin());
+  throw std::invalid_argument(std::string("after the connection was lost, ") + what + " is " +
+                              shown(now, differs_at) + ", before it was " +
+                              shown(before, differs_at) +
                               ": start the servers there as they were, or the learner again");
 }
 
@@ -126,20 +146,20 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
                                 std::to_string(kProtocolVersion));
   }
   check_range("the number of environments of a stream", message.num_envs(), kMaxEnvsPerStream);
-  check_range("the number of streams", message.num_streams(), kMaxEnvsPerStream);
+  check_range("the number of streams", message.num_streams(), kMaxStreamsOfServer);
   check_range("the number of servers", message.num_servers(), kMaxServers, 0);
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
   check_number_of_keywords(message.info_keywords_size());  // before they are copied
   EnvDescription description{
-      .env_id = readable(message.env_id()),
+      .env_id = readable_text("the environment's name", message.env_id()),
       .num_envs = message.num_envs(),
       .num_streams = message.num_streams(),
       .num_servers = message.num_servers(),
       .frame_stack = message.frame_stack(),
       .observation = decode_spec(message.observation()),
-      .action_space = readable(message.action_space()),
-      .observation_space = readable(message.observation_space()),
-      .options = readable(message.options()),
+      .action_space = readable_text("the action space", message.action_space()),
+      .observation_space = readable_text("the observation space", message.observation_space()),
+      .options = readable_text("the options", message.options()),
       .marks_failures = message.marks_failures(),
       .info_keywords = {message.info_keywords().begin(), message.info_keywords().end()}};
   check_info_keywords(description.info_keywords);

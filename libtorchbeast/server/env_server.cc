@@ -10,12 +10,13 @@
 #include <vector>
 
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/server/activity.h"
+#include "libtorchbeast/server/health.h"
 #include "libtorchbeast/server/unix_address.h"
 #include "libtorchbeast/stream/frame_stack.h"
 #include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
-#include "rpcenv.grpc.pb.h"
 
 namespace torchbeast {
 namespace {
@@ -277,7 +278,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
         status_(&activity_, credentials_),
         description_(options_.description) {}
 
-  std::vector<grpc::Service*> services() { return {this, &status_}; }
+  std::vector<grpc::Service*> services() { return {this, &status_, &health_}; }
 
  private:
   grpc::Status StreamingEnv(
@@ -337,6 +338,8 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   const Credentials credentials_;
   Activity activity_;
   StatusService status_;
+  HealthService health_{
+      {rpcenv::RPCEnvServer::service_full_name(), rpcenv::RPCServerStatus::service_full_name()}};
   Mutex mutex_;
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
 };

@@ -5,10 +5,10 @@
 #include <grpcpp/grpcpp.h>
 
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/stream/stream_errors.h"
 #include "libtorchbeast/stream/time_limit.h"
 #include "libtorchbeast/stream/wire.h"
-#include "rpcenv.grpc.pb.h"
 
 namespace torchbeast {
 namespace {

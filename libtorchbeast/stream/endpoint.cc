@@ -2,6 +2,7 @@
 
 #include "libtorchbeast/stream/endpoint.h"
 
+#include <grpc/compression.h>
 #include <grpc/grpc.h>
 #include <grpc/support/time.h>
 #include <grpcpp/grpcpp.h>
@@ -24,12 +25,17 @@ constexpr auto kCancelInterval = std::chrono::milliseconds(50);
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
 constexpr auto kLongestPause = std::chrono::milliseconds(1000);
 constexpr int kOtherCalls = 32;  // beside streams, at once
-// Of all that clients have sent and nobody has read yet: health checks of strangers are read whole.
+// Limit on what all clients have sent and nobody has read yet: health checks of strangers are read
+// whole.
 constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
 constexpr int kHandshakeMs = 10'000;  // for a client to complete the TLS handshake
 // Pings find a peer over TCP that is gone without a word: a machine without power, a pulled cable.
 constexpr int kPingAfterMs = 20'000;    // of silence
 constexpr int kPingTimeoutMs = 10'000;  // for the answer to a ping
+
+// Of gRPC's algorithms, as bits: a peer that compresses is refused, for gRPC expands a message
+// before it compares its size with the limit. Frames are cheaper to send than to compress.
+constexpr int kUncompressedOnly = 1 << GRPC_COMPRESS_NONE;
 
 // gRPC reduces a port above 65535 to its lower 16 bits, and port 0 asks for any free port.
 bool is_requested_port(int bound, const Endpoint& endpoint) {
@@ -199,6 +205,7 @@ std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint) {
   arguments.SetMaxSendMessageSize(codec::kMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, kUncompressedOnly);
   // One connection per stream, so that streams do not share one transport's lock.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (!endpoint.unix_path()) ping(&arguments);
@@ -228,7 +235,6 @@ std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
                                            const std::vector<grpc::Service*>& services,
                                            std::int64_t max_streams,
                                            std::chrono::milliseconds max_idle) {
-  grpc::EnableDefaultHealthCheckService(true);
   int port = 0;
   grpc::ServerBuilder builder;
   // Every call that is open has a thread.
@@ -238,6 +244,7 @@ std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
   builder.SetResourceQuota(quota);
   builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
   builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
+  builder.AddChannelArgument(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, kUncompressedOnly);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(max_idle.count()));

@@ -52,8 +52,8 @@ std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint);
 // Opens such a channel, and tries until it is connected. Returns null once `timeout` has passed, or
 // once keep_waiting(), called at least every 50 ms, returns false.
 //
-// Needs none of gRPC's timers. Those of gRPC 1.51 wait until a time of the system's clock: if it is
-// set back meanwhile, none of them ends until it shows that time again, and none that starts later.
+// Needs none of gRPC's timers. Those of gRPC 1.51 wait until a time of the system's clock: after it
+// is set back, neither running nor new timers end until it has caught up.
 std::shared_ptr<grpc::Channel> connected_channel(
     const Endpoint& endpoint, std::chrono::milliseconds timeout,
     const std::function<bool()>& keep_waiting = [] { return true; });
@@ -64,11 +64,11 @@ std::unique_ptr<grpc::ClientContext> new_context(const Endpoint& endpoint);
 // Streams of a server that may be open at once, by default.
 inline constexpr std::int64_t kMaxStreams = 1024;
 
-// That a connection without a call may stay open, by default. Whoever connects calls at once.
+// Longest time that a connection may stay open without a call, by default. Whoever connects calls
+// at once.
 inline constexpr std::chrono::milliseconds kMaxIdle{60'000};
 
-// Listens at the endpoint and serves `services`, which must outlive the server, and gRPC's standard
-// health service (grpc.health.v1.Health), which needs no token. The others have to check the tokens
+// Listens at the endpoint and serves `services`, which must outlive the server and check the tokens
 // of their calls themselves. Throws ConnectionError, naming the address, when it is in use or
 // cannot be bound, or if certificate and key cannot be used. max_streams: calls that may take long;
 // there is room for 32 others beside them, and gRPC ends further ones with RESOURCE_EXHAUSTED.

@@ -243,7 +243,12 @@ TEST(EnvStreamTest, DescriptionsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(changed_description([](auto* message) { message->set_num_envs(1 << 30); }),
             "the number of environments of a stream must lie between 1 and 65536, got 1073741824");
   EXPECT_EQ(changed_description([](auto* message) { message->set_num_streams(-1); }),
-            "the number of streams must lie between 1 and 65536, got -1");
+            "the number of streams must lie between 1 and 1024, got -1");
+  EXPECT_EQ(changed_description([](auto* message) { message->set_num_streams(1025); }),
+            "the number of streams must lie between 1 and 1024, got 1025");
+  EXPECT_EQ(changed_description(
+                [](auto* message) { message->set_options(std::string((16 << 20) + 1, ' ')); }),
+            "the options: got 16777217 bytes of text, expected at most 16777216");
   EXPECT_EQ(changed_description([](auto* message) { message->set_frame_stack(257); }),
             "the number of frames in a stack must lie between 1 and 256, got 257");
   EXPECT_EQ(changed_description([](auto* message) {
@@ -489,12 +494,16 @@ TEST(EnvStreamTest, WhatAServerThatMarksFailuresDoesNotMarkIsALostStream) {
 }
 
 // What connect() says to the server of a stream whose earlier connection had another description.
-std::string error_after(const std::function<void(EnvDescription*)>& change) {
+std::string error_after(
+    const std::function<void(EnvDescription*)>& change,
+    const std::function<void(rpcenv::Description*)>& change_now = [](auto*) {}) {
   EnvDescription described = codec::decode(sound_description());
   change(&described);
+  rpcenv::Description now = sound_description();
+  change_now(&now);
   TestFolder folder;
   std::atomic<int> streams = 0;
-  ScriptedServer server(script_of(sound_description(),
+  ScriptedServer server(script_of(now,
                                   [&](VectorCall*) {
                                     ++streams;
                                     return grpc::Status::OK;
@@ -528,6 +537,16 @@ TEST(EnvStreamTest, AServerThatServesSomethingElseAfterALossIsRefusedWithBothSid
   has(error_after([](auto* before) { before->options = "{}"; }), "the dict of options");
   has(error_after([](auto* before) { before->info_keywords = {"score", "laps"}; }),
       "the list of info keywords is [], before it was [score, laps]");
+}
+
+TEST(EnvStreamTest, OfLongTextsThatDifferTheErrorHasThePlaceWhereTheyDo) {
+  const std::string same(5000, 'a');
+  const std::string message =
+      error_after([&](auto* before) { before->options = same + "b" + same; },
+                  [&](auto* now) { now->set_options(same + "c" + same); });
+  EXPECT_NE(message.find("aaac" + std::string(100, 'a')), std::string::npos) << message;
+  EXPECT_NE(message.find("aaab" + std::string(100, 'a')), std::string::npos) << message;
+  EXPECT_LT(message.size(), 1000u) << message;
 }
 
 TEST(EnvStreamTest, AServerThatSaysMoreThanItShouldAndEndsHoldsNobodyUp) {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "libtorchbeast/proto/array_codec.h"
-#include "rpcenv.grpc.pb.h"
+#include "libtorchbeast/proto/service.h"
 
 namespace torchbeast {
 namespace {

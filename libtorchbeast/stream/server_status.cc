@@ -6,9 +6,9 @@
 
 #include <stdexcept>
 
+#include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/stream/stream_errors.h"
 #include "libtorchbeast/stream/time_limit.h"
-#include "rpcenv.grpc.pb.h"
 
 namespace torchbeast {
 namespace {

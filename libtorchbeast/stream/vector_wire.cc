@@ -3,7 +3,7 @@
 #include "libtorchbeast/stream/vector_wire.h"
 
 #include "libtorchbeast/proto/array_codec.h"
-#include "rpcenv.grpc.pb.h"
+#include "libtorchbeast/proto/service.h"
 
 namespace torchbeast {
 namespace {

@@ -13,10 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/server/env_server.h"
 #include "libtorchbeast/stream/endpoint.h"
 #include "libtorchbeast/testing/threads.h"
-#include "rpcenv.grpc.pb.h"
 
 namespace torchbeast::testing {
 

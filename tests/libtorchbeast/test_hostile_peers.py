@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import re
 import select
@@ -12,7 +11,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,11 +25,11 @@ from background import SOON, wait_for
 from keys_of_tests import Keys
 from peers import RawStream, Script, raw_server
 from served_envs import Counting, Vector
-from serving import Game, playing, serving
+from serving import Game, playing, served_elsewhere, serving
 from unfinished_call import ENHANCE_YOUR_CALM, UnfinishedCall
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
-from libtorchbeast import Server, describe
+from libtorchbeast import Server
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.credentials import server_credentials
 
@@ -537,21 +535,38 @@ def test_health_checks_of_strangers_cannot_make_a_server_hold_more_than_a_gibiby
             game.rollout()
 
 
-@contextlib.contextmanager
-def served_elsewhere(path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs a server in a process of its own, whose memory can be measured."""
-    code = (
-        f"import served_envs, libtorchbeast as l; l.Server(served_envs.Vector, 'unix:{path}').run()"
-    )
-    where = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    words = [sys.executable, "-c", code]
-    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": where})
-    try:
-        describe(f"unix:{path}", SOON)
-        yield process
-    finally:
-        process.kill()
-        process.wait(SOON)
+def test_messages_that_expand_are_refused_before_they_do(tmp_path: Path) -> None:
+    """gRPC expands a message before it compares its size with the limit."""
+    with served_elsewhere(tmp_path / "socket") as server:
+        before = peak_bytes(server)
+        with grpc.insecure_channel(f"unix:{tmp_path / 'socket'}") as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+            with pytest.raises(grpc.RpcError) as refused:
+                check(bytes(64 * MIB), timeout=SOON, compression=grpc.Compression.Gzip)
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        assert peak_bytes(server) - before < 16 * MIB
+
+
+def test_messages_with_millions_of_fields_are_refused_before_they_are_parsed(
+    tmp_path: Path,
+) -> None:
+    """An empty entry takes two bytes, and an object of a hundred."""
+    with served_elsewhere(tmp_path / "socket") as server:
+        before = peak_bytes(server)
+        with RawStream(f"unix:{tmp_path / 'socket'}", "StreamingVectorEnv") as stream:
+            stream.send(wire.vector_action(seed=1))
+            stream.read()
+            stream.send(wire.chunk(2, wire.chunk(2, b"") * (8 * MIB)))
+            assert stream.end()[0] is grpc.StatusCode.OK, "what is no message ends a stream"
+        assert peak_bytes(server) - before < 96 * MIB
+
+
+def test_strangers_cannot_keep_calls_open_that_ask_for_the_health(address: str) -> None:
+    with serving(Vector, address), grpc.insecure_channel(address) as channel:
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")
+        with pytest.raises(grpc.RpcError) as refused:
+            next(watch(b"", timeout=SOON))
+        assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 def peak_bytes(process: subprocess.Popen[bytes]) -> int:

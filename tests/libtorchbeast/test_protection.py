@@ -242,7 +242,11 @@ def test_health_is_answered_in_grpcs_standard_way_without_a_token(address: str) 
         with grpc.insecure_channel(address) as channel:
             check = channel.unary_unary("/grpc.health.v1.Health/Check")
             serving_status = wire.number(1, 1)
-            assert check(b"", timeout=SOON) == serving_status
+            for known in ("", "rpcenv.RPCEnvServer", "rpcenv.RPCServerStatus"):
+                assert check(wire.chunk(1, known.encode()), timeout=SOON) == serving_status
+            with pytest.raises(grpc.RpcError) as unknown:
+                check(wire.chunk(1, b"rpcenv.Other"), timeout=SOON)
+            assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_the_status_counts_streams_and_steps(address: str) -> None:
