@@ -67,6 +67,20 @@ Error with_stream(const Error& error, std::int64_t number, const std::string& ad
                address + ")");
 }
 
+// Starts the thread of a stream.
+template <typename Body>
+std::thread started_thread(const std::string& address, Body body) {
+  try {
+    return std::thread(std::move(body));
+  } catch (const std::system_error& error) {
+    throw std::runtime_error(
+        "no thread can be started for a stream of the environment server at " + address + " (" +
+        error.what() +
+        "): raise the limit of threads (ulimit -u, or pids.max of a container), or serve more "
+        "environments in a stream (fewer --num_servers)");
+  }
+}
+
 // ActorPool::remove() was called for the stream.
 struct StreamRemoved : std::runtime_error {
   StreamRemoved() : std::runtime_error("the stream was removed") {}
@@ -184,7 +198,8 @@ void ActorPool::start_new_streams() {
   if (stopped_) return;
   for (auto& [number, member] : members_) {
     if (member.has_started || member.stream->is_removed) continue;
-    member.thread = std::thread([this, stream = member.stream.get()] { run_stream(stream); });
+    member.thread = started_thread(member.stream->endpoint.address,
+                                   [this, stream = member.stream.get()] { run_stream(stream); });
     member.has_started = true;
     ++running_;
   }

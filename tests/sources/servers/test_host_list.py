@@ -294,6 +294,16 @@ def test_hosts_that_come_together_share_the_free_memory(
     assert world.look(100)[0] == "added host c:50 (2 streams)", "b has taken its part by then"
 
 
+def test_a_host_whose_streams_the_process_has_no_room_for_is_not_used(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchbeast.sources.servers.stream_limit.allowed_descriptors", lambda: 219)
+    world.served["b:50"] = CATCH | {"num_streams": 3}
+    world.write("a:50\nb:50")
+    [said] = world.look()
+    assert "5 streams need 220 files and connections, but this process may have 219" in said
+
+
 def test_a_host_that_was_restarted_is_not_counted_twice(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from torchbeast.processes.memory import free_memory
 from torchbeast.reporting.saying import say
 from torchbeast.sources.replay_memory import in_bytes
 from torchbeast.sources.servers.discovery import Fleet, Host, check_same
+from torchbeast.sources.servers.stream_limit import check_streams
 
 _log = logging.getLogger("torchbeast.hosts")
 
@@ -165,6 +166,7 @@ class JoinedHosts:
                     f"this run join {columns}: start it with a multiple of {columns} per stream"
                 )
             _check_stream(called, said["num_envs"] * shape.env_bytes)
+        check_streams(sum(len(each.stream_addresses) for each in (*self._joined.values(), host)))
         self._promise_memory(host, shape.env_bytes, now)
         return host
 

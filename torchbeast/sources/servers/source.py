@@ -32,6 +32,7 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_bytes
+from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import (
@@ -50,6 +51,7 @@ from torchbeast.sources.servers.inference import answer, inference_threads
 from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams
 from torchbeast.sources.servers.plan import rollout_columns
 from torchbeast.sources.servers.repeated_failures import RepeatedFailures, in_one_line
+from torchbeast.sources.servers.stream_limit import check_streams
 
 _log = logging.getLogger("torchbeast.streams")
 
@@ -94,7 +96,11 @@ class PolySource:
         num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         start_servers: called by `start`; `end` then ends them. None: they run already.
         hosts: those of the fleet, if they may change. None: it stays.
+
+        Raises UsageError if this process may not have as many streams.
         """
+        allow_descriptors()
+        check_streams(len(fleet.stream_addresses))
         specs_of_extras(actor, extras)
         self._actor = actor
         self._extras, self._mode = extras, mode
