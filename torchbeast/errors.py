@@ -11,8 +11,9 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
@@ -51,7 +52,8 @@ def as_usage_error() -> Iterator[None]:
 def exit_code_of(program: str, body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit code.
 
-    A UsageError or RunError becomes one sentence on stderr and the exit code of its kind.
+    A UsageError or RunError becomes one sentence on stderr and the exit code of its kind, also
+    where stderr cannot be written.
     """
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -67,6 +69,31 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
         return _report(program, f"{error}. MonoBeast works without it.", EXIT_FAILURE)
     except KeyboardInterrupt:
         return _report(program, _INTERRUPTED, EXIT_INTERRUPTED)
+    finally:
+        forget_unwritten(sys.stderr)
+
+
+def forget_unwritten(stream: TextIO | None) -> None:
+    """Drops what a stream could not write: Python tries again at its exit, and then ends with code
+    120 in place of the program's own.
+    """
+    if stream is None:
+        return
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):  # a stream without a descriptor
+            _flush_into_nothing(stream)
+
+
+def _flush_into_nothing(stream: TextIO) -> None:
+    own = stream.fileno()
+    kept, nothing = os.dup(own), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, own)
+    stream.flush()
+    os.dup2(kept, own)
+    os.close(kept)
+    os.close(nothing)
 
 
 def leave_on_interrupt() -> None:
@@ -123,5 +150,6 @@ def _is_ours(file: str) -> bool:
 
 
 def _report(program: str, message: str, code: int) -> int:
-    print(f"{program}: {message}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # a full disk behind stderr: the code says the rest
+        print(f"{program}: {message}", file=sys.stderr, flush=True)
     return code

@@ -23,8 +23,9 @@ from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.supervisor import Failure, Supervisor
 from torchbeast.processes.torchrun import check_alone
+from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import (
@@ -63,6 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(flags: PolyBeastEnvFlags) -> int:
     """Serves until Ctrl-C, SIGTERM, or a failure that a new server process cannot fix."""
     check_alone(PROGRAM)
+    with lossy_output():
+        failure = _serve(flags)
+    raise_failure(failure)
+    return EXIT_DONE
+
+
+def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
+    """Serves until the run ends; returns its failure, if it has one."""
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     count = flags.servers.num_servers
     plans = spread(flags.servers.num_actors or count, count)
@@ -90,8 +99,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
             supervisor.join(_JOIN_S)
         finally:
             servers.close()
-    raise_failure(supervisor.failure)
-    return EXIT_DONE
+    return supervisor.failure
 
 
 @contextmanager

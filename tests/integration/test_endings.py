@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -38,10 +39,10 @@ def catch(
     *more: str,
     program: str = "polybeast",
     env: str = "Catch",
+    by: Sequence[str] = (),
 ) -> Program:
-    parts = [PROCESSES[program], "2", *SMALL, *more]
-    steps = str(total_steps)
-    return workshop.start(program, "--env", env, "--xpid", xpid, "--total_steps", steps, *parts)
+    parts = ["--total_steps", str(total_steps), PROCESSES[program], "2", *SMALL, *more]
+    return workshop.start(program, "--env", env, "--xpid", xpid, *parts, by=by)
 
 
 def saved_step(workshop: Workshop, xpid: str) -> int:

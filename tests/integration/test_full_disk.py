@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole run on a disk that becomes full, has room again, and is full at the end."""
+"""Whole runs on a disk that is full: the run's own, or the one that its output goes to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
@@ -14,10 +15,12 @@ import pytest
 import torch
 from background import wait_for
 from programs import MARKED, ONE_INCARNATION, Program, Workshop
-from test_endings import LEARNING, SMALL
+from test_endings import LEARNING, SMALL, catch, saved_step
 
 from torchbeast.reporting.log_files import read_logs
 
+# Becomes a program whose output goes to a disk that has no room for any.
+UNHEARD = ["sh", "-c", 'exec "$0" "$@" > /dev/full 2>&1']
 MOUNT = 'mount -t tmpfs -o size=4M tmpfs "$0" && exec "$@"'
 
 
@@ -80,4 +83,38 @@ def test_a_full_disk_does_not_end_a_run_and_is_reported_at_its_end(workshop: Wor
     steps = [row["step"] for row in read_logs(folder)]
     assert steps == sorted(set(steps)), "every row that is there is whole"
     assert len(steps) < steps[-1] / 40, "and some were lost"
+    workshop.assert_nothing_is_left()
+
+
+def test_a_run_whose_output_cannot_be_written_completes(workshop: Workshop) -> None:
+    run = catch(workshop, "a", 2000, "--checkpoint_interval", "1", program="monobeast", by=UNHEARD)
+    assert run.end() == 0
+    assert saved_step(workshop, "a") == 2000 and workshop.meta("a")["successful"] is True
+    log = (workshop.run_folder("a") / "out.log").read_text()
+    assert "stdout cannot be written (No space left on device): what the program says" in log
+    assert "] Learnt 2,000 steps" in log
+    workshop.assert_nothing_is_left()
+
+
+def test_a_run_that_fails_without_a_word_has_its_exit_code(workshop: Workshop) -> None:
+    """Python's own would be 120, because it cannot write the word at its exit either."""
+    for env, more, code in (("environments:CannotBeMade", [], 1), ("Catch", ["--algo", "no"], 2)):
+        run = catch(workshop, "a", 2000, *more, program="monobeast", env=env, by=UNHEARD)
+        assert run.end() == code
+
+
+@pytest.mark.long
+def test_a_host_and_its_learner_whose_output_cannot_be_written_go_on(workshop: Workshop) -> None:
+    """What either would tell is no loss of the connection between them."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    served = ["--env", "Catch", "--num_servers", "1", "--num_actors", "4", "--insecure"]
+    host = workshop.start("polybeast_env", *served, "--learner", where, by=UNHEARD)
+    learns = [*SMALL, "--listen", where, "--insecure", "--connect_timeout", "100", "--xpid", "a"]
+    for steps in (400, 800):  # the host is told that the learner has ended, and comes back
+        words = [*learns, "--total_steps", str(steps)]
+        assert workshop.start("polybeast_learner", *words, by=UNHEARD).end() == 0
+        assert saved_step(workshop, "a") == steps
+    host.send(signal.SIGINT)
+    assert host.end() == 0
     workshop.assert_nothing_is_left()

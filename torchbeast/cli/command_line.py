@@ -27,6 +27,7 @@ from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.core.wording import renamed
 from torchbeast.errors import EXIT_DONE, UsageError
+from torchbeast.reporting.lossy_output import lossy_output
 
 Flags = TypeVar("Flags")
 
@@ -127,7 +128,8 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, None
     of_preset = _of_preset(flags_type, words)  # first: it may print a list and exit
-    recorded = resuming.recorded(words)
+    with lossy_output():  # it may say where the settings of the run come from
+        recorded = resuming.recorded(words)
     algo = _algorithm(words, {**recorded, **of_preset})
     made = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}

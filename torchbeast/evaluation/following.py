@@ -29,6 +29,7 @@ from torchbeast.evaluation.run_watch import RunWatch
 from torchbeast.evaluation.scores import Scores, weights_of
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.lossy_output import lossy_output
 
 _POLL_S = 1.0
 
@@ -50,7 +51,7 @@ def follow(
     default to those of training. seed: of every evaluation. check: of the first checkpoint.
     """
     supervisor = Supervisor()
-    with supervisor.signals(), ExitStack() as ending:
+    with lossy_output(), supervisor.signals(), ExitStack() as ending:
         with suppress(KeyboardInterrupt):
             Follower(folder, config, asked, seed, supervisor, ending, check).run()
         if supervisor.ended:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from torchbeast.errors import RunError, UsageError, what_users_code_raised, without_our_frames
 from torchbeast.processes.supervisor import Failure, Supervisor
+from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.saying import say
 
@@ -25,7 +26,8 @@ class Session(NamedTuple):
 def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Iterator[Session]:
     """Opens a run and ends it; raises the run's first failure as UsageError or RunError.
 
-    An exception of the body is a failure of the run, like one of its threads.
+    An exception of the body is a failure of the run, like one of its threads. Output that cannot be
+    written is none.
 
     path: the run's folder, which is removed again if it is new and the run ends with a UsageError
         before it has written anything but its metadata.
@@ -33,7 +35,7 @@ def session(path: Path, settings: dict[str, Any], is_kept: bool = True) -> Itera
     is_kept: the folder stays after the run, so that errors can point to its log.
     """
     supervisor = Supervisor()
-    with supervisor.signals():
+    with lossy_output(), supervisor.signals():
         folder = RunFolder(path, settings)
         try:
             yield Session(supervisor, folder)

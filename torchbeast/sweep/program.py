@@ -17,6 +17,7 @@ from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.sources.servers.addresses import runtime_folder
 from torchbeast.sources.shared_replay import Served, serving
@@ -75,7 +76,7 @@ def _check_on_ray(config: SweepConfig, what: Compared) -> None:
 def _opened(folder: Path, what: Compared) -> Iterator[Supervisor]:
     """Opens the sweep's folder; the supervisor handles signals until the block has ended."""
     supervisor, successful = Supervisor(), False
-    with supervisor.signals():
+    with lossy_output(), supervisor.signals():
         opened = RunFolder(folder, dataclasses.asdict(what))
         try:
             yield supervisor
