@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from background import Background
 from learners import impala
 
 from torchbeast.core.actors.agent import make_agent
@@ -23,7 +25,7 @@ from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.learning.training import DONE, Training, TrainingComponents
+from torchbeast.learning.training import DONE, NoMoment, Training, TrainingComponents
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.log_files import LogFiles, read_logs
@@ -333,6 +335,37 @@ def test_a_checkpoint_does_not_change_while_learning_continues(tmp_path: Path) -
     assert all(torch.equal(kept[k], v) for k, v in before["model_state_dict"].items())
     after = run.model.state_dict()
     assert any(not torch.equal(kept[k], after[k]) for k in kept), "something was learnt"
+
+
+def test_the_last_checkpoint_waits_for_an_update_as_long_as_twice_the_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shorter wait in the middle of an update finds no moment, and loses nothing."""
+    run = Run(tmp_path, [rollout() for _ in range(3)], total_steps=3 * T * B)
+    seconds, now = [1.0, 500.0, 2.0], 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    begun, go_on = threading.Event(), threading.Event()
+    update = run.step.update
+
+    def slow(batch: Rollout) -> dict[str, float]:
+        nonlocal now
+        now += seconds[run.step.version]
+        if run.step.version == 2:
+            begun.set()
+            assert go_on.wait(SOON)
+        return update(batch)
+
+    run.step.update = slow  # type: ignore[method-assign]
+    assert run.training.patience_s == 120.0
+    run.training.start(1)
+    assert begun.wait(SOON)
+    assert run.training.patience_s == 1000.0
+    with pytest.raises(NoMoment, match="an update had not ended after 0 s; what was learnt since"):
+        run.training.checkpoint({}, wait_s=0.0)
+    waiting = Background(run.training.checkpoint, {})
+    go_on.set()
+    assert waiting.result()["scheduler_state_dict"]["version"] == 3
+    assert run.supervisor.join(SOON) == [] and run.supervisor.failure is None
 
 
 def test_the_profiler_writes_a_trace_of_one_update(tmp_path: Path) -> None:

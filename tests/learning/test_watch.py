@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
+from torchbeast.learning.training import NoMoment
 from torchbeast.learning.watch import Watch
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Diagnosis
@@ -38,6 +40,37 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     )
     watch.until_the_end(supervisor)
     assert saving.save.call_count == (not ends)
+
+
+def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_every_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And, once it is written, again after the interval only."""
+    supervisor, saving, clock = Supervisor(), Mock(), iter([0.0, 0.0])
+    saving.save.side_effect = [NoMoment("an update"), NoMoment("an update"), None, None, None]
+    rounds = iter(range(7))
+
+    def show(*_: object) -> None:
+        if next(rounds, None) is None:
+            supervisor.stop("all steps are learnt")
+
+    now = SimpleNamespace(monotonic=lambda: next(clock, 1000.0))
+    monkeypatch.setattr("torchbeast.learning.watch.time", now)
+    monkeypatch.setattr("torchbeast.learning.watch._SHOW_EVERY_S", 0.01)
+    monkeypatch.setattr(Watch, "_show", show)
+    watch = Watch(
+        training=Mock(updates=1),
+        source=Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: ""),
+        saving=saving,
+        advise=lambda _: None,
+        title="",
+        total_steps=1,
+        rollouts_at_once=1,
+        save_every_s=600.0,
+        only_warnings=True,
+    )
+    watch.until_the_end(supervisor)
+    assert supervisor.failure is None and saving.save.call_count == 3
 
 
 @pytest.mark.parametrize("live", [2, 0])

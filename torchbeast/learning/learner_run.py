@@ -447,7 +447,13 @@ class LearnerRun:
         """
         running = self._session.supervisor.join(_JOIN_S)
         if running:
-            _log.warning("threads that did not end within %g s: %s", _JOIN_S, running)
+            _log.warning(
+                "threads that did not end within %g s: %s; the last checkpoint waits "
+                "%.0f s at most for the end of an update",
+                _JOIN_S,
+                running,
+                training.patience_s,
+            )
         failure = self._session.supervisor.failure
         if failure is None or not isinstance(failure.error, NonFiniteError):
             try:

@@ -66,26 +66,27 @@ class Saving:
         self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none was written here
         self.failed = 0  # number of checkpoints that could not be written as a whole
 
-    def save(self, training: Training) -> None:
+    def save(self, training: Training, wait_s: float | None = None) -> None:
         """Writes a checkpoint, then the replay; a no-op before anything was learnt.
 
         On failure raises CheckpointNotWritten and keeps the last one of what was not written.
+        wait_s: see Training.checkpoint, which raises NoMoment.
         """
         if self._disabled or not training.updates:
             return
         try:
-            self._save(training)
+            self._save(training, wait_s)
         except CheckpointNotWritten:
             self.failed += 1
             raise
         self.saved_at = time.time()
 
-    def checkpoint(self, training: Training) -> dict[str, Any]:
+    def checkpoint(self, training: Training, wait_s: float | None = None) -> dict[str, Any]:
         """Returns everything that a resumed run needs, without the replay."""
-        return {**training.checkpoint(self._labels), **self._also()}
+        return {**training.checkpoint(self._labels, wait_s), **self._also()}
 
-    def _save(self, training: Training) -> None:
-        data = checkpoints.as_bytes(self.checkpoint(training))
+    def _save(self, training: Training, wait_s: float | None) -> None:
+        data = checkpoints.as_bytes(self.checkpoint(training, wait_s))
         try:
             kept_checkpoints.write(self._path, data, self._keep)
         except OSError as error:

@@ -39,8 +39,12 @@ from torchbeast.reporting.progress import Progress, mean
 from torchbeast.sources.contract import Source
 
 DONE = "all steps are learnt"
-_UPDATE_S = 120.0  # longest time that one update may take
+_UPDATE_S = 120.0  # that an update may take, where none here took longer
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
+
+
+class NoMoment(RunError):
+    """An update takes longer than its end was waited for, so nothing was copied."""
 
 
 class Updates(Protocol):
@@ -111,6 +115,7 @@ class Training:
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
+        self._longest_s = 0.0  # that an update took
         self._updates_before = components.optimiser_step.version
         self.progress = progress
         self.figures: Mapping[str, float] = {}  # last row of the log
@@ -135,12 +140,18 @@ class Training:
         seconds = self._components.source.seconds() | self._clock.seconds()
         return Reading(time.monotonic(), seconds)
 
-    def checkpoint(self, labels: Mapping[str, Any]) -> dict[str, Any]:
+    @property
+    def patience_s(self) -> float:
+        """Seconds after which an update is taken for one that does not end."""
+        return max(_UPDATE_S, 2 * self._longest_s)
+
+    def checkpoint(self, labels: Mapping[str, Any], wait_s: float | None = None) -> dict[str, Any]:
         """Returns a consistent copy of everything that a resumed run needs, between two updates.
 
-        labels: entries that do not change during the run, such as its flags.
+        labels: entries that do not change during the run, such as its flags. wait_s: seconds to
+            wait for the end of an update, after which it raises NoMoment; None: patience_s.
         """
-        with self._between_updates():
+        with self._between_updates(self.patience_s if wait_s is None else wait_s):
             return {**copy.deepcopy(self._state()), **labels}
 
     def _state(self) -> dict[str, Any]:
@@ -181,6 +192,7 @@ class Training:
         self.progress.step = step.counters.env_steps
         self._components.weights.publish(step.algo.actor, step.version)
         seconds = time.perf_counter() - before
+        self._longest_s = max(self._longest_s, seconds)
         self._record(on_host, {**figures, **lags, "update_seconds": seconds})
         if self.updates_here == 1:
             self._after_first_update()
@@ -237,10 +249,11 @@ class Training:
         return {f"time_{name}": value for name, value in spent(self._last_row, before).items()}
 
     @contextmanager
-    def _between_updates(self) -> Iterator[None]:
-        if not self._lock.acquire(timeout=_UPDATE_S):
-            raise RunError(
-                f"an update takes longer than {_UPDATE_S:g} s: no checkpoint was written"
+    def _between_updates(self, wait_s: float) -> Iterator[None]:
+        if not self._lock.acquire(timeout=wait_s):
+            raise NoMoment(
+                f"no checkpoint was written, because an update had not ended after {wait_s:,.0f} s;"
+                " what was learnt since the last checkpoint is lost"
             )
         try:
             yield

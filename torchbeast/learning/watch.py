@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
-from torchbeast.learning.training import Training
+from torchbeast.learning.training import NoMoment, Training
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import (
     UNKNOWN,
@@ -26,6 +26,7 @@ from torchbeast.reporting.watchdog import Watchdog
 from torchbeast.sources.contract import Away, Source
 
 _SHOW_EVERY_S = 1.0
+_MOMENT_S = 10.0  # that the display stands still for a moment between two updates
 
 Adviser = Callable[[Shares], Diagnosis | None]
 
@@ -58,8 +59,8 @@ class Watch:
                 if stall := watchdog.check(updates, status, now, hanging):
                     display.warn(stall)
                 # Once the run has ended, its last checkpoint follows at once.
-                if now - saved_at >= self.save_every_s and not supervisor.ended:
-                    self._save_if_possible(display)
+                is_due = now - saved_at >= self.save_every_s and not supervisor.ended
+                if is_due and self._save_if_possible(display):
                     saved_at = time.monotonic()
 
     def _show(self, display: Display, status: Mapping[str, float], window: Window) -> None:
@@ -85,12 +86,18 @@ class Watch:
             failed_saves=self.saving.failed,
         )
 
-    def _save_if_possible(self, display: Display) -> None:
-        """Saves; a failure is only a warning, since a full disk may have room again next time."""
+    def _save_if_possible(self, display: Display) -> bool:
+        """Saves; a failure is only a warning, since a full disk may have room again next time.
+
+        Returns False in the middle of a long update: the next second may be after it.
+        """
         try:
-            self.saving.save(self.training)
+            self.saving.save(self.training, _MOMENT_S)
+        except NoMoment:  # of an update that takes a minute, the watchdog warns
+            return False
         except CheckpointNotWritten as error:
             display.warn(f"{error}; the run goes on")
+        return True
 
     def _shown(
         self,
