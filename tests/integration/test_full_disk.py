@@ -19,8 +19,8 @@ from test_endings import LEARNING, SMALL, catch, saved_step
 
 from torchbeast.reporting.log_files import read_logs
 
-# Becomes a program whose output goes to a disk that has no room for any.
-UNHEARD = ["sh", "-c", 'exec "$0" "$@" > /dev/full 2>&1']
+# Becomes a program whose output goes, by way of Python's buffers, to a disk without room.
+UNHEARD = ["env", "-u", "PYTHONUNBUFFERED", "sh", "-c", 'exec "$0" "$@" > /dev/full 2>&1']
 MOUNT = 'mount -t tmpfs -o size=4M tmpfs "$0" && exec "$@"'
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.reporting.run_folder import RunFolder, write_atomically
+from torchbeast.reporting.appended_file import AppendedFile
+from torchbeast.reporting.run_folder import RunFolder, is_in_use, write_atomically
 
 
 def meta(folder: Path) -> dict:
@@ -104,6 +106,27 @@ def test_a_run_begins_while_another_process_looks_whether_one_runs(
     monkeypatch.setattr(time, "sleep", lambda _: looking.close())
     RunFolder(tmp_path / "a", {}).finish(successful=True)
     assert looking.closed, "the run waited for it"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_run_begins_on_a_file_system_without_locks_and_says_that_it_is_not_locked(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    number: int,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    run = RunFolder(tmp_path / "a", {})
+    rows = AppendedFile(tmp_path / "a" / "rows.csv")
+    assert rows.lock() and not is_in_use(tmp_path / "a")
+    rows.close()
+    run.finish(successful=True)
+    said = f"{run.path} cannot be locked here, because its file system has no locks: make sure"
+    assert f"Warning: {said}" in capsys.readouterr().err
+    assert (run.path / "out.log").read_text().count(said) == 1
 
 
 def test_a_folder_that_cannot_be_made_is_refused_with_a_message(tmp_path: Path) -> None:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
+
+from torchbeast.reporting.locks import Lock, lock
 
 
 class AppendedFile:
@@ -36,13 +37,7 @@ class AppendedFile:
 
         On a file system without locks it does nothing.
         """
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass
-        return True
+        return lock(self._file) is not Lock.OTHERS
 
     def close(self) -> None:
         """Closes the file. No method may be called afterwards."""

@@ -9,7 +9,6 @@ run succeeded; never the rest of the process environment, which may hold passwor
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -25,6 +24,7 @@ from typing import IO, Any, BinaryIO
 
 from torchbeast.core.checks import at_least, require
 from torchbeast.errors import UsageError
+from torchbeast.reporting.locks import Lock, lock
 from torchbeast.reporting.out_log import OutLog
 
 LOGGER_NAME = "torchbeast"
@@ -78,7 +78,7 @@ class RunFolder:
         self.path = path
         self._is_new = not path.exists()
         _make_folder(path)
-        self._lock = _lock(path)
+        self._lock, held = _lock(path)
         _remove_unfinished(path)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         try:
@@ -87,6 +87,12 @@ class RunFolder:
             self._lock.close()
             raise _cannot_begin(path, error) from None
         self._handlers = _log_to(path / "out.log")
+        if held is Lock.NONE:
+            _log.warning(
+                "%s cannot be locked here, because %s: make sure that no other process uses it",
+                path,
+                held.value,
+            )
 
     @property
     def checkpoint(self) -> Path:
@@ -186,39 +192,28 @@ def _warn_of(path: Path, error: OSError, what: str) -> None:
     _log.warning("%s was not written (%s): %s", path, error.strerror, what)
 
 
-def _lock(path: Path) -> IO[bytes]:
+def _lock(path: Path) -> tuple[IO[bytes], Lock]:
     """Locks the folder for this process until the file is closed, which a kill does too.
 
-    Another process that only looks, with `is_in_use`, is waited for.
+    Another process that only looks, with `is_in_use`, is waited for. Where there are no locks, the
+    folder is not locked.
     """
     file = open(path / "out.log", "ab")  # noqa: SIM115
     for _ in range(_ATTEMPTS):
-        if _has_locked(file):
-            return file
+        if (held := lock(file)) is not Lock.OTHERS:
+            return file, held
         time.sleep(_PAUSE_S)
     file.close()
     raise UsageError(f"another process is running in {path}: wait for it, or give another name")
 
 
-def _has_locked(file: IO[bytes]) -> bool:
-    """Tries to lock the file; returns whether nobody else has."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def is_in_use(path: Path) -> bool:
-    """Returns whether a process runs in a run's folder."""
+    """Returns whether a process runs in a run's folder; where there are no locks, always False."""
     try:
         with open(path / "out.log", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return lock(file, shared=True) is Lock.OTHERS
     except OSError:  # there is no run
         return False
-    return False
 
 
 def _remove_unfinished(path: Path) -> None:
