@@ -110,7 +110,7 @@ def test_a_host_and_its_learner_whose_output_cannot_be_written_go_on(workshop: W
         where = f"127.0.0.1:{free.getsockname()[1]}"
     served = ["--env", "Catch", "--num_servers", "1", "--num_actors", "4", "--insecure"]
     host = workshop.start("polybeast_env", *served, "--learner", where, by=UNHEARD)
-    learns = [*SMALL, "--listen", where, "--insecure", "--connect_timeout", "100", "--xpid", "a"]
+    learns = [*SMALL, "--listen", where, "--insecure", "--connect_timeout", "60", "--xpid", "a"]
     for steps in (400, 800):  # the host is told that the learner has ended, and comes back
         words = [*learns, "--total_steps", str(steps)]
         assert workshop.start("polybeast_learner", *words, by=UNHEARD).end() == 0

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -115,7 +116,8 @@ def test_a_file_that_only_looks_like_an_older_checkpoint_is_left_alone(newest: P
     "error",
     [
         MemoryError(),
-        OSError(5, "Input/output error"),
+        OSError(errno.ESTALE, "Stale file handle"),
+        OSError(errno.ETIMEDOUT, "Connection timed out"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
     ],
 )
@@ -129,10 +131,34 @@ def test_a_machine_that_cannot_read_now_does_not_make_a_file_damaged(
         raise error
 
     monkeypatch.setattr(torch, "load", fail)
-    with pytest.raises(UsageError, match=r"model\.tar cannot be read now .* may be whole") as found:
+    with pytest.raises(RunError, match=r"model\.tar cannot be read now .* may be whole") as found:
         kept_checkpoints.load_newest(newest, NEEDED)
     assert "Errno" not in str(found.value) and "Allocator" not in str(found.value)
-    assert not isinstance(found.value, checkpoints.Damaged)
+
+
+@pytest.mark.parametrize("reading", ["testzip", "__init__"])
+def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
+    newest: Path, monkeypatch: pytest.MonkeyPatch, reading: str
+) -> None:
+    """In a record, and in the list of records at the file's end."""
+    for step in (1, 2):
+        write(newest, step)
+    read, bad = getattr(zipfile.ZipFile, reading), newest.stat().st_ino
+
+    def failing(self: zipfile.ZipFile, *args: Any, **kwargs: Any) -> Any:
+        file: Any = args[0] if args else self.fp
+        if os.fstat(file.fileno()).st_ino == bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(zipfile.ZipFile, reading, failing)
+    found = kept_checkpoints.load_newest(newest, NEEDED)
+    assert found.checkpoint["step"] == 1
+    said = kept_checkpoints.sentence(found, newest)
+    assert f"{newest} is damaged (its disk says: Input/output error)" in said
+    kept_checkpoints.put_in_place(found, newest)
+    assert newest.stat().st_ino != bad
+    assert newest.with_name("model.tar.damaged").stat().st_ino == bad
 
 
 def test_a_checkpoint_that_is_asked_for_by_name_is_read_alone(tmp_path: Path) -> None:

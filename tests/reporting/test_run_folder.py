@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.run_folder import RunFolder, is_in_use, write_atomically
 
@@ -91,7 +91,7 @@ def test_out_log_has_log_messages_until_the_end_of_the_run(tmp_path: Path) -> No
 
 def test_a_second_run_of_the_same_name_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "a", {})
-    with pytest.raises(UsageError, match="another process"):
+    with pytest.raises(RunError, match="another process"):
         RunFolder(tmp_path / "a", {})
     run.finish(successful=True)
     RunFolder(tmp_path / "a", {}).finish(successful=True)

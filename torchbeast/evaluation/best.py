@@ -24,8 +24,9 @@ def path_of(folder: Path, name: str = NAME) -> Path:
 
 
 def kept_score(folder: Path, name: str = NAME) -> float:
-    """Returns the mean return of the best checkpoint; -inf without one. Raises UsageError if it
-    cannot be read.
+    """Returns the mean return of the best checkpoint; -inf without one.
+
+    Raises UsageError or RunError if it cannot be read.
     """
     path = path_of(folder, name)
     if not path.exists():

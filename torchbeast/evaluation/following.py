@@ -88,14 +88,14 @@ class Follower:
         self._watch = watch or RunWatch(folder)
         self._opened: _Opened | None = None
         self._tried: float | None = None  # time of the newest file that was read
-        self._problem: UsageError | None = None  # of that file, if it could not be read
+        self._problem: UsageError | RunError | None = None  # of that file, if it could not be read
         self._learnt = self._target = 0  # env steps of the newest checkpoint, and of the run
 
     def run(self) -> None:
         """Evaluates until the run has ended.
 
         Raises RunError if it ended without a checkpoint, or the environment raises an exception,
-        and UsageError if the last checkpoint cannot be read or played.
+        and UsageError or RunError if the last checkpoint cannot be read or played.
         """
         if not self._path.exists():
             _say(f"Waiting for the first checkpoint, {self._path}.")
@@ -111,6 +111,8 @@ class Follower:
     @property
     def _may_be_better(self) -> bool:
         """Whether the file that was tried may be readable now, without being written again."""
+        if isinstance(self._problem, checkpoints.Unreadable):
+            return True
         faults_of_file = (checkpoints.Damaged, checkpoints.Unsuitable)
         return self._problem is not None and not isinstance(self._problem, faults_of_file)
 
@@ -124,7 +126,7 @@ class Follower:
         self._tried = _time_of(self._path)  # one that is replaced from here on is new again
         try:
             saved = checkpoints.load(self._path, (*NEEDED, "stats"))
-        except UsageError as error:
+        except (UsageError, RunError) as error:
             self._tell(error)
             return False
         self._problem = None
@@ -133,7 +135,7 @@ class Follower:
         self._evaluate(saved)
         return True
 
-    def _tell(self, error: UsageError) -> None:
+    def _tell(self, error: UsageError | RunError) -> None:
         """Says once why a checkpoint cannot be evaluated."""
         if str(error) != str(self._problem):
             _warn(f"{error}; waiting for the next checkpoint")

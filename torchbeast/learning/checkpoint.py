@@ -38,14 +38,14 @@ from torchbeast.core.choices import RewardClipping
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.state_dicts import check_fits
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import UsageError, as_usage_error
+from torchbeast.errors import RunError, UsageError, as_usage_error
 from torchbeast.reporting.run_folder import write_atomically
 
 # 1: with the network's name. Earlier files, and those of the original TorchBeast, have no format.
 FORMAT = 1
-# What the operating system says of a disk, a server of files, or memory: EINVAL, for example, comes
-# of damaged files too.
-_OF_MACHINE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# What the operating system says of a server of files, or memory, and may not say the next time:
+# EINVAL, for example, comes of damaged files too.
+_OF_MACHINE = (errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 _FOREIGN = re.compile(r"Unsupported (?:global|class)\S* (?:GLOBAL )?([\w.]+)")
 KEYS = ("model_state_dict", "optimizer_state_dict", "scheduler_state_dict", "stats", "flags")
 
@@ -56,6 +56,10 @@ class Damaged(UsageError):
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path} is no readable checkpoint ({reason}); move it away to begin anew")
         self.path, self.reason = path, reason
+
+
+class Unreadable(Damaged):
+    """A file whose disk reports an error: mostly a bad sector, seldom one that passes."""
 
 
 class Unsuitable(UsageError):
@@ -78,8 +82,9 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """Reads a checkpoint to the CPU.
 
-    Raises Damaged if it is none, Unsuitable if it lacks a `needed` key or is of a later format, and
-    another UsageError if it is not there or cannot be read by fault of the machine.
+    Raises Damaged if it is none, Unsuitable if it lacks a `needed` key or is of a later format,
+    another UsageError if it is not there or may not be read, and RunError if the machine cannot
+    read it now.
     """
     try:
         with open(path, "rb") as file:
@@ -92,8 +97,10 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     except PermissionError as error:
         raise UsageError(f"{path} cannot be read ({error.strerror}): make it readable") from None
     except Exception as error:  # torch has no single type for a file that is none of its own
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            raise Unreadable(path, f"its disk says: {error.strerror}") from error
         if _is_of_machine(error):
-            raise UsageError(
+            raise RunError(
                 f"{path} cannot be read now ({_fault_of_machine(error)}), though it may be whole: "
                 "mend that, and try again"
             ) from error
@@ -204,7 +211,7 @@ def _checksums() -> Iterator[None]:
 
 
 def _is_of_machine(error: Exception) -> bool:
-    """Returns whether reading failed for lack of memory, or by its disk, and not by the file."""
+    """Returns whether reading failed for lack of memory, or by the server of files."""
     if isinstance(error, OSError):
         return error.errno in _OF_MACHINE
     return isinstance(error, MemoryError) or "allocate memory" in str(error)

@@ -59,7 +59,7 @@ def write(newest: Path, data: bytes | memoryview, keep: int) -> None:
 def load_newest(newest: Path, needed: Sequence[str] = checkpoints.KEYS) -> Found:
     """Reads the newest checkpoint that is not damaged.
 
-    Raises UsageError as `checkpoint.load` does, and where all are damaged: it names each.
+    Raises as `checkpoint.load` does, and UsageError where all are damaged: it names each.
     """
     damaged: list[checkpoints.Damaged] = []
     for path in existing(newest) or [newest]:

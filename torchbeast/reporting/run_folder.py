@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from torchbeast.core.checks import at_least, require
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.reporting.locks import Lock, lock
 from torchbeast.reporting.out_log import OutLog
 
@@ -204,7 +204,8 @@ def _lock(path: Path) -> tuple[IO[bytes], Lock]:
             return file, held
         time.sleep(_PAUSE_S)
     file.close()
-    raise UsageError(f"another process is running in {path}: wait for it, or give another name")
+    # Passes by itself where a job that is started again meets the one before, which still ends.
+    raise RunError(f"another process is running in {path}: wait for it, or give another name")
 
 
 def is_in_use(path: Path) -> bool:
