@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -22,10 +23,10 @@ from one_replica import UPDATES
 from torchbeast.cli.flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.algos.torch_ranks import RankGone, store_of_torchrun
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError, exit_code_of
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import HardwareConfig
-from torchbeast.learning.replicas import Replica
+from torchbeast.learning.replicas import Replica, _named
 from torchbeast.processes.torchrun import Launch
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import read_logs
@@ -249,6 +250,20 @@ def test_the_newest_checkpoint_that_is_not_damaged_is_sent_to_the_others(tmp_pat
         assert words == ["--x", "--xpid", "a", "--seed", "3"]
     assert ranks.run == {"xpid": "a", "seed": 3}
     assert ranks.sent == [(run.folder / "model.1.tar").read_bytes()]
+
+
+def test_an_error_of_another_rank_is_of_its_kind_and_names_the_rank(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(error: Exception) -> int:
+        with _named(2):
+            raise error
+
+    torn = checkpoints.Damaged(Path("model.tar"), "it is empty")
+    for error, code in ((torn, 2), (RunError("the door is gone"), 1)):
+        sentence = str(error)
+        assert exit_code_of("polybeast_learner", functools.partial(fail, error)) == code
+        assert capsys.readouterr().err == f"polybeast_learner: rank 2: {sentence}\n"
 
 
 class Places(Broadcast):

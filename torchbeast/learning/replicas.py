@@ -235,7 +235,8 @@ def _named(rank: int) -> Iterator[None]:
             try:
                 yield
             except (UsageError, RunError) as error:
-                raise type(error)(f"rank {rank}: {error}") from error
+                error.args = (f"rank {rank}: {error}",)  # the same error: some have other parts too
+                raise
 
 
 class _Named(io.TextIOBase):
