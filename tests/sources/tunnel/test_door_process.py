@@ -3,15 +3,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
+from background import SOON
 
 from torchbeast.errors import RunError
+from torchbeast.sources.servers.discovery import Asking, Host
 from torchbeast.sources.tunnel import door_process
 from torchbeast.sources.tunnel.door import Visit
 from torchbeast.sources.tunnel.door_process import DoorProcess, find_visitors
+
+DESCRIPTION: dict[str, Any] = {
+    "env_id": "Catch",
+    "num_envs": 1,
+    "num_streams": 1,
+    "num_servers": 1,
+    "frame_stack": 1,
+    "observation": ("uint8", (3,)),
+    "action_space": {"type": "Discrete", "n": 3, "start": 0},
+}
 
 
 class Hosts:
@@ -20,22 +33,33 @@ class Hosts:
     def __init__(self) -> None:
         self.visits: dict[str, Visit] = {}
         self.count = 0
-        self.while_asked: list[Callable[[], None]] = []  # what happens during each question
-        self.asked: list[list[str]] = []
+        self.while_asked: dict[str, Callable[[], object]] = {}  # what happens during each question
+        self.asked: list[str] = []
         self.told: list[tuple[str, str]] = []
 
-    def comes(self, label: str) -> None:
-        self._report(Visit(label, [f"unix:{label}"], True))
+    def comes(self, label: str, address: str = "") -> None:
+        self._report(Visit(label, [address or f"unix:{label}"], True))
 
     def goes(self, label: str) -> None:
-        self._report(Visit(label, [f"unix:{label}"], False))
+        self._report(Visit(label, self.visits[label].addresses, False))
+
+    def restarts(self, label: str) -> None:
+        self.goes(label)
+        self.comes(label)
 
     def _report(self, visit: Visit) -> None:
         self.visits[visit.label] = visit
         self.count += 1
 
-    def find(self, timeout: float = 30.0, stopped: Callable[[], bool] = lambda: False) -> Any:
-        return find_visitors(cast(DoorProcess, self), None, timeout, stopped)
+    def find(
+        self,
+        timeout: float = 30.0,
+        stopped: Callable[[], bool] = lambda: False,
+        num_actors: int | None = None,
+    ) -> list[str]:
+        """Returns the names of the hosts with which a run begins."""
+        fleet = find_visitors(cast(DoorProcess, self), num_actors, timeout, stopped)
+        return [host.name for host in fleet.hosts]
 
     # --- as DoorProcess
 
@@ -50,54 +74,102 @@ class Hosts:
     def here(self) -> list[Visit]:
         return [visit for visit in self.visits.values() if visit.is_here]
 
-    # --- as fleet_of_visits
+    def is_latest(self, visit: Visit) -> bool:
+        return self.visits[visit.label] is visit
 
-    def ask(self, visits: Iterable[Visit], timeout: float, stopped: Callable[[], bool]) -> Any:
-        """Answers for hosts that stayed while they were asked."""
-        self.asked.append([visit.label for visit in visits])
-        before, count = self.here(), self.count
-        if self.while_asked:
-            self.while_asked.pop(0)()
-            assert stopped(), "nobody waits for a host that is gone"
-        if not before or before != self.here() or self.count != count:
+    # --- as described
+
+    def ask(self, visit: Visit, asking: Asking) -> Host:
+        """Answers for a host that stayed while it was asked."""
+        self.asked.append(visit.label)
+        happens = self.while_asked.get(visit.label)
+        if happens is not None:
+            happens()
+        if self.visits[visit.label] is not visit:
+            assert asking._stopped(), "nobody waits for a host that is gone"
             raise RunError("a server does not answer")
-        return self
-
-    num_envs = 1
+        return Host(visit.label, dict.fromkeys(visit.addresses, DESCRIPTION))
 
 
 @pytest.fixture
 def hosts(monkeypatch: pytest.MonkeyPatch) -> Hosts:
     made = Hosts()
-    monkeypatch.setattr(door_process, "fleet_of_visits", made.ask)
+    monkeypatch.setattr(door_process, "described", made.ask)
     return made
 
 
 def test_a_host_that_dies_while_it_is_asked_does_not_keep_the_others_out(hosts: Hosts) -> None:
     hosts.comes("b")
     hosts.comes("a")
-    hosts.while_asked.append(lambda: hosts.goes("b"))
-    assert hosts.find() is hosts
-    assert hosts.asked == [["b", "a"], ["a"]]
+    hosts.while_asked["b"] = lambda: hosts.goes("b")
+    assert hosts.find() == ["a"]
+    assert sorted(hosts.asked) == ["a", "b"]
 
 
 def test_a_host_that_leaves_and_comes_back_while_it_is_asked_is_asked_again(hosts: Hosts) -> None:
-    hosts.comes("a")
-
     def restarts() -> None:
-        hosts.goes("a")
-        hosts.comes("a")
+        del hosts.while_asked["a"]
+        hosts.restarts("a")
 
-    hosts.while_asked.append(restarts)
-    assert hosts.find() is hosts
-    assert hosts.asked == [["a"]] * 2
+    hosts.comes("a")
+    hosts.while_asked["a"] = restarts
+    assert hosts.find() == ["a"]
+    assert hosts.asked == ["a"] * 2
 
 
 def test_those_who_are_there_are_asked_even_if_the_other_died_at_the_timeout(hosts: Hosts) -> None:
     hosts.comes("b")
     hosts.comes("a")
-    hosts.while_asked.append(lambda: hosts.goes("b"))
-    assert hosts.find(timeout=-1.0) is hosts
+    hosts.while_asked["b"] = lambda: hosts.goes("b")
+    assert hosts.find(timeout=-1.0) == ["a"]
+
+
+def test_a_host_that_restarts_whenever_it_is_asked_costs_the_others_no_second_question(
+    hosts: Hosts,
+) -> None:
+    def restarts() -> None:
+        if hosts.asked.count("loop") == 3:
+            hosts.comes("late")
+        hosts.restarts("loop")
+
+    hosts.comes("a")
+    hosts.comes("loop")
+    hosts.while_asked["loop"] = restarts
+    assert hosts.find(num_actors=2) == ["a", "late"]
+    assert hosts.asked.count("a") == 1 and hosts.asked.count("loop") >= 4
+
+
+def test_a_host_that_restarts_whenever_it_is_asked_does_not_outlast_the_timeout(
+    hosts: Hosts,
+) -> None:
+    def restarts() -> None:
+        assert hosts.asked.count("loop") < 50, "it is asked without end"
+        hosts.restarts("loop")
+
+    hosts.comes("loop")
+    hosts.while_asked["loop"] = restarts
+    with pytest.raises(RunError, match="only loop dialled in at a:1 within 0.2 s"):
+        hosts.find(timeout=0.2)
+
+
+def test_a_host_that_comes_back_with_other_servers_is_described_by_those(hosts: Hosts) -> None:
+    def others_come() -> None:
+        hosts.comes("a", "unix:others")
+        hosts.while_asked.clear()
+
+    hosts.comes("a")
+    hosts.comes("b")
+    hosts.while_asked["b"] = others_come
+    found = find_visitors(cast(DoorProcess, hosts), 2, 30.0, lambda: False)
+    assert found.stream_addresses == ["unix:others", "unix:b"]
+
+
+def test_hosts_are_asked_at_the_same_time(hosts: Hosts) -> None:
+    together = threading.Barrier(3)
+    for label in ("a", "b", "c"):
+        hosts.comes(label)
+        hosts.while_asked[label] = lambda: together.wait(SOON)
+    assert hosts.find() == ["a", "b", "c"]
 
 
 def test_a_host_that_stays_and_does_not_answer_ends_the_start(
@@ -107,7 +179,7 @@ def test_a_host_that_stays_and_does_not_answer_ends_the_start(
         raise RunError("no environment server answers")
 
     hosts.comes("a")
-    monkeypatch.setattr(door_process, "fleet_of_visits", fails)
+    monkeypatch.setattr(door_process, "described", fails)
     with pytest.raises(RunError, match="no environment server answers"):
         hosts.find()
     assert hosts.told == [("a", "the learner ends, because no environment server answers")]

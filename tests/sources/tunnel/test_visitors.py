@@ -15,10 +15,11 @@ from serving import serving
 
 from torchbeast import envs
 from torchbeast.errors import RunError
+from torchbeast.sources.servers.discovery import Asking, Fleet, fleet_of_hosts
 from torchbeast.sources.servers.joined_hosts import RolloutShape
 from torchbeast.sources.tunnel import visitors as visitors_module
 from torchbeast.sources.tunnel.door import Visit
-from torchbeast.sources.tunnel.visitors import Visitors, fleet_of_visits
+from torchbeast.sources.tunnel.visitors import Visitors, described
 
 
 class Streams:
@@ -53,13 +54,17 @@ def two(tmp_path: Path) -> Iterator[str]:
         yield address
 
 
+def fleet_of(*visits: Visit) -> Fleet:
+    return fleet_of_hosts([described(visit, Asking(10.0)) for visit in visits])
+
+
 class Run:
     """A run that began with the host `one`."""
 
     def __init__(self, one: str) -> None:
         self.visits = {"one": Visit("one", [one], True)}
         self.streams = Streams(one)
-        fleet = fleet_of_visits(list(self.visits.values()), 10.0, lambda: False)
+        fleet = fleet_of(*self.visits.values())
         self.told: list[tuple[str, str]] = []
         self.visitors = Visitors(
             lambda: list(self.visits.values()), fleet, lambda *said: self.told.append(said)
@@ -197,6 +202,6 @@ def test_hosts_of_different_environments_at_the_start_are_named_by_their_labels(
     with serving(lambda: envs.make("Mock", 2), other):
         here = [Visit("actors1", [one], True), Visit("actors2", [other], True)]
         with pytest.raises(RunError) as refused:
-            fleet_of_visits(here, 10.0, lambda: False)
+            fleet_of(*here)
     assert "the servers at actors1 and actors2 must serve the same" in str(refused.value)
     assert str(tmp_path) not in str(refused.value)

@@ -16,10 +16,11 @@ from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import new_door_folder
+from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.discovery import Fleet
+from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
 from torchbeast.sources.tunnel.door import Visit
-from torchbeast.sources.tunnel.visitors import fleet_of_visits
+from torchbeast.sources.tunnel.visitors import described
 
 _log = logging.getLogger("torchbeast.door")
 
@@ -73,6 +74,11 @@ class DoorProcess:
         """Returns the hosts that are connected now."""
         return [visit for visit in self.visits() if visit.is_here]
 
+    def is_latest(self, visit: Visit) -> bool:
+        """Returns whether the host has neither come nor gone since this visit."""
+        with self._lock:
+            return self._visits.get(visit.label) is visit
+
     def changes(self) -> int:
         """Returns how often a host has come or gone."""
         with self._lock:
@@ -114,7 +120,7 @@ def door(
 def find_visitors(
     opened: DoorProcess, num_actors: int | None, timeout: float, stopped: Callable[[], bool]
 ) -> Fleet:
-    """Waits for hosts, and returns the fleet of all that are there.
+    """Waits for hosts, and returns the fleet of all that are there and have answered.
 
     num_actors: environments that there must be at least; None: those of one host.
     timeout: seconds to wait for them in all.
@@ -122,15 +128,12 @@ def find_visitors(
     Raises RunError at the timeout, when the run ends, and for hosts that serve different
     environments.
     """
-    deadline, asked = time.monotonic() + timeout, 0
+    deadline, asked, known = time.monotonic() + timeout, 0, _KnownHosts(opened, stopped)
     while not stopped():
-        changes, here = opened.changes(), opened.here()
-        if here and changes != asked:
+        if (changes := opened.changes()) != asked:
             asked = changes
-            fleet = _fleet(opened, here, changes, max(1.0, deadline - time.monotonic()), stopped)
-            if fleet is None:
-                continue
-            if fleet.num_envs >= (num_actors or 1):
+            fleet = known.fleet(max(1.0, deadline - time.monotonic()))
+            if fleet is not None and fleet.num_envs >= (num_actors or 1):
                 return fleet
         if time.monotonic() > deadline:
             raise _too_few(opened, num_actors, timeout)
@@ -138,29 +141,51 @@ def find_visitors(
     raise RunError("the run ended while it waited for hosts")
 
 
-def _fleet(
-    opened: DoorProcess,
-    here: list[Visit],
-    changes: int,
-    timeout: float,
-    stopped: Callable[[], bool],
-) -> Fleet | None:
-    """Returns the fleet of these hosts; None if one did not answer and others are there by now.
+class _KnownHosts:
+    """The hosts at a door, each asked only once for as long as its servers stay the same.
 
-    changes: as they were before `here` was looked up.
+    So a host that comes and goes all the time costs the others nothing.
     """
 
-    def is_outdated() -> bool:
-        return opened.changes() != changes
+    def __init__(self, opened: DoorProcess, stopped: Callable[[], bool]) -> None:
+        """Knows no host yet."""
+        self._opened, self._stopped = opened, stopped
+        self._hosts: dict[str, Host] = {}
 
-    try:
-        return fleet_of_visits(here, timeout, lambda: stopped() or is_outdated())
-    except RunError as error:
-        if is_outdated():
-            return None
-        for visit in here:
-            opened.tell(visit.label, f"the learner ends, because {error}")
-        raise
+    def fleet(self, timeout: float) -> Fleet | None:
+        """Returns the fleet of all that are there and have answered by now; None: there are none.
+
+        timeout: seconds for each server. Raises RunError for hosts that do not fit together, and
+        for one that stays and does not answer.
+        """
+        try:
+            self._ask(timeout)
+            here = [self._hosts[visit.label] for visit in self._opened.here() if self._knows(visit)]
+            return fleet_of_hosts(here) if here else None
+        except RunError as error:
+            for visit in self._opened.here():
+                self._opened.tell(visit.label, f"the learner ends, because {error}")
+            raise
+
+    def _ask(self, timeout: float) -> None:
+        """Asks the hosts that have come, or have other servers than before."""
+        due = {visit.label: visit for visit in self._opened.here() if not self._knows(visit)}
+        answers = asked_together(lambda label: self._described(due[label], timeout), due)
+        for label, answer in answers.items():
+            try:
+                self._hosts[label] = answer()
+            except RunError:
+                if self._opened.is_latest(due[label]):
+                    raise
+
+    def _knows(self, visit: Visit) -> bool:
+        host = self._hosts.get(visit.label)
+        return host is not None and list(host.servers) == list(visit.addresses)
+
+    def _described(self, visit: Visit, timeout: float) -> Host:
+        """Asks a host for as long as it stays."""
+        asking = Asking(timeout, lambda: self._stopped() or not self._opened.is_latest(visit))
+        return described(visit, asking)
 
 
 def _too_few(opened: DoorProcess, num_actors: int | None, timeout: float) -> RunError:

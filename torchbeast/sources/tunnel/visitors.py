@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from torchbeast.sources.servers.asking_together import asked_together
-from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
+from torchbeast.sources.servers.discovery import Asking, Fleet, Host
 from torchbeast.sources.servers.joined_hosts import ANSWER_S, JoinedHosts, RolloutShape, Streams
 from torchbeast.sources.tunnel.door import Visit
 
@@ -77,12 +77,6 @@ class Visitors:
         if visit.is_here:
             return list(joined.servers) != list(visit.addresses)
         return now - self._away.setdefault(visit.label, now) >= _AWAY_S
-
-
-def fleet_of_visits(visits: Sequence[Visit], timeout: float, stopped: Callable[[], bool]) -> Fleet:
-    """Returns the fleet of hosts that are there; raises RunError as `find_on`."""
-    asking = Asking(timeout, stopped)
-    return fleet_of_hosts([described(visit, asking) for visit in visits])
 
 
 def described(visit: Visit, asking: Asking) -> Host:
