@@ -318,7 +318,7 @@ def test_a_host_that_is_silent_is_not_examined_beyond_the_time_limit_again(
     """A look at why a frozen machine does not answer takes three seconds."""
     now, examined = [0.0], []
 
-    def explain(address: str, files: object) -> None:
+    def explain(address: str, *_: object) -> None:
         examined.append(address)
         now[0] += 3.0
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import queue
 import re
 import socket
@@ -272,6 +273,141 @@ def test_a_learner_that_was_there_is_awaited_however_its_port_answers(
             for _ in range(2):
                 explained.get(timeout=SOON)
         with opened(runtime_folder, of_door(keys), port=door.port):
+            host.hears("Connected to the learner")
+
+
+@pytest.mark.parametrize("encrypted", [True, False])
+def test_another_program_at_the_port_of_a_learner_that_was_there_is_told_and_awaited(
+    runtime_folder: Path, echo: Echo, keys: Keys, encrypted: bool
+) -> None:
+    """Otherwise one wrong start on the learner's machine would end all hosts."""
+    files, why = of_host(keys), "that port does not use TLS: start what listens there"
+    if not encrypted:
+        files = LearnerSecurityConfig(insecure=True, token_file=keys.token)
+        why = "that port belongs to another program"
+    (runtime_folder / "one").mkdir()
+    door_tls = of_door(keys) if encrypted else None
+    with opened(runtime_folder / "one", door_tls) as door:
+        host = Dialling(door.port, [echo.path], files)
+        host.hears("Connected to the learner")
+    with contextlib.closing(host):
+        with another_program(door.port):
+            host.hears(why)
+        with opened(runtime_folder, door_tls, port=door.port) as door:
+            host.hears("Connected to the learner")
+            echoes(door.visit().addresses[0], b"hello")
+
+
+@contextlib.contextmanager
+def another_program(port: int) -> Iterator[None]:
+    """Listens at a port and greets as no door does."""
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                with listener.accept()[0] as connected, contextlib.suppress(ConnectionError):
+                    connected.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        serving = Background(serve)
+        try:
+            yield
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            serving.result()
+
+
+def test_a_wrong_token_after_an_admission_is_told_and_the_renewed_one_is_used(
+    runtime_folder: Path, echo: Echo, tmp_path: Path
+) -> None:
+    """A learner that was started with another token may not keep it, or the host gets it later."""
+    keys = Keys(tmp_path / "keys")
+    (runtime_folder / "one").mkdir()
+    with opened(runtime_folder / "one", of_door(keys)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys))
+        host.hears("Connected to the learner")
+        write(Path(keys.token), "another-token-of-this-test")
+    with contextlib.closing(host), opened(runtime_folder, of_door(keys), port=door.port):
+        host.hears("this learner admits only hosts with its token")
+        write(Path(keys.token), TOKEN)
+        host.hears("Connected to the learner")
+
+
+@pytest.mark.parametrize("name", ["ca", "client_cert", "client_key", "token"])
+def test_a_file_that_is_being_copied_ends_no_host_and_is_used_once_it_is_whole(
+    runtime_folder: Path, echo: Echo, tmp_path: Path, name: str
+) -> None:
+    keys = Keys(tmp_path / "keys")
+    pair = {"tls_cert": keys.client_cert, "tls_key": keys.client_key}
+    path = str(getattr(keys, name))
+    whole = Path(path).read_bytes()
+    (runtime_folder / "one").mkdir()
+    with opened(runtime_folder / "one", of_door(keys)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys, **pair))
+        host.hears("Connected to the learner")
+        write(Path(path), whole[: min(200, len(whole) // 2)])
+    with contextlib.closing(host), opened(runtime_folder, of_door(keys), port=door.port):
+        host.hears(path)
+        write(Path(path), whole)
+        host.hears("Connected to the learner")
+
+
+def test_a_host_whose_certificate_has_expired_says_so_and_uses_the_renewed_one(
+    runtime_folder: Path, echo: Echo, tmp_path: Path
+) -> None:
+    """The renewed one is of another authority, so that the one before would not do."""
+    keys, renewed = Keys(tmp_path / "keys"), Keys(tmp_path / "renewed")
+    pair = {"tls_cert": keys.client_cert, "tls_key": keys.client_key}
+    names = [(keys.ca, renewed.ca), (keys.client_key, renewed.client_key)]
+    names.append((keys.client_cert, renewed.client_cert))
+    (runtime_folder / "one").mkdir()
+    with opened(runtime_folder / "one", of_door(keys, tls_client_ca=keys.ca)) as door:
+        host = Dialling(door.port, [echo.path], of_host(keys, **pair))
+        host.hears("Connected to the learner")
+        keys.client(datetime.timedelta(days=-3), "client")
+    with contextlib.closing(host):
+        host.hears(f"--tls_cert {keys.client_cert} has expired")
+        for old, new in names:
+            write(Path(old), Path(new).read_bytes())
+        door_tls = of_door(renewed, tls_client_ca=renewed.ca)
+        with opened(runtime_folder, door_tls, port=door.port) as door:
+            host.hears("Connected to the learner")
+            echoes(door.visit().addresses[0], b"hello")
+
+
+def test_a_connection_in_reserve_that_cannot_be_had_says_why(
+    runtime_folder: Path, echo: Echo, tmp_path: Path
+) -> None:
+    """The host stays connected, and would lack streams without a word."""
+    keys = Keys(tmp_path / "keys")
+    with opened(runtime_folder, of_door(keys)) as door:
+        with contextlib.closing(Dialling(door.port, [echo.path], of_host(keys))) as host:
+            visit = door.visit()
+            address = visit.addresses[0]
+            place = door.call(lambda: door.door._places[visit.label].servers[0])
+            wait_for(lambda: door.call(lambda: len(place._spares)) == 1)
+            write(Path(keys.token), "too short")
+            with learner(address):
+                host.hears(f"--token_file {keys.token} must contain one word")
+            write(Path(keys.token), TOKEN)
+            echoes(address, b"again")
+            assert door.visits.empty(), "the host stayed"
+
+
+def test_a_host_that_starts_before_names_are_resolved_waits_for_them(
+    runtime_folder: Path, echo: Echo, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that boots before its network."""
+
+    def fails(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    with opened(runtime_folder, of_door(keys)) as door:
+        with monkeypatch.context() as patched:
+            patched.setattr(socket, "getaddrinfo", fails)
+            host = Dialling(door.port, [echo.path], of_host(keys))
+            host.hears(f"localhost:{door.port}: Temporary failure in name resolution; dialling")
+        with contextlib.closing(host):
             host.hears("Connected to the learner")
 
 

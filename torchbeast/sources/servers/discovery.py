@@ -35,7 +35,7 @@ from torchbeast.sources.servers.addresses import (
 from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.credentials import learner_credentials
-from torchbeast.sources.servers.handshake import explain
+from torchbeast.sources.servers.handshake import client_tls, explain
 from torchbeast.sources.servers.hosts import NoAddressError
 
 _log = logging.getLogger("torchbeast.hosts")
@@ -341,6 +341,7 @@ class Asking:
         self.timeout = timeout
         self._stopped, self._security = stopped, security
         self.credentials = None if security is None else learner_credentials(security)
+        self._tls = None if security is None else client_tls(security)
 
     def answers(self, address: str) -> bool:
         """Returns whether a server answers at once."""
@@ -361,8 +362,8 @@ class Asking:
                 limit = 0.0 if self._stopped() else max(0.0, min(patience, left))
                 return libtorchbeast.describe(address, limit, self.credentials)
             except TimeoutError as error:
-                if self._security is not None and not self._stopped():
-                    explain(address, self._security)  # takes seconds where nobody answers
+                if self._security is not None and self._tls is not None and not self._stopped():
+                    explain(address, self._security, self._tls)  # takes seconds
                 if self._stopped() or left <= patience or time.monotonic() >= deadline:
                     raise _no_answer(called or address, self.timeout, error) from None
             except PermissionError as error:

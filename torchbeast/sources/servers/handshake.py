@@ -50,18 +50,39 @@ def silence_grpc() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 
-def explain(address: str, files: LearnerSecurityConfig) -> None:
+def client_tls(files: LearnerSecurityConfig) -> ssl.SSLContext:
+    """Returns the TLS of the side that connects; without --tls_ca it accepts every certificate, and
+    only serves to see whether the other side uses TLS. Raises OSError for unusable files.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.set_alpn_protocols(["h2"])  # a door chooses none; servers of gRPC do, and are no door
+    if files.tls_ca is None:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    else:
+        context.load_verify_locations(Path(files.tls_ca).expanduser())
+    if files.tls_cert is not None and files.tls_key is not None:
+        context.load_cert_chain(Path(files.tls_cert).expanduser(), Path(files.tls_key).expanduser())
+    return context
+
+
+def explain(address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext) -> None:
     """Raises RunError if the server cannot be reached for a reason that waiting does not mend.
 
+    tls: what `client_tls` returned for these files, and connections to the server use.
+
     Raises ClosedError, which is a RunError too, if that is likely and not certain.
-    Raises UsageError for a name without an address. Returns if the server may still come.
+    Raises UsageError for a name without an address. Returns if the server may still come, or
+    nobody can say at this moment what address it has.
     """
     where, port = host_and_port(address)
     name, _, host = where.rpartition("@")
-    resolved(host, port)
     try:
         with socket.create_connection((host.strip("[]"), port), _TIMEOUT_S) as connection:
-            why = _fault(connection, (name or host).strip("[]"), files)
+            why = _fault(connection, (name or host).strip("[]"), files, tls)
+    except (socket.gaierror, UnicodeError) as error:
+        if not isinstance(error, OSError) or error.errno != socket.EAI_AGAIN:
+            resolved(host, port)  # says what is wrong with the name
+        return
     except OSError:  # nobody listens yet, or whoever does says nothing
         return
     if why:
@@ -69,11 +90,13 @@ def explain(address: str, files: LearnerSecurityConfig) -> None:
         raise kind(f"{address}: {why}")
 
 
-def _fault(connection: socket.socket, name: str, files: LearnerSecurityConfig) -> str:
+def _fault(
+    connection: socket.socket, name: str, files: LearnerSecurityConfig, tls: ssl.SSLContext
+) -> str:
     """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
     try:
-        with _context(files).wrap_socket(connection, server_hostname=name) as tls:
-            return _fault_after_handshake(tls) if files.has_tls else _PORT_OF_TLS
+        with tls.wrap_socket(connection, server_hostname=name) as encrypted:
+            return _fault_after_handshake(encrypted) if files.has_tls else _PORT_OF_TLS
     except ssl.SSLCertVerificationError as error:
         return _refusal(error, name, str(files.tls_ca))
     except ssl.SSLEOFError:  # whoever listens there closes connections for now
@@ -93,18 +116,6 @@ def _fault_after_handshake(tls: ssl.SSLSocket) -> str:
         return "" if tls.recv(1) else _CLOSED
     except (ssl.SSLEOFError, ConnectionError):
         return _CLOSED
-
-
-def _context(files: LearnerSecurityConfig) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])
-    if files.tls_ca is None:  # only to see whether the server uses TLS
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    else:
-        context.load_verify_locations(Path(files.tls_ca).expanduser())
-    if files.tls_cert is not None and files.tls_key is not None:
-        context.load_cert_chain(Path(files.tls_cert).expanduser(), Path(files.tls_key).expanduser())
-    return context
 
 
 def _refusal(error: ssl.SSLCertVerificationError, name: str, ca: str) -> str:

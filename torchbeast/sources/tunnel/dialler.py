@@ -58,7 +58,7 @@ class Dialler:
         files: LearnerSecurityConfig,
         tell: Callable[[str], None],
     ) -> None:
-        """Reads the files of TLS.
+        """Checks the files, which are read again for each connection.
 
         door: HOST:PORT. sockets: paths of the servers' Unix sockets.
         tell: called with a sentence when the learner is reached, has ended, or is lost.
@@ -77,7 +77,8 @@ class Dialler:
         self._open: set[Connection] = set()
 
     def run(self, served: str) -> None:
-        """Dials until `stop`; raises RunError or UsageError for what no attempt can mend.
+        """Dials until `stop`; raises RunError or UsageError for what no attempt can mend, before
+        the learner was there for the first time.
 
         served: the fingerprint of what the servers serve.
         """
@@ -106,14 +107,19 @@ class Dialler:
                 self._tell(f"Connected to the learner at {self._door} as {label}.")
                 await self._stay(control)
             except RefusedError as error:
-                raise RunError(f"{self._door}: {error}") from None
+                if not self._was_there:
+                    raise RunError(f"{self._door}: {error}") from None
+                self._tell_failure(f"{self._door}: {error}")
             except (OSError, ValueError, asyncio.TimeoutError) as error:
-                await self._explain()
-                self._tell_once(f"{self._door}: {reason(error, HANDSHAKE_S)}; dialling again.")
+                why = await self._explain()
+                self._tell_failure(why or f"{self._door}: {reason(error, HANDSHAKE_S)}")
             finally:
                 self._abort_all()
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _tell_failure(self, why: str) -> None:
+        self._tell_once(f"{why}; dialling again.")
 
     def _tell_once(self, sentence: str) -> None:
         if sentence != self._said:
@@ -162,7 +168,9 @@ class Dialler:
                     raise ValueError("the door said something that this version does not know")
                 await self._relay(spare, server)
                 pause = _FIRST_PAUSE_S
-            except (OSError, ValueError, asyncio.TimeoutError):
+            except (OSError, ValueError, RefusedError, asyncio.TimeoutError) as error:
+                if not isinstance(error, (OSError, asyncio.TimeoutError)):  # others end soon
+                    self._tell_failure(f"{self._door}: {error}")
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
 
@@ -192,19 +200,25 @@ class Dialler:
             raise
         return connection
 
-    async def _explain(self) -> None:
-        """Raises RunError or UsageError if the next attempt must fail like this one."""
+    async def _explain(self) -> str:
+        """Says why the next attempt must fail like this one; "" if it may not.
+
+        Raises RunError or UsageError instead, if no learner was ever there: one that was there
+        comes back, whatever uses its port meanwhile.
+        """
         closed_since, self._closed_since = self._closed_since, None
         try:
             await asyncio.get_running_loop().run_in_executor(None, self._way.explain)
-        except ClosedError:  # a learner that ends at this moment does it too
-            now = time.monotonic()
-            self._closed_since = now if closed_since is None else closed_since
-            if not self._was_there and now - self._closed_since >= _CLOSED_S:
-                raise
-        except UsageError:  # a name without an address, which may have one again
+        except (RunError, UsageError) as error:
+            if isinstance(error, ClosedError):  # a learner that ends at this moment does it too
+                now = time.monotonic()
+                self._closed_since = now if closed_since is None else closed_since
+                if now - self._closed_since < _CLOSED_S:
+                    return ""
             if not self._was_there:
                 raise
+            return str(error)
+        return ""
 
     def _new(self) -> Connection:
         connection = Connection()
