@@ -10,8 +10,13 @@ import socket
 from typing import Any
 
 import pytest
+from background import Background
 
-from torchbeast.sources.tunnel.way import reason
+from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.tunnel.connection import Connection
+from torchbeast.sources.tunnel.way import Way, reason
+
+pytest.importorskip("libtorchbeast._C")
 
 
 async def connect(*addresses: tuple[str, int]) -> None:
@@ -34,6 +39,35 @@ def test_a_name_where_nobody_listens_is_said_so_for_all_its_addresses(hosts: tup
             asyncio.run(connect(*((host, port) for host in hosts)))
     assert str(found.value).count("Errno 111") == len(hosts)
     assert reason(found.value, 1.0) == "nobody listens there now"
+
+
+def test_a_door_is_reached_at_another_address_of_its_name_if_the_first_is_silent() -> None:
+    """As where a firewall drops what is sent by IPv6."""
+
+    async def greet(port: int) -> None:
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+
+        async def filtered(connecting: socket.socket, address: tuple[str, int]) -> None:
+            if address[0] == "127.0.0.2":
+                await loop.create_future()
+            await connect(connecting, address)
+
+        async def known(*args: Any, **kwargs: Any) -> list[Any]:
+            addresses = [("127.0.0.2", port), ("127.0.0.1", port)]
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", each) for each in addresses]
+
+        loop.sock_connect, loop.getaddrinfo = filtered, known  # type: ignore[method-assign]
+        way = Way(f"a.lab:{port}", LearnerSecurityConfig(insecure=True))
+        await asyncio.wait_for(way.greet(Connection()), 5.0)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        greeting = Background(asyncio.run, greet(listener.getsockname()[1]))
+        listener.settimeout(5.0)
+        with listener.accept()[0] as connected:
+            connected.sendall(b"torchbeast door 3\n")
+            assert connected.recv(100) == b"token \n"
+        greeting.result()
 
 
 def test_errors_are_named_and_one_without_a_number_speaks_for_itself() -> None:

@@ -25,6 +25,7 @@ from torchbeast.sources.tunnel.messages import (
 )
 
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
+_NEXT_ADDRESS_S = 0.25  # of a name is tried too, if one has not answered; as RFC 8305 advises
 _LINE_S = 5.0  # in which the first line is whole once it has begun
 
 
@@ -85,6 +86,7 @@ class Way:
                 lambda: connection,
                 self._host,
                 self._port,
+                happy_eyeballs_delay=_NEXT_ADDRESS_S,
                 ssl=tls if self._files.has_tls else None,
                 server_hostname=self._name if self._files.has_tls else None,
             )
