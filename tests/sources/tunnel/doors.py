@@ -88,8 +88,14 @@ def opened(
 class Peer:
     """Somebody who connects to the door."""
 
-    def __init__(self, port: int, tls: ssl.SSLContext | None = None, timeout: float = SOON) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout)
+    def __init__(
+        self,
+        port: int,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = SOON,
+        source: str = "127.0.0.1",
+    ) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout, (source, 0))
         if tls is not None:
             self.socket = tls.wrap_socket(self.socket, server_hostname="localhost")
 

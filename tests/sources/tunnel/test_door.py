@@ -232,6 +232,57 @@ def test_many_servers_behind_one_address_are_not_turned_away(
             assert beyond.is_closed()
 
 
+def test_strangers_of_other_addresses_shut_out_no_connection_of_a_host_that_is_here(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a stream that is lost meanwhile could not come back."""
+    monkeypatch.setattr(door_module, "_MOST_STRANGERS", 2)
+    with host(door, servers=2), contextlib.ExitStack() as stack:
+        address = door.visit().addresses[0]
+        wait_for(lambda: door.call(lambda: door.door._servers.total()) == 2)
+        wait_for(lambda: not strangers(door))
+        for i in range(2):
+            assert stack.enter_context(Peer(door.port, source=f"127.0.0.{2 + i}")).line()
+        with Peer(door.port, source="127.0.0.4") as beyond:
+            assert beyond.is_closed()
+        with learner(address), spare(door) as theirs:
+            assert theirs.line() == b"go"
+
+
+def test_a_slow_connection_of_a_host_makes_no_room_for_strangers(
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(door_module, "_MOST_STRANGERS", 1)
+    monkeypatch.setattr(door_module, "_UNHURRIED_S", 0.0)
+    with host(door), contextlib.ExitStack() as stack:
+        wait_for(lambda: door.call(lambda: door.door._servers.total()) == 1)
+        wait_for(lambda: not strangers(door))
+        slow = stack.enter_context(Peer(door.port))
+        first = stack.enter_context(Peer(door.port, source="127.0.0.2"))
+        assert slow.line() and first.line()
+        assert stack.enter_context(Peer(door.port, source="127.0.0.3")).line()
+        assert first.is_closed()
+        slow.say(b"token " + TOKEN, b"status")
+        assert slow.line() == b"a here 1 0 0"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("2001:db8:0:1::1", "2001:db8:0:1:ffff:ffff:ffff:ffff", True),
+        ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
+        ("fe80::1%eth0", "fe80::2%eth0", True),
+        ("10.0.0.1", "10.0.0.1", True),
+        ("10.0.0.1", "10.0.0.2", False),
+    ],
+)
+def test_strangers_are_counted_by_address_and_in_ipv6_by_network(
+    one: str, other: str, is_same: bool
+) -> None:
+    """Whoever has one address of IPv6 has the others of its /64 too."""
+    assert (door_module._whence(one) == door_module._whence(other)) is is_same
+
+
 def test_a_host_beyond_the_bound_is_asked_to_come_later(
     door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import ipaddress
 import itertools
 import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,8 +41,9 @@ _log = logging.getLogger("torchbeast.door")
 
 _MOST_HOSTS = 256
 _FORGOTTEN_S = 120.0  # without a host, after which another may have its place; see visitors.py
-_MOST_STRANGERS = 256  # beside one for each server of the hosts that are here
+_MOST_STRANGERS = 256  # beside one for each server of the hosts at the same address
 _MOST_STRANGERS_OF_ONE = 128  # address; many hosts may be behind one
+_IPV6_NETWORK = 64  # bits of an address; whoever has one IPv6 address has 2**64
 _UNHURRIED_S = 2.0  # after which a stranger makes room for another one
 _PAUSE_S = 0.1  # when the system accepts no connection
 _WRONG_TOKEN = "this learner admits only hosts with its token: give the same --token_file"
@@ -51,7 +53,7 @@ _WRONG_TOKEN = "this learner admits only hosts with its token: give the same --t
 class _Stranger:
     """A connection that has not shown its token yet."""
 
-    peer: str  # its address
+    place: str  # whence it comes; see `_whence`
     since: float
 
 
@@ -87,7 +89,7 @@ class Door:
         self._places: dict[str, Place] = {}
         self._numbers = itertools.count()  # of sockets; none is used twice
         self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the first to come first
-        self._servers: collections.Counter[str] = collections.Counter()  # of hosts, by address
+        self._servers: collections.Counter[str] = collections.Counter()  # of hosts, by `_whence`
         self._tasks: set[asyncio.Task[None]] = set()
         self._entering = asyncio.Lock()  # one host after the other takes a place
 
@@ -124,13 +126,26 @@ class Door:
             place.close()
 
     def _has_room(self, peer: str) -> bool:
-        """Returns whether one more stranger may come, after another one left if need be."""
-        of_one = [task for task, known in self._strangers.items() if known.peer == peer]
-        if len(of_one) >= _MOST_STRANGERS_OF_ONE + self._servers[peer]:
-            return self._drop(of_one[0])
-        if len(self._strangers) >= _MOST_STRANGERS + self._servers.total():
-            return self._drop(next(iter(self._strangers)))
+        """Returns whether one more stranger may come, after another one left if need be.
+
+        One for each server of the hosts at its address always may: a host that is here has as many
+        connections in reserve.
+        """
+        place = _whence(peer)
+        strangers = collections.Counter(known.place for known in self._strangers.values())
+        others = strangers - self._servers  # beyond those of hosts
+        if strangers[place] < self._servers[place]:
+            return True
+        if others[place] >= _MOST_STRANGERS_OF_ONE:
+            return self._drop_first({place})
+        if others.total() >= _MOST_STRANGERS:
+            return self._drop_first(others.keys())
         return True
+
+    def _drop_first(self, places: Collection[str]) -> bool:
+        """Drops the first stranger that came from one of these places, as `_drop`."""
+        found = (task for task, known in self._strangers.items() if known.place in places)
+        return self._drop(next(found))
 
     def _drop(self, task: asyncio.Task[None]) -> bool:
         """Drops a stranger; returns false for one that may only be slow."""
@@ -142,7 +157,7 @@ class Door:
 
     def _start(self, connected: socket.socket, peer: str) -> None:
         task = asyncio.get_running_loop().create_task(self._receive(connected, peer))
-        self._strangers[task] = _Stranger(peer, time.monotonic())
+        self._strangers[task] = _Stranger(_whence(peer), time.monotonic())
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 
@@ -202,7 +217,7 @@ class Door:
             place = await self._enter(hello, control)
         control.send(f"admitted {place.label}".encode())
         self._on_visit(Visit(place.label, place.addresses, True))
-        servers = collections.Counter({peer: hello.servers})
+        servers = collections.Counter({_whence(peer): hello.servers})
         self._servers += servers
         try:
             why = await place.attend(control)
@@ -258,6 +273,14 @@ class Door:
                 place.servers[hello.server].offer(spare)
                 return
         raise LaterError("its host is not here")
+
+
+def _whence(peer: str) -> str:
+    """Returns what has a bound of its own: an IPv4 address, or the network of an IPv6 address."""
+    address = ipaddress.ip_address(peer.partition("%")[0])
+    if address.version == 4:
+        return str(address)
+    return str(ipaddress.ip_network((address, _IPV6_NETWORK), strict=False))
 
 
 def _this_task() -> asyncio.Task[None]:
