@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -12,7 +13,7 @@ from background import SOON
 
 from torchbeast.errors import RunError
 from torchbeast.sources.servers.discovery import Asking, Host
-from torchbeast.sources.tunnel import door_process
+from torchbeast.sources.tunnel import door_main, door_process
 from torchbeast.sources.tunnel.door import Visit
 from torchbeast.sources.tunnel.door_process import DoorProcess, find_visitors
 
@@ -188,3 +189,29 @@ def test_a_host_that_stays_and_does_not_answer_ends_the_start(
 def test_the_end_of_the_run_ends_the_wait(hosts: Hosts) -> None:
     with pytest.raises(RunError, match="the run ended while it waited for hosts"):
         hosts.find(stopped=lambda: True)
+
+
+def test_a_door_that_accepts_nobody_any_more_ends_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the learner would wait for hosts beside a door that is deaf."""
+
+    class Deaf:
+        is_open = True
+
+        async def accept(self, listener: object) -> None:
+            raise RuntimeError("a fault of the program")
+
+        def close(self) -> None:
+            self.is_open = False
+
+    async def never(_: object) -> bool:
+        await asyncio.get_running_loop().create_future()
+        return False
+
+    door, reports = Deaf(), []
+    monkeypatch.setattr(door_main, "_open", lambda *_: ([None], door))
+    monkeypatch.setattr(door_main, "_end_of_stdin", never)
+    with pytest.raises(RuntimeError, match="a fault of the program"):
+        asyncio.run(asyncio.wait_for(door_main._run({}, reports.append), 5.0))
+    assert reports == [{"ready": True}] and not door.is_open

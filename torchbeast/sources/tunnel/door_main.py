@@ -46,15 +46,17 @@ def main(arguments: dict[str, Any]) -> int:
 
 
 async def _run(arguments: dict[str, Any], report: Report) -> None:
-    """Opens the door until stdin ends."""
+    """Opens the door until stdin ends; raises whatever keeps it from admitting hosts."""
     listening, door = _open(arguments, report)
-    accepting = asyncio.gather(*map(door.accept, listening))
+    accepting: asyncio.Future[Any] = asyncio.gather(*map(door.accept, listening))
     report({"ready": True})
+    ending: asyncio.Future[Any] = asyncio.ensure_future(_end_of_stdin(door))
     try:
-        has_ended = await _end_of_stdin(door)
+        await asyncio.wait({accepting, ending}, return_when=asyncio.FIRST_COMPLETED)
         accepting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await accepting
+        has_ended = await ending
         for listener in listening:
             listener.close()  # hosts that are told of the end dial again at once
         if has_ended:
