@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import random
 import socket
 import ssl
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -18,6 +20,7 @@ from background import Background, wait_for
 from doors import ID, OTHER_ID, SERVED, TOKEN, OpenDoor, Peer, host, learner, opened, spare
 from keys_of_tests import Keys
 
+from torchbeast.errors import UsageError
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.tunnel import door as door_module
 from torchbeast.sources.tunnel import place as place_module
@@ -293,13 +296,14 @@ def test_a_host_beyond_the_bound_is_asked_to_come_later(
         assert peer.line().startswith(b"later the learner has its 1 hosts")
 
 
+@pytest.mark.parametrize("error", [(errno.EMFILE, "Too many open files"), ("path too long",)])
 def test_a_host_for_which_there_are_no_sockets_has_gone_until_there_are(
-    door: OpenDoor, monkeypatch: pytest.MonkeyPatch
+    door: OpenDoor, monkeypatch: pytest.MonkeyPatch, error: tuple[Any, ...]
 ) -> None:
     """Its sockets are closed by then, and nobody would tell the learner later."""
 
     async def listen(_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
+        raise OSError(*error)
 
     with host(door), Peer(door.port) as again:
         assert door.visit().is_here
@@ -308,11 +312,37 @@ def test_a_host_for_which_there_are_no_sockets_has_gone_until_there_are(
             again.line()
             again.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED[::-1]))
             said = again.line()
-        assert said == b"later the learner's machine makes no socket: Too many open files"
+        assert said.decode() == f"later the learner's machine makes no socket: {error[-1]}"
         assert not door.visit().is_here
     with host(door, served=SERVED[::-1]), spare(door) as theirs:
         with learner(door.visit().addresses[0]):
             assert theirs.line() == b"go"
+
+
+@pytest.mark.parametrize("length", [58, 82])
+def test_a_host_with_a_long_name_is_admitted_in_a_folder_with_a_long_path(
+    runtime_folder: Path, length: int
+) -> None:
+    """The path of a Unix socket has at most 107 bytes. A folder of 82 is the longest."""
+    name = b"a-node-of-a-cluster-with-a-very-long-nam"
+    folder = runtime_folder / ("x" * (length - 1 - len(str(runtime_folder))))
+    folder.mkdir()
+    place_module.check_room(folder)
+    with opened(folder) as door:
+        door.call(lambda: setattr(door.door, "_numbers", itertools.count(10**9)))
+        with host(door, name), spare(door) as theirs:
+            visit = door.visit()
+            assert visit.label == name.decode()
+            with learner(visit.addresses[0]):
+                assert theirs.line() == b"go"
+            (made,) = folder.iterdir()
+            assert visit.label.startswith(made.name.removesuffix(".1000000000"))
+            assert len(made.name) > 12 and len(str(made)) <= 107
+
+
+def test_a_folder_with_too_long_a_path_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError, match="at most 82 bytes, and /x+ has 84: give a shorter TMP"):
+        place_module.check_room(Path("/" + "x" * 83))
 
 
 def test_a_host_that_has_been_away_for_long_makes_room_for_another(

@@ -4,14 +4,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from background import SOON
 
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Host
 from torchbeast.sources.tunnel import door_main, door_process
 from torchbeast.sources.tunnel.door import Visit
@@ -189,6 +193,30 @@ def test_a_host_that_stays_and_does_not_answer_ends_the_start(
 def test_the_end_of_the_run_ends_the_wait(hosts: Hosts) -> None:
     with pytest.raises(RunError, match="the run ended while it waited for hosts"):
         hosts.find(stopped=lambda: True)
+
+
+def test_a_door_that_cannot_start_leaves_no_folder(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_process(*_: object, **__: object) -> None:
+        assert len(list(runtime_folder.iterdir())) == 1
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(door_process, "ChildProcess", no_process)
+    with pytest.raises(OSError, match="temporarily"):
+        DoorProcess(Supervisor(), "a:1", ServerSecurityConfig(insecure=True))
+    assert list(runtime_folder.iterdir()) == []
+
+
+def test_a_door_with_too_long_a_path_for_sockets_does_not_start(
+    runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = runtime_folder / ("x" * 70)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    with pytest.raises(UsageError, match="give a shorter TMPDIR"):
+        DoorProcess(Supervisor(), "a:1", ServerSecurityConfig(insecure=True))
+    assert list(long.iterdir()) == []
 
 
 def test_a_door_that_accepts_nobody_any_more_ends_with_the_reason(

@@ -233,7 +233,7 @@ class Door:
         try:
             await place.enter(hello, control)
         except OSError as error:
-            why = f"the learner's machine makes no socket: {error.strerror}"
+            why = f"the learner's machine makes no socket: {error.strerror or error}"
             self._on_visit(Visit(place.label, place.addresses, False, why))
             raise LaterError(why) from None
         return place

@@ -20,6 +20,7 @@ from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
 from torchbeast.sources.tunnel.door import Visit
+from torchbeast.sources.tunnel.place import check_room
 from torchbeast.sources.tunnel.visitors import described
 
 _log = logging.getLogger("torchbeast.door")
@@ -40,17 +41,26 @@ class DoorProcess:
         self._is_closing = False
         self._ready = threading.Event()
         self._folder = new_door_folder()
+        try:
+            self._process = self._start(security)
+        except BaseException:
+            self._remove_folder()
+            raise
+
+    def _start(self, security: ServerSecurityConfig) -> ChildProcess:
+        """Starts the process; raises UsageError if the path of the folder is too long."""
+        check_room(self._folder)
         arguments = {
-            "listen": listen,
+            "listen": self.listen,
             "folder": str(self._folder),
             "security": dataclasses.asdict(security),  # names of files only
         }
-        self._process = ChildProcess(
+        return ChildProcess(
             "door",
             "torchbeast.sources.tunnel.door_main",
             arguments,
             on_report=self._report,
-            on_end=lambda error: supervisor.fail(f"the door at {listen}", error),
+            on_end=lambda error: self._supervisor.fail(f"the door at {self.listen}", error),
             environment={"PYTHONPATH": ":".join(sys.path)},
         )
 
@@ -89,6 +99,9 @@ class DoorProcess:
         self._is_closing = True
         self._process.send({"ended": True})
         end_all([self._process])
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _report(self, report: Report) -> None:

@@ -11,10 +11,13 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from torchbeast.errors import UsageError
+from torchbeast.sources.servers.addresses import MAX_SOCKET_PATH
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.messages import BEAT, ENDED, GO, SILENCE_S, HostHello, told_line
 from torchbeast.sources.tunnel.time_limit import within
@@ -23,6 +26,7 @@ _MOST_SPARES = 4  # of a server; its host keeps one
 _QUIET_S = 12.0  # without a beat, after which another process may take the place
 _MOST_BEATS_AT_ONCE, _LEAST_BEAT_S = 10, 1.0  # those of a host that is not hostile are rarer
 _BACKLOG = 128
+_LEAST_ROOM = 24  # bytes for the name of a socket: a dozen of the label, and a number
 
 
 class Place:
@@ -78,10 +82,15 @@ class Place:
             server.close()
         self.servers = []
         for _ in range(hello.servers):
-            server = ServerDoor(self._folder / f"{self.label}.{next(self._numbers)}")
+            server = ServerDoor(self._folder / self._socket_name())
             self.servers.append(server)
             await server.listen()
         self._served = hello.servers, hello.served
+
+    def _socket_name(self) -> str:
+        """Returns a new name, with as much of the label as a Unix socket has room for."""
+        end = f".{next(self._numbers)}"
+        return self.label[: _room(self._folder) - len(end)] + end
 
     async def attend(self, control: Connection) -> str:
         """Answers beats until the host is gone; returns why."""
@@ -206,6 +215,21 @@ class _Asking(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._on_made(self)
+
+
+def check_room(folder: Path) -> None:
+    """Raises UsageError if the paths of Unix sockets in the folder would be too long."""
+    if _room(folder) < _LEAST_ROOM:
+        raise UsageError(
+            f"the sockets of hosts that dial in need a folder whose path has at most "
+            f"{MAX_SOCKET_PATH - _LEAST_ROOM - 1} bytes, and {folder} has "
+            f"{len(os.fsencode(folder))}: give a shorter TMPDIR"
+        )
+
+
+def _room(folder: Path) -> int:
+    """Returns how many bytes the name of a Unix socket in the folder may have."""
+    return MAX_SOCKET_PATH - len(os.fsencode(folder)) - len("/")
 
 
 def _first(waiting: collections.deque[Connection]) -> Connection | None:
