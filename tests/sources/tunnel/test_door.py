@@ -289,7 +289,7 @@ def test_strangers_are_counted_by_address_and_in_ipv6_by_network(
 def test_a_host_beyond_the_bound_is_asked_to_come_later(
     door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(door_module, "_MOST_HOSTS", 1)
+    monkeypatch.setattr(door_module, "MOST_HOSTS", 1)
     with host(door), Peer(door.port) as peer:
         peer.line()
         peer.say(b"token " + TOKEN, b"host b %s 1 %s" % (OTHER_ID, SERVED))
@@ -349,7 +349,7 @@ def test_a_host_that_has_been_away_for_long_makes_room_for_another(
     door: OpenDoor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Machines that are made for a job, and pods, have another name each time."""
-    monkeypatch.setattr(door_module, "_MOST_HOSTS", 2)
+    monkeypatch.setattr(door_module, "MOST_HOSTS", 2)
     monkeypatch.setattr(door_module, "_FORGOTTEN_S", 0.0)
     sockets = set()
     with host(door, b"stays", OTHER_ID):

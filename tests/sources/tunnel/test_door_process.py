@@ -195,6 +195,34 @@ def test_the_end_of_the_run_ends_the_wait(hosts: Hosts) -> None:
         hosts.find(stopped=lambda: True)
 
 
+class Child:
+    """A child process that the test plays."""
+
+    def __init__(self, *_: object, on_report: Callable[[dict[str, Any]], None], **__: object):
+        self.report = on_report
+
+
+@pytest.fixture
+def opened(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> DoorProcess:
+    monkeypatch.setattr(door_process, "ChildProcess", Child)
+    return DoorProcess(Supervisor(), "a:1", ServerSecurityConfig(insecure=True))
+
+
+def test_hosts_that_are_away_are_forgotten_where_the_door_has_no_place_for_them(
+    opened: DoorProcess,
+) -> None:
+    """Pods have other names every time, for weeks. A door has 256 places."""
+    report = cast(Child, opened._process).report
+    for label in ("stays", *(f"pod-{i}" for i in range(1000))):
+        visit = {"label": label, "addresses": ["unix:a"], "is_here": True, "why": ""}
+        report({"visit": visit})
+        if label != "stays":
+            report({"visit": visit | {"is_here": False}})
+    known = [visit.label for visit in opened.visits()]
+    assert known == ["stays", *(f"pod-{i}" for i in range(745, 1000))]
+    assert [visit.label for visit in opened.here()] == ["stays"]
+
+
 def test_a_door_that_cannot_start_leaves_no_folder(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

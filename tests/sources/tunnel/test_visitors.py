@@ -194,6 +194,31 @@ def test_a_host_that_does_not_answer_holds_up_nothing_for_long(
     assert "the host none is not used: no environment server answers at none (waited" in caplog.text
 
 
+def test_a_host_of_which_the_door_knows_nothing_any_more_is_removed_after_half_a_minute(
+    one: str, two: str
+) -> None:
+    run = Run(one)
+    run.comes("two", two)
+    run.look(0.0)
+    del run.visits["two"]
+    assert run.look(100.0) == [one, two, two] == run.look(129.9)
+    assert run.look(130.0) == [one]
+    assert not run.visitors._away
+
+
+def test_questions_to_hosts_that_the_door_has_forgotten_are_forgotten(
+    one: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods have another name every time."""
+    monkeypatch.setattr(visitors_module, "ANSWER_S", 0.0)
+    run = Run(one)
+    for i in range(3):
+        run.comes(f"pod-{i}", f"unix:{tmp_path}/none")
+        run.look(float(i))
+        assert run.visitors._asked.keys() == run.visitors._hosts._again.keys() == {f"pod-{i}"}
+        del run.visits[f"pod-{i}"]
+
+
 def test_hosts_of_different_environments_at_the_start_are_named_by_their_labels(
     one: str, tmp_path: Path
 ) -> None:

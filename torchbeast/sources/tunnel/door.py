@@ -39,7 +39,9 @@ from torchbeast.sources.tunnel.time_limit import within
 
 _log = logging.getLogger("torchbeast.door")
 
-_MOST_HOSTS = 256
+MOST_HOSTS = 256
+"""Hosts that a door knows at once."""
+
 _FORGOTTEN_S = 120.0  # without a host, after which another may have its place; see visitors.py
 _MOST_STRANGERS = 256  # beside one for each server of the hosts at the same address
 _MOST_STRANGERS_OF_ONE = 128  # address; many hosts may be behind one
@@ -243,7 +245,7 @@ class Door:
         own = [place for place in self._places.values() if place.id == hello.id]
         if own:
             return own[0]
-        labels = (hello.name, *(f"{hello.name}-{i}" for i in range(2, _MOST_HOSTS)))
+        labels = (hello.name, *(f"{hello.name}-{i}" for i in range(2, MOST_HOSTS)))
         for label in labels:
             place = self._places.get(label)
             if place is None:
@@ -253,7 +255,7 @@ class Door:
         raise LaterError("there are too many hosts of this name")
 
     def _new_place(self, label: str) -> Place:
-        if len(self._places) >= _MOST_HOSTS:
+        if len(self._places) >= MOST_HOSTS:
             self._forget_a_host()
         return self._places.setdefault(label, Place(label, self._folder, self._numbers))
 
@@ -262,7 +264,7 @@ class Door:
         long_ago = time.monotonic() - _FORGOTTEN_S
         away = [place for place in self._places.values() if not place.id and place.since < long_ago]
         if not away:
-            raise LaterError(f"the learner has its {_MOST_HOSTS} hosts")
+            raise LaterError(f"the learner has its {MOST_HOSTS} hosts")
         longest = min(away, key=lambda place: place.since)
         longest.close()
         del self._places[longest.label]

@@ -19,7 +19,7 @@ from torchbeast.sources.servers.addresses import new_door_folder
 from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
-from torchbeast.sources.tunnel.door import Visit
+from torchbeast.sources.tunnel.door import MOST_HOSTS, Visit
 from torchbeast.sources.tunnel.place import check_room
 from torchbeast.sources.tunnel.visitors import described
 
@@ -76,7 +76,10 @@ class DoorProcess:
         self._process.send({"tell": label, "sentence": sentence})
 
     def visits(self) -> list[Visit]:
-        """Returns the latest visit of every host, the first to come first."""
+        """Returns the latest visit of every host, the first to come first.
+
+        One that has been away for long may be missing.
+        """
         with self._lock:
             return list(self._visits.values())
 
@@ -112,10 +115,19 @@ class DoorProcess:
         with self._lock:
             self._visits[visit.label] = visit
             self._changes += 1
+            self._forget_some()
         if visit.is_here:
             _log.info("the host %s has come, with %d servers", visit.label, len(visit.addresses))
         elif not self._is_closing:
             _log.warning("the host %s has gone: %s", visit.label, visit.why)
+
+    def _forget_some(self) -> None:
+        """Forgets hosts that are away, the first to have come first, where there are more than the
+        door has places for: pods have other names every time.
+        """
+        away = [label for label, visit in self._visits.items() if not visit.is_here]
+        for label in away[: max(0, len(self._visits) - MOST_HOSTS)]:
+            del self._visits[label]
 
 
 @contextmanager

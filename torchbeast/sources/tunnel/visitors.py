@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host
@@ -38,7 +38,7 @@ class Visitors:
         self._asking = Asking(ANSWER_S)
         self._hosts = JoinedHosts(fleet)
         self._asked: dict[str, Sequence[str]] = {}  # addresses that were asked last
-        self._away: dict[str, float] = {}  # since when
+        self._away: dict[str, float] = {}  # hosts of the pool, since when
 
     def follow(self, streams: Streams, shape: RolloutShape, closed: threading.Event) -> None:
         """Changes the streams as hosts come and go, until closed; see `Hosts`."""
@@ -48,9 +48,11 @@ class Visitors:
     def look(self, streams: Streams, shape: RolloutShape, now: float) -> None:
         """Adds and removes hosts once."""
         visits = {visit.label: visit for visit in self._visits()}
-        for visit in visits.values():
-            if self._has_left(visit, now):
-                self._hosts.remove(visit.label, streams)
+        for label in list(self._hosts.joined):
+            if self._has_left(label, visits.get(label), now):
+                self._away.pop(label, None)
+                self._hosts.remove(label, streams)
+        self._forget_others(visits)
         due = [label for label, visit in visits.items() if self._is_due(visit, now)]
         answers = asked_together(lambda label: described(visits[label], self._asking), due)
         for label, answer in answers.items():
@@ -67,16 +69,21 @@ class Visitors:
             self._hosts.forget(visit.label)
         return self._hosts.may_be_asked(visit.label, now)
 
-    def _has_left(self, visit: Visit, now: float) -> bool:
-        """Returns whether the servers of a host that is in the pool will not come back."""
-        if visit.is_here:
-            self._away.pop(visit.label, None)
-        joined = self._hosts.joined.get(visit.label)
-        if joined is None:
-            return False
-        if visit.is_here:
-            return list(joined.servers) != list(visit.addresses)
-        return now - self._away.setdefault(visit.label, now) >= _AWAY_S
+    def _has_left(self, label: str, visit: Visit | None, now: float) -> bool:
+        """Returns whether the servers of a host that is in the pool will not come back.
+
+        visit: None: the door has forgotten it.
+        """
+        if visit is not None and visit.is_here:
+            self._away.pop(label, None)
+            return list(self._hosts.joined[label].servers) != list(visit.addresses)
+        return now - self._away.setdefault(label, now) >= _AWAY_S
+
+    def _forget_others(self, visits: Mapping[str, Visit]) -> None:
+        """Forgets the questions to hosts that the door has forgotten."""
+        self._hosts.forget_others(visits.keys())
+        for label in self._asked.keys() - visits.keys():
+            del self._asked[label]
 
 
 def described(visit: Visit, asking: Asking) -> Host:
