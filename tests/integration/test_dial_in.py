@@ -180,6 +180,26 @@ def test_a_door_that_is_killed_ends_the_run(workshop: Workshop, keys: Keys, port
     workshop.assert_nothing_is_left()
 
 
+def test_a_signal_to_every_process_of_a_learner_and_its_host_stops_both_in_order(
+    workshop: Workshop, keys: Keys, port: int
+) -> None:
+    """The programs themselves are the last ones to get it."""
+    serving = host(workshop, keys, port, 1, 2)
+    learner = workshop.start("polybeast_learner", *of_door(keys, port), *SMALL, "--xpid", "a")
+    learner.wait_for(r"steps ([1-9][\d,]*) of ")
+    programs = {serving.pid, learner.pid}
+    processes = workshop.processes()
+    assert len(processes) == 4
+    for process in sorted(processes, key=lambda process: process.pid in programs):
+        process.send_signal(signal.SIGTERM)
+    for program in (learner, serving):
+        assert program.end(timeout=30) == 0, program.said
+    assert workshop.meta("a")["successful"] is True
+    assert "killed by" not in (workshop.run_folder("a") / "out.log").read_text()
+    assert (workshop.run_folder("a") / "model.tar").exists()
+    workshop.assert_nothing_is_left()
+
+
 def test_a_learner_to_which_no_host_dials_in_ends_with_a_sentence(
     keys: Keys, port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -98,6 +98,24 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
 
 
+@each_program("polybeast", "monobeast")
+def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
+    workshop: Workshop, program: str
+) -> None:
+    """As from systemd and Slurm. The program itself is the last one to get it."""
+    run = catch(workshop, "a", 10**8, program=program)
+    run.wait_for(LEARNING)
+    processes = workshop.processes()
+    assert len(processes) == 3
+    for process in sorted(processes, key=lambda process: process.pid == run.pid):
+        process.send_signal(signal.SIGTERM)
+    assert run.end(timeout=15) == 0, run.said
+    assert "Stopped by SIGTERM" in run.said and "takes its place" not in run.said
+    assert workshop.meta("a")["successful"] is True
+    assert saved_step(workshop, "a") > 0
+    workshop.assert_nothing_is_left()
+
+
 @pytest.mark.long
 def test_a_complete_run_continues_in_either_program_and_is_evaluated(
     workshop: Workshop,

@@ -12,7 +12,12 @@ import time
 
 from torchbeast.envs.errors import EnvError
 from torchbeast.errors import RunError
-from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.processes.child_main import (
+    failure,
+    leave_signals_to_parent,
+    take_stdin,
+    take_stdout,
+)
 
 NEVER_S = 300.0
 
@@ -22,6 +27,25 @@ def echo() -> None:
     report = take_stdout()
     for line in take_stdin():
         report({"heard": json.loads(line)})
+
+
+def echo_through_signals() -> None:
+    """The same, but signals are left to the parent."""
+    leave_signals_to_parent()
+    echo()
+
+
+def signal_others() -> None:
+    """Leaves signals to the parent, and asks a fork and a program to stop; reports how they end."""
+    leave_signals_to_parent()
+    report = take_stdout()
+    if (forked := os.fork()) == 0:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    words = [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"]
+    started = subprocess.run(words, check=False).returncode
+    report({"forked": os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1]), "started": started})
+    take_stdin().read()
 
 
 def fail(error: Exception) -> None:
@@ -96,12 +120,6 @@ def hang() -> None:
     """Ignores the end of stdin."""
     take_stdout()({"pid": os.getpid()})
     time.sleep(NEVER_S)
-
-
-def hang_on() -> None:
-    """Ignores the end of stdin and SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    hang()
 
 
 if __name__ == "__main__":

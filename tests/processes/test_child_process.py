@@ -150,7 +150,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_child_that_is_given_up_is_reported_with_the_reason(start: Any) -> None:
-    child = start("hang_on")
+    child = start("hang")
     child.report()
     child.process.give_up("was given up: it does nothing")
     assert str(child.end()) == f"process {child.process.pid} was given up: it does nothing"
@@ -172,16 +172,12 @@ def test_processes_that_a_child_starts_do_not_read_its_messages(start: Any) -> N
     assert child.report() == {"eaten": "", "heard": {"slot": 1}}
 
 
-@pytest.mark.parametrize(("do", "number"), [("hang", signal.SIGTERM), ("hang_on", signal.SIGKILL)])
-def test_a_child_that_hangs_is_killed(
-    start: Any, monkeypatch: pytest.MonkeyPatch, do: str, number: int
-) -> None:
+def test_a_child_that_hangs_is_killed(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_process, "_GRACE_S", 0.1)
-    monkeypatch.setattr(child_process, "_KILL_S", 0.1 if do == "hang_on" else SOON)
-    child = start(do)
+    child = start("hang")
     child.report()
     end_all([child.process])
-    assert child.process._process.returncode == -number
+    assert child.process._process.returncode == -signal.SIGKILL
     assert child.ends.empty()
 
 
@@ -208,6 +204,26 @@ def test_a_child_inherits_descriptors_and_has_its_own_environment_variables(star
     assert inherited.environ()["PYTHONPATH"] == os.pathsep.join(FOLDERS)
     os.close(reading)
     os.close(writing)
+
+
+def test_a_child_that_leaves_signals_to_its_parent_outlives_them(start: Any) -> None:
+    child = start("echo_through_signals")
+    child.process.send({})
+    child.report()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(child.process.pid, number)
+    child.process.send({"still": "there"})
+    assert child.report() == {"heard": {"still": "there"}}
+    end_all([child.process])
+    assert child.process._process.returncode == 0, "it ends when it is asked to"
+
+
+def test_what_a_child_forks_or_starts_is_stopped_by_signals(start: Any) -> None:
+    """An environment may end its own processes by SIGTERM and wait for them."""
+    assert start("signal_others").report() == {
+        "forked": -signal.SIGTERM,
+        "started": -signal.SIGTERM,
+    }
 
 
 def test_ctrl_c_does_not_reach_a_child(start: Any) -> None:

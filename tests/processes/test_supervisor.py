@@ -129,6 +129,15 @@ def test_a_signal_stops_the_run_without_a_failure(number: signal.Signals) -> Non
     assert supervisor.failure is None and supervisor.reason == number.name
 
 
+def test_a_failure_after_a_signal_is_no_failure() -> None:
+    """Whoever signals every process of a program at once may have caused it."""
+    supervisor = Supervisor()
+    with supervisor.signals():
+        os.kill(os.getpid(), signal.SIGTERM)
+        supervisor.fail("the door", RuntimeError("it was killed by SIGTERM"))
+    assert supervisor.failure is None and supervisor.reason == "SIGTERM"
+
+
 def test_a_signal_that_arrives_twice_at_once_counts_once() -> None:
     """`timeout` signals the process and then its group, which the process belongs to."""
     supervisor = Supervisor()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -14,6 +15,27 @@ from typing import Any, BinaryIO
 from torchbeast.errors import RunError, UsageError
 
 Report = Callable[[dict[str, Any]], None]
+
+
+def leave_signals_to_parent() -> None:
+    """Ignores the signals that ask a program to stop: whoever sends them to every process of a
+    program, as systemd and Slurm do, means that its parent ends this one in order.
+
+    Processes that this one forks or starts do not ignore them.
+    """
+    numbers = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    # a handler, because programs that are started would inherit SIG_IGN
+    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    os.register_at_fork(after_in_child=restore)
 
 
 def take_stdout() -> Report:

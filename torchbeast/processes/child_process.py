@@ -32,8 +32,8 @@ _log = logging.getLogger("torchbeast.children")
 
 _MOST_BYTES = 131_071  # of one argument on Linux, which adds a zero: MAX_ARG_STRLEN
 _STDERR_LINES = 20
-_GRACE_S = 5.0  # from closing a child's stdin to SIGTERM
-_KILL_S = 2.0  # from SIGTERM to SIGKILL
+_GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
+_REST_S = 2.0  # for the last output of a child that has ended
 _MOST_DEATHS = 5  # of a child and its replacements ...
 KILLED = "was killed by"  # in the error of a child that a signal ended
 _DEATHS_S = 600.0  # ... within this time: another replacement would die too
@@ -101,14 +101,12 @@ class ChildProcess:
             _stream(self._process.stdin).close()
 
     def end_by(self, deadline: float) -> None:
-        """Waits until `deadline` (by time.monotonic), then terminates or kills the child."""
+        """Waits until `deadline` (by time.monotonic), then kills the child."""
         if not self._ended_by(deadline):
-            self._process.terminate()
-        if not self._ended_by(max(deadline, time.monotonic()) + _KILL_S):
             self._process.kill()
             self._process.wait()
         if threading.current_thread() is not self._watcher:
-            self._watcher.join(_KILL_S)
+            self._watcher.join(_REST_S)
 
     def give_up(self, why: str) -> None:
         """Kills the child at once; the error given to `on_end` says why."""
@@ -130,7 +128,7 @@ class ChildProcess:
     def _watch(self) -> None:
         self._process.wait()
         self._end_group()
-        deadline = time.monotonic() + _KILL_S  # a process outside the group may hold a pipe
+        deadline = time.monotonic() + _REST_S  # a process outside the group may hold a pipe
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
         if not self._closing:

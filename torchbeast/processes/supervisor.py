@@ -86,7 +86,13 @@ class Supervisor:
         self._call(close)
 
     def fail(self, origin: str, error: BaseException) -> None:
-        """Ends the run with this failure; if the run has ended already, only logs it."""
+        """Ends the run with this failure; if the run has ended already, only logs it.
+
+        It has if a signal came first: that may have caused the failure, as of a process that got
+        the same signal.
+        """
+        if self._signal is not None:
+            self._stop_by(self._signal)
         if not self._end(None, Failure(origin, error)):
             _log.info("after the end, %s: %r", origin, error)
 
@@ -110,8 +116,7 @@ class Supervisor:
         deadline = time.monotonic() + timeout
         while not self.ended:
             if self._signal is not None:
-                leave_lost_terminal(pipes=True)  # to `tee`, which the same signal has ended
-                self.stop(self._signal)
+                self._stop_by(self._signal)
                 break
             left = deadline - time.monotonic()
             if left <= 0:
@@ -155,6 +160,10 @@ class Supervisor:
             self._asked_time = now
         elif now - self._asked_time >= SECOND_SIGNAL_S:
             os._exit(EXIT_INTERRUPTED_TWICE)
+
+    def _stop_by(self, name: str) -> None:
+        leave_lost_terminal(pipes=True)  # to `tee`, which the same signal has ended
+        self.stop(name)
 
     def _run(self, name: str, body: Callable[[], None]) -> None:
         try:

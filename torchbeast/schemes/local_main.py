@@ -26,7 +26,12 @@ from typing import Any
 import torch
 
 from torchbeast.core.specs import find
-from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.processes.child_main import (
+    failure,
+    leave_signals_to_parent,
+    take_stdin,
+    take_stdout,
+)
 from torchbeast.processes.cores import available_cores
 from torchbeast.schemes.worker import Failed
 
@@ -39,6 +44,7 @@ Requests = queue.SimpleQueue[Request | None]
 
 def main(arguments: Mapping[str, Any]) -> int:
     """Answers requests until stdin or the socket is closed; returns the exit code."""
+    leave_signals_to_parent()
     report, stdin = take_stdout(), take_stdin()
     torch.set_num_threads(available_cores())
     try:
@@ -104,7 +110,6 @@ class Answering:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        code = main(json.loads(sys.argv[1]))
-        sys.stderr.flush()
-        os._exit(code)  # nothing is left to be saved, and torch takes seconds to be taken down
+    code = main(json.loads(sys.argv[1]))
+    sys.stderr.flush()
+    os._exit(code)  # nothing is left to be saved, and torch takes seconds to be taken down

@@ -12,7 +12,6 @@ actions. Weights, rollouts and the activity of the process (see activity.py) are
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -23,7 +22,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.processes.child_main import (
+    Report,
+    failure,
+    leave_signals_to_parent,
+    take_stdin,
+    take_stdout,
+)
 from torchbeast.sources.processes.activity import SharedActivities
 from torchbeast.sources.processes.player import Player, acting
 from torchbeast.sources.processes.rollout_buffers import SharedRollouts, SlotWriter
@@ -36,6 +41,7 @@ Grant = dict[str, Any]  # {"slot": int, "rollout": int, "version": int | None}
 
 def main(arguments: dict[str, Any]) -> int:
     """Collects until stdin is closed; returns the exit code."""
+    leave_signals_to_parent()
     report = take_stdout()
     grants = _read_grants()
     try:
@@ -95,5 +101,4 @@ def _read_grants() -> Iterator[Grant]:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main(json.loads(sys.argv[1])))
+    sys.exit(main(json.loads(sys.argv[1])))

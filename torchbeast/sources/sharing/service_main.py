@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process of a shared replay: `python -m ...sharing.service_main '{"path": "..."}'`.
 
-It ends when its standard input does, which only its parent holds open, and on SIGTERM. Then it
-removes its socket, and the folder if "removes_folder" is true.
+It ends when its standard input does, which only its parent holds open. Then it removes its socket,
+and the folder if "removes_folder" is true.
 """
 
 from __future__ import annotations
@@ -10,21 +10,25 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.processes.child_main import (
+    failure,
+    leave_signals_to_parent,
+    take_stdin,
+    take_stdout,
+)
 from torchbeast.processes.memory import free_memory
 from torchbeast.sources.sharing.service import Service
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves until the parent ends or closes the standard input."""
+    leave_signals_to_parent()
     report, stdin = take_stdout(), take_stdin()
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         service = Service(Path(arguments["path"]), free_memory)
         report({"serves": arguments["path"]})
