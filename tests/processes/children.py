@@ -81,6 +81,13 @@ def crash_within_a_report() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def draw_a_bar() -> None:
+    """Writes 200,000 characters to stderr and no end of the line."""
+    sys.stderr.write("#" * 200_000)
+    sys.stderr.flush()
+    take_stdin().read()
+
+
 def chat() -> None:
     """Prints after take_stdout, also from another process; that is no report."""
     report = take_stdout()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import queue
 import signal
@@ -164,6 +165,26 @@ def test_an_incomplete_report_is_ignored(start: Any) -> None:
 
 def test_output_of_a_child_is_no_report(start: Any) -> None:
     assert start("chat").report() == {"said": "all"}
+
+
+def test_output_without_an_end_of_line_is_not_kept_until_there_is_one(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "torchbeast.children")
+    start("draw_a_bar")
+    wait_for(lambda: len(caplog.messages) >= 3)
+    assert caplog.messages[0] == f"the draw_a_bar: {'#' * 65_536}"
+
+
+def test_the_group_of_a_child_is_killed_before_its_number_may_be_another_one(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number is taken until the parent has waited for the child, which is a zombie then."""
+    states: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(os, "killpg", lambda pid, _: states.put(psutil.Process(pid).status()))
+    child = start("crash")
+    child.end()
+    assert states.get(timeout=SOON) == psutil.STATUS_ZOMBIE
 
 
 def test_processes_that_a_child_starts_do_not_read_its_messages(start: Any) -> None:

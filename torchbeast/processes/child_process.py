@@ -32,6 +32,7 @@ _log = logging.getLogger("torchbeast.children")
 
 _MOST_BYTES = 131_071  # of one argument on Linux, which adds a zero: MAX_ARG_STRLEN
 _STDERR_LINES = 20
+_LONGEST_LINE = 65_536  # bytes of stderr: a progress bar never ends its line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
 _REST_S = 2.0  # for the last output of a child that has ended
 _MOST_DEATHS = 5  # of a child and its replacements ...
@@ -65,6 +66,7 @@ class ChildProcess:
         self._on_report, self._on_end = on_report, on_end
         self._closing = False
         self._error_report: Report = {}
+        self._has_ended = threading.Event()
         self._given_up = ""  # the reason it was killed
         self._stderr: collections.deque[str] = collections.deque(maxlen=_STDERR_LINES)
         self._process = subprocess.Popen(
@@ -102,9 +104,9 @@ class ChildProcess:
 
     def end_by(self, deadline: float) -> None:
         """Waits until `deadline` (by time.monotonic), then kills the child."""
-        if not self._ended_by(deadline):
+        if not self._has_ended.wait(max(0.0, deadline - time.monotonic())):
             self._process.kill()
-            self._process.wait()
+            self._has_ended.wait()
         if threading.current_thread() is not self._watcher:
             self._watcher.join(_REST_S)
 
@@ -113,21 +115,17 @@ class ChildProcess:
         self._given_up = why
         self._process.kill()
 
-    def _ended_by(self, deadline: float) -> bool:
-        try:
-            self._process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
     def _thread(self, what: str, body: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=body, name=f"{self.name}-{what}", daemon=True)
         thread.start()
         return thread
 
     def _watch(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # `kill` has found it dead
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._end_group()  # before its number may become that of another group
         self._process.wait()
-        self._end_group()
+        self._has_ended.set()
         deadline = time.monotonic() + _REST_S  # a process outside the group may hold a pipe
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
@@ -150,7 +148,7 @@ class ChildProcess:
 
     def _read_stderr(self) -> None:
         with _stream(self._process.stderr) as stderr:
-            for line in stderr:
+            for line in iter(lambda: stderr.readline(_LONGEST_LINE), b""):
                 text = line.decode(errors="replace").rstrip()
                 self._stderr.append(text)
                 _log.info("%s: %s", self.name, text)
