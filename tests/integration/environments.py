@@ -2,6 +2,7 @@
 """A user's environments, copied into the folder where the tests start programs."""
 
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -60,6 +61,21 @@ class Telling(Plain):
         over = self.episode_step == self.length
         info = {"length": self.episode_step, "squared": self.episode_step**2} if over else {}
         return observation, float(self.episode_step), over, False, info
+
+
+class Simulated(Plain):
+    """Starts a program, and does not return from `close` once it was stepped."""
+
+    def __init__(self):
+        super().__init__()
+        words = [sys.executable, "-c", "import time; time.sleep(300)", "torchbeast.simulator"]
+        self.program = subprocess.Popen(words)
+
+    def close(self):
+        if self.steps:
+            time.sleep(300)
+        self.program.kill()
+        self.program.wait()
 
 
 class NaNReward(Plain):

@@ -160,6 +160,18 @@ def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     assert again.end() == 0, again.said
 
 
+@each_program("polybeast", "monobeast")
+def test_a_killed_learner_leaves_no_program_that_an_environment_has_started(
+    workshop: Workshop, program: str
+) -> None:
+    run = catch(workshop, "a", 10**8, program=program, env="environments:Simulated")
+    run.wait_for(LEARNING)
+    assert len(workshop.processes("torchbeast.simulator")) >= 4
+    run.send(signal.SIGKILL)
+    assert run.end() == -signal.SIGKILL
+    workshop.assert_nothing_is_left()
+
+
 def test_a_killed_environment_server_is_replaced_and_the_run_continues(workshop: Workshop) -> None:
     run = catch(workshop, "a", 10**8)
     run.wait_for(LEARNING)

@@ -8,13 +8,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 from torchbeast.envs.errors import EnvError
 from torchbeast.errors import RunError
 from torchbeast.processes.child_main import (
+    exit_now,
     failure,
-    leave_signals_to_parent,
+    follow_parent,
     take_stdin,
     take_stdout,
 )
@@ -31,13 +34,13 @@ def echo() -> None:
 
 def echo_through_signals() -> None:
     """The same, but signals are left to the parent."""
-    leave_signals_to_parent()
+    follow_parent()
     echo()
 
 
 def signal_others() -> None:
     """Leaves signals to the parent, and asks a fork and a program to stop; reports how they end."""
-    leave_signals_to_parent()
+    follow_parent()
     report = take_stdout()
     if (forked := os.fork()) == 0:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -121,6 +124,23 @@ def end_before_a_child() -> None:
         time.sleep(NEVER_S)
     report({"pid": pid})
     take_stdin().read()
+
+
+def outlive_parent(ends: Callable[[], None] = lambda: None) -> None:
+    """Forks a process that ignores all, and ends when the parent has gone."""
+    follow_parent()
+    report, stdin = take_stdout(), take_stdin()
+    if (pid := os.fork()) == 0:
+        time.sleep(NEVER_S)
+    report({"pid": pid})
+    stdin.read()
+    ends()
+
+
+def outlive_parent_stuck() -> None:
+    """The same, while a thread never ends."""
+    threading.Thread(target=time.sleep, args=(NEVER_S,)).start()
+    outlive_parent(lambda: exit_now(0))
 
 
 def hang() -> None:

@@ -9,6 +9,8 @@ import logging
 import os
 import queue
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -141,6 +143,35 @@ def test_processes_that_a_child_forked_end_when_it_is_asked_to_end(start: Any) -
     end_all([child.process])
     wait_for(lambda: not is_alive(forked))
     assert child.ends.empty()
+
+
+@pytest.mark.parametrize("do", ["outlive_parent", "outlive_parent_stuck"])
+def test_processes_that_a_child_forked_end_with_it_when_its_parent_is_killed(do: str) -> None:
+    code = (
+        "import sys, time\n"
+        "from torchbeast.processes.child_process import ChildProcess\n"
+        "ChildProcess('a', 'children', {'do': sys.argv[1]}, lambda report: print(\n"
+        "    report['pid'], flush=True), print)\n"
+        f"time.sleep({SOON})\n"
+    )
+    path = {**os.environ, "PYTHONPATH": os.pathsep.join(FOLDERS)}
+    words = [sys.executable, "-c", code, do]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, env=path) as parent:
+        assert parent.stdout is not None
+        forked = int(parent.stdout.readline())
+        assert is_alive(forked)
+        parent.kill()
+    wait_for(lambda: not is_alive(forked))
+
+
+@pytest.mark.parametrize("do", ["outlive_parent", "outlive_parent_stuck"])
+def test_a_child_ends_with_its_own_exit_code_when_its_parent_asks_it_to(
+    start: Any, do: str
+) -> None:
+    child = start(do)
+    child.report()
+    end_all([child.process])
+    assert child.process._process.returncode == 0
 
 
 def is_alive(pid: int) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -10,19 +11,39 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn
 
 from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.terminal import is_lost
 
 Report = Callable[[dict[str, Any]], None]
 
 
-def leave_signals_to_parent() -> None:
-    """Ignores the signals that ask a program to stop: whoever sends them to every process of a
-    program, as systemd and Slurm do, means that its parent ends this one in order.
+def follow_parent() -> None:
+    """Leaves the end of this process to its parent; the first call of a child's main.
 
-    Processes that this one forks or starts do not ignore them.
+    Signals that ask a program to stop are ignored: whoever sends them to every process of a
+    program, as systemd and Slurm do, means that the parent ends this one in order. Processes that
+    this one forks or starts do not ignore them. They are killed at its end if the parent, which
+    would kill them otherwise, is gone.
     """
+    _ignore_signals()
+    atexit.register(_kill_group_of_orphan)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Exits without waiting for threads, one of which may be stuck in an environment."""
+    _kill_group_of_orphan()
+    os._exit(code)
+
+
+def _kill_group_of_orphan() -> None:
+    """Kills this process and all that it forked if nobody reads its output, so has no parent."""
+    if is_lost(2, pipes=True) and os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+
+
+def _ignore_signals() -> None:
     numbers = [
         number
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -17,7 +17,7 @@ def leave_lost_terminal(pipes: bool = False) -> None:
 
     pipes: also what is printed to a pipe that nobody reads any more.
     """
-    lost = [stream for stream in _STREAMS if _is_lost(stream, pipes)]
+    lost = [stream for stream in _STREAMS if is_lost(stream, pipes)]
     if not lost:
         return
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -26,7 +26,8 @@ def leave_lost_terminal(pipes: bool = False) -> None:
     os.close(nothing)
 
 
-def _is_lost(stream: int, pipes: bool) -> bool:
+def is_lost(stream: int, pipes: bool) -> bool:
+    """Returns whether a stream leads to a terminal that is gone; pipes: or to no reader."""
     poll = select.poll()
     poll.register(stream, 0)  # reports the absence of the other end only
     gone = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import queue
 import sys
@@ -27,8 +26,9 @@ import torch
 
 from torchbeast.core.specs import find
 from torchbeast.processes.child_main import (
+    exit_now,
     failure,
-    leave_signals_to_parent,
+    follow_parent,
     take_stdin,
     take_stdout,
 )
@@ -44,7 +44,7 @@ Requests = queue.SimpleQueue[Request | None]
 
 def main(arguments: Mapping[str, Any]) -> int:
     """Answers requests until stdin or the socket is closed; returns the exit code."""
-    leave_signals_to_parent()
+    follow_parent()
     report, stdin = take_stdout(), take_stdin()
     torch.set_num_threads(available_cores())
     try:
@@ -86,7 +86,7 @@ class Answering:
         stdin.read()
         self._close()
         time.sleep(_GRACE_S)
-        os._exit(0)
+        exit_now(0)
 
     def _close(self) -> None:
         """Ends the current call, and then the main thread."""
@@ -112,4 +112,4 @@ class Answering:
 if __name__ == "__main__":
     code = main(json.loads(sys.argv[1]))
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to be saved, and torch takes seconds to be taken down
+    exit_now(code)  # nothing is left to be saved, and torch takes seconds to be taken down

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import queue
 import sys
 import threading
@@ -24,8 +23,9 @@ from typing import Any
 
 from torchbeast.processes.child_main import (
     Report,
+    exit_now,
     failure,
-    leave_signals_to_parent,
+    follow_parent,
     take_stdin,
     take_stdout,
 )
@@ -41,7 +41,7 @@ Grant = dict[str, Any]  # {"slot": int, "rollout": int, "version": int | None}
 
 def main(arguments: dict[str, Any]) -> int:
     """Collects until stdin is closed; returns the exit code."""
-    leave_signals_to_parent()
+    follow_parent()
     report = take_stdout()
     grants = _read_grants()
     try:
@@ -93,7 +93,7 @@ def _read_grants() -> Iterator[Grant]:
         ended.set()
         lines.put(b"")
         time.sleep(_GRACE_S)
-        os._exit(0)
+        exit_now(0)
 
     threading.Thread(target=read, daemon=True).start()
     until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.errors import UsageError
-from torchbeast.processes.child_main import Report, failure, leave_signals_to_parent, take_stdout
+from torchbeast.processes.child_main import Report, exit_now, failure, follow_parent, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
@@ -45,7 +45,7 @@ _LOOKS_IN_VAIN = 20  # until a server that accepts none of them is replaced
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves `arguments["env"]`; returns the exit code."""
-    leave_signals_to_parent()
+    follow_parent()
     report = take_stdout()
     allow_descriptors(_DESCRIPTORS)
     serving: list[Any] = []
@@ -207,7 +207,7 @@ def _end_with_stdin(
         if served.is_set():  # before that the socket may belong to another server
             _remove_socket(arguments)
         _remove_folder(arguments)
-        os._exit(0)
+        exit_now(0)
 
 
 def _remove_socket(arguments: dict[str, Any]) -> None:

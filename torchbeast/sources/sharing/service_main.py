@@ -16,7 +16,7 @@ from typing import Any
 
 from torchbeast.processes.child_main import (
     failure,
-    leave_signals_to_parent,
+    follow_parent,
     take_stdin,
     take_stdout,
 )
@@ -26,7 +26,7 @@ from torchbeast.sources.sharing.service import Service
 
 def main(arguments: dict[str, Any]) -> int:
     """Serves until the parent ends or closes the standard input."""
-    leave_signals_to_parent()
+    follow_parent()
     report, stdin = take_stdout(), take_stdin()
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     try:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchbeast.processes.child_main import Report, failure, leave_signals_to_parent, take_stdout
+from torchbeast.processes.child_main import Report, failure, follow_parent, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.listening import listeners
@@ -33,7 +33,7 @@ _FAREWELL_S = 0.5  # for hosts to be told that the learner has ended
 
 def main(arguments: dict[str, Any]) -> int:
     """Runs the door of `arguments`; returns the exit code."""
-    leave_signals_to_parent()
+    follow_parent()
     report = take_stdout()
     allow_descriptors()  # each relayed connection takes two
     try:
