@@ -222,6 +222,20 @@ class CrashesLater(Crashes):
     at_step = 20
 
 
+class CannotBeMadeAgain(CrashesLater):
+    """The same, but it cannot be made the second time; $MARKER has a letter for each."""
+
+    env_id = "source_envs:CannotBeMadeAgain"
+
+    def __init__(self, num_envs: int) -> None:
+        super().__init__(num_envs)
+        with open(os.environ["MARKER"], "a") as marker:
+            marker.write("x")
+            marker.flush()
+            if marker.tell() == 2:
+                raise OSError("no ROM in the slot")
+
+
 class Telling:
     """Gymnasium's interface; episodes of 1 to 4 steps, whose last info tells of them."""
 

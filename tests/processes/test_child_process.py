@@ -23,7 +23,7 @@ from background import SOON, wait_for
 import torchbeast
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import child_process
-from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
 
 FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])]
 
@@ -231,6 +231,22 @@ def test_a_child_that_hangs_is_killed(start: Any, monkeypatch: pytest.MonkeyPatc
     end_all([child.process])
     assert child.process._process.returncode == -signal.SIGKILL
     assert child.ends.empty()
+
+
+def test_the_pause_after_failed_starts_grows_until_a_process_works() -> None:
+    deaths, error = Deaths(), UsageError("the port is taken")
+    assert not deaths.may_pass(error)
+    deaths.works()
+    assert not deaths.may_pass(error), "not that of a process that works"
+    pauses = []
+    for death in (ProcessDied("killed"), error, error, error):
+        deaths.too_many(death)
+        assert deaths.may_pass(error)
+        pauses.append(deaths.pause())
+    assert pauses == [0, 10, 30, 90]
+    deaths.works()
+    deaths.too_many(ProcessDied("killed"))
+    assert deaths.pause() == 0
 
 
 def test_all_children_that_are_ended_share_one_grace_period(

@@ -38,6 +38,7 @@ _REST_S = 2.0  # for the last output of a child that has ended
 _MOST_DEATHS = 5  # of a child and its replacements ...
 KILLED = "was killed by"  # in the error of a child that a signal ended
 _DEATHS_S = 600.0  # ... within this time: another replacement would die too
+_PAUSE_S = 10.0  # after a replacement that could not start, then three times as long each time
 
 Report = dict[str, Any]
 
@@ -173,9 +174,28 @@ class Deaths:
 
     def __init__(self) -> None:
         self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
+        self._any_worked = self._works = False
+        self._failed_starts = 0
+
+    def works(self) -> None:
+        """Records that the present process has begun to work."""
+        self._any_worked = self._works = True
+        self._failed_starts = 0
+
+    def may_pass(self, error: Exception) -> bool:
+        """Returns whether the next process may live: this one was killed or crashed, or could not
+        start where an earlier one could, as when a file or a port is away for a moment.
+        """
+        return isinstance(error, ProcessDied) or (self._any_worked and not self._works)
+
+    def pause(self) -> float:
+        """Returns the seconds until the next start: 0 unless the last one failed."""
+        return _PAUSE_S * 3 ** (self._failed_starts - 1) if self._failed_starts else 0.0
 
     def too_many(self, error: Exception) -> ProcessDied | None:
         """Counts a death; returns the final error if replacing is hopeless by now, else None."""
+        self._works = False
+        self._failed_starts += not isinstance(error, ProcessDied)
         self._times.append(time.monotonic())
         seconds = self._times[-1] - self._times[0]
         if len(self._times) < _MOST_DEATHS or seconds >= _DEATHS_S:

@@ -227,6 +227,26 @@ def test_an_actor_that_dies_repeatedly_fails_the_run(monkeypatch: pytest.MonkeyP
     assert "2 processes died in its place within" in str(running.supervisor.failure)
 
 
+def test_an_actor_that_cannot_replace_another_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MARKER", str(tmp_path / "made"))
+    monkeypatch.setattr("torchbeast.processes.child_process._PAUSE_S", 0.5)
+    monkeypatch.setattr("torchbeast.processes.child_process._MOST_DEATHS", 3)
+    setup = Setup(
+        env_id="source_envs:CannotBeMadeAgain",
+        described_as="source_envs:CrashesLater",
+        num_envs=2,
+        num_groups=1,
+    )
+    with running_mono(setup) as running:
+        for _ in running.source.batches():
+            pass
+    assert (tmp_path / "made").read_text() == "xxx"
+    assert "no ROM in the slot; another takes its place in 0.5 s" in caplog.text
+    assert "3 processes died in its place within" in str(running.supervisor.failure)
+
+
 def test_an_environment_that_cannot_be_made_is_named() -> None:
     setup = Setup(env_id="source_envs:CannotBeMade", described_as="source_envs:Numbered")
     with running_mono(setup) as running:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from background import Background, wait_for
 
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
+from torchbeast.processes import child_process
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers import env_servers
@@ -128,6 +130,45 @@ def test_a_server_that_dies_repeatedly_fails_the_run(
     )
 
 
+def test_a_replacement_that_cannot_start_counts_as_a_death(
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_process, "_PAUSE_S", 0.0)
+    _, supervisor = two_servers(tmp_path)
+    started[1].serves()
+    started[1].dies(KILLED)
+    for _ in range(3):
+        started[-1].dies(UsageError("the port is taken"))
+    assert not supervisor.ended and len(started) == 2 + 4
+    started[-1].dies(UsageError("the port is taken"))
+    assert supervisor.failure is not None and type(supervisor.failure.error) is ProcessDied
+    assert "5 processes died in its place" in str(supervisor.failure)
+    assert str(supervisor.failure).endswith("The last one: the port is taken")
+
+
+def test_a_first_server_that_cannot_start_fails_the_run_even_if_another_serves(
+    started: list[Process], tmp_path: Path
+) -> None:
+    _, supervisor = two_servers(tmp_path)
+    started[0].serves()
+    error = UsageError("the port is taken")
+    started[1].dies(error)
+    assert supervisor.failure is not None and supervisor.failure.error is error
+
+
+def test_the_pause_before_another_replacement_ends_with_the_servers(
+    started: list[Process], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    servers, supervisor = two_servers(tmp_path)
+    started[1].serves()
+    started[1].dies(KILLED)
+    ended = Background(started[2].dies, UsageError("the port is taken"))
+    wait_for(lambda: "the port is taken; another takes its place in 10 s" in caplog.text)
+    servers.close()
+    ended.result(timeout=5.0)
+    assert len(started) == 3 and supervisor.failure is None
+
+
 @pytest.mark.parametrize("how", ["closed", "stopped"])
 def test_no_server_is_replaced_after_the_end(
     started: list[Process], tmp_path: Path, how: str
@@ -153,8 +194,9 @@ def test_a_run_fails_if_no_process_can_be_started(
 
 
 def test_the_socket_of_a_killed_server_is_removed_but_not_that_of_another_program(
-    started: list[Process], tmp_path: Path
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(child_process, "_PAUSE_S", 0.0)
     servers, _ = two_servers(tmp_path)
     for process in started[:]:
         process.serves()

@@ -42,7 +42,7 @@ from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
+from torchbeast.processes.child_process import ChildProcess, Deaths, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
@@ -286,16 +286,18 @@ class MonoSource:
     def report(self, actor: _Actor, slot: int) -> None:
         """Passes a written rollout to the collector."""
         self._any_has_worked = True
+        actor.deaths.works()
         self._done.put((actor, slot))
 
     def actor_ended(self, actor: _Actor, error: Exception) -> None:
-        """Replaces a process that died; any other end is the run's failure.
+        """Replaces a process that died or could not replace another; any other end is the run's
+        failure.
 
         It also fails the run if it dies too often, or before any process has written a rollout:
         its replacement would probably die of the same cause.
         """
         assert self._supervisor is not None
-        if not isinstance(error, ProcessDied) or not self._any_has_worked:
+        if not actor.deaths.may_pass(error) or not self._any_has_worked:
             self._supervisor.fail(actor.name, error)
             return
         if failure := actor.deaths.too_many(error):
@@ -307,10 +309,15 @@ class MonoSource:
             self._supervisor.fail(actor.name, problem)
 
     def _replace(self, actor: _Actor, error: Exception) -> None:
+        if self._closed.is_set():
+            return
+        pause = actor.deaths.pause()
+        when = f" in {pause:g} s" if pause else ""
+        _log.warning("%s: %s; another takes its place%s", actor.name, error, when)
+        self._closed.wait(pause)
         with self._lock:
             if self._closed.is_set():
                 return
-            _log.warning("%s: %s; another takes its place", actor.name, error)
             self._replaced += 1
             actor.restart()
 

@@ -2,7 +2,8 @@
 """Starts, watches, replaces and ends the environment-server processes of a program.
 
 A server that dies without a report (killed, or crashed in native code) is replaced at the same
-address, where the learner's streams find the new one. Every other end before `close` fails the run.
+address, where the learner's streams find the new one. If the new one cannot start, another is tried
+after a pause. Every other end before `close` fails the run.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class EnvServers:
         self._folder = folder
         self._supervisor = supervisor
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._any_has_served = False
         self._replaced = 0
         self._servers = [
@@ -113,7 +114,7 @@ class EnvServers:
         May be called again.
         """
         with self._lock:
-            self._closed = True  # no server is replaced any more
+            self._closed.set()  # no server is replaced any more
         end_all(self._children())
         for server in self._servers:
             server.remove_socket()
@@ -129,18 +130,20 @@ class EnvServers:
     def serves(self, server: _Server) -> None:
         """Records that a server accepts connections."""
         self._any_has_served = True
+        server.deaths.works()
         server.ready.set()
 
     def ended(self, server: _Server, error: Exception) -> None:
-        """Replaces a server that died; any other end is the run's failure.
+        """Replaces a server that died or could not replace another; any other end is the run's
+        failure.
 
         It also fails the run if it dies too often, or before any server has served: its replacement
         would probably die of the same cause.
         """
         with self._lock:  # `start` may not have stored the process that died yet
-            if self._closed or self._supervisor.ended:
+            if self._closed.is_set() or self._supervisor.ended:
                 return
-        if not isinstance(error, ProcessDied) or not self._any_has_served:
+        if not server.deaths.may_pass(error) or not self._any_has_served:
             self._supervisor.fail(server.name, error)
         elif failure := server.deaths.too_many(error):
             self._supervisor.fail(server.name, failure)
@@ -151,10 +154,13 @@ class EnvServers:
                 self._supervisor.fail(server.name, problem)
 
     def _replace(self, server: _Server, error: Exception) -> None:
+        pause = server.deaths.pause()
+        when = f" in {pause:g} s" if pause else ""
+        _log.warning("%s: %s; another takes its place%s", server.name, error, when)
+        self._closed.wait(pause)
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 return
-            _log.warning("%s: %s; another takes its place", server.name, error)
             if self._folder is not None:  # the last server to end has removed it
                 self._folder.mkdir(mode=0o700, exist_ok=True)
             server.start()
