@@ -31,6 +31,7 @@ names=$(IFS=,; echo "${hosts[*]}")
 servers=$(printf "%s:$port," "${hosts[@]}")
 
 mkdir -p "$savedir"
+rm -rf "$keys" # of this job, if it was killed
 trap 'rm -rf "$keys"' EXIT
 "$python" -m torchbeast.keys --hosts "$names" --folder "$keys"
 rm "$keys/ca-key.pem" # nothing else is to be signed
