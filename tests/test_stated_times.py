@@ -16,7 +16,7 @@ from torchbeast.learning import learner_run
 from torchbeast.processes import child_process, supervisor
 from torchbeast.sources.contract import STALL_S
 from torchbeast.sources.processes import source as mono_source
-from torchbeast.sources.servers import host_list
+from torchbeast.sources.servers import env_servers, host_list
 from torchbeast.sources.tunnel import dialler, messages, visitors
 
 ROOT = Path(__file__).parents[1]
@@ -36,6 +36,8 @@ STATED = [
     (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
     (child_process._DEATHS_S, 600, "MonoBeast: an actor process", "five in one place within ten"),
     (child_process._DEATHS_S, 600, "five die in one place", "within ten minutes"),
+    (env_servers._SLOW_S, 60, "servers are slow to start", "once a minute"),
+    (child_process._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
     (mono_source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
     (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),
     (STALL_S, 60, "no update for a minute", "once a minute"),

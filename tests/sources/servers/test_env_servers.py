@@ -91,7 +91,32 @@ def test_a_dead_server_is_replaced_at_its_own_address(
     assert [process.address for process in started[1:]] == [f"unix:{tmp_path}/a.1"] * 2
     assert servers.pids == [0, 2] and not supervisor.ended
     started[2].serves()
-    assert servers.wait_ready(timeout=0.0)
+    assert servers.wait_ready()
+
+
+def test_servers_that_are_slow_to_start_are_named_and_waited_for(
+    started: list[Process],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(env_servers, "_SLOW_S", 0.0)
+    servers, _ = two_servers(tmp_path)
+    started[0].serves()
+    waiting = Background(servers.wait_ready)
+    wait_for(lambda: len(caplog.messages) >= 2)
+    assert all("environment server 1 of 2; Ctrl-C" in said for said in caplog.messages)
+    started[1].serves()
+    assert waiting.result()
+
+
+def test_the_end_of_the_run_ends_the_wait_for_a_slow_server(
+    started: list[Process], tmp_path: Path
+) -> None:
+    servers, supervisor = two_servers(tmp_path)
+    waiting = Background(servers.wait_ready)
+    supervisor.stop("SIGINT")
+    assert waiting.result() is False
 
 
 def test_a_server_that_dies_before_any_has_served_fails_the_run(

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import socket_path
@@ -29,7 +28,8 @@ from torchbeast.sources.servers.plan import ServerPlan
 
 _log = logging.getLogger("torchbeast.servers")
 
-_READY_S = 120.0
+_SLOW_S = 60.0  # between two messages about servers that are not ready yet
+_READY_POLL_S = 0.02
 
 
 class EnvServers:
@@ -93,19 +93,25 @@ class EnvServers:
         """How many processes have taken the place of one that died."""
         return self._replaced
 
-    def wait_ready(self, timeout: float = _READY_S) -> bool:
+    def wait_ready(self) -> bool:
         """Waits until all servers accept connections; returns false if the run ended first.
 
-        Servers that are not ready within `timeout` seconds fail the run.
+        However long a server takes, its process fails the run if it cannot start. A warning names
+        those that are not ready yet, once a minute.
         """
-        deadline = time.monotonic() + timeout
-        while not all(server.ready.is_set() for server in self._servers):
-            if self._supervisor.wait(0.02):
+        began = warned = time.monotonic()
+        while slow := [str(s.index) for s in self._servers if not s.ready.is_set()]:
+            if self._supervisor.wait(_READY_POLL_S):
                 return False
-            if time.monotonic() > deadline:
-                slow = [s.index for s in self._servers if not s.ready.is_set()]
-                error = RunError(f"not ready within {timeout:g} s: environment servers {slow}")
-                self._supervisor.fail("start", error)
+            now = time.monotonic()
+            if now - warned >= _SLOW_S:
+                warned = now
+                _log.warning(
+                    "not ready after %.0f s: environment server %s of %d; Ctrl-C ends the wait",
+                    now - began,
+                    ", ".join(slow),
+                    len(self._servers),
+                )
         return not self._supervisor.ended
 
     def close(self) -> None:
