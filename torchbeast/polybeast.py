@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
@@ -16,7 +17,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import check_alone
-from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.plan import plans_for_local_servers
 
@@ -66,16 +67,23 @@ def environment_servers(flags: PolyBeastFlags, supervisor: Supervisor) -> Iterat
     Their sockets are in a folder of the run unless --pipes_basename is given.
     """
     plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
-    basename, folder = flags.fleet.pipes_basename, None
-    if basename is None:
-        folder = new_run_folder()
-        basename = folder_basename(folder)
-    addresses = server_addresses(basename, len(plans))
-    servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder)
-    try:
-        yield servers
-    finally:
-        servers.close()
+    with _basename(flags) as (basename, folder):
+        addresses = server_addresses(basename, len(plans))
+        servers = EnvServers(supervisor, flags.environment.spec, plans, addresses, folder)
+        try:
+            yield servers
+        finally:
+            servers.close()
+
+
+@contextmanager
+def _basename(flags: PolyBeastFlags) -> Iterator[tuple[str, Path | None]]:
+    """Yields the basename of the sockets, and the folder of this run if they are in one."""
+    if flags.fleet.pipes_basename is not None:
+        yield flags.fleet.pipes_basename, None
+        return
+    with run_folder() as folder:
+        yield folder_basename(folder), folder
 
 
 if __name__ == "__main__":

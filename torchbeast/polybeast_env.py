@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import (
     folder_basename,
-    new_run_folder,
+    run_folder,
     server_addresses,
     socket_path,
     user_basename,
@@ -110,11 +109,8 @@ def _addresses(flags: PolyBeastEnvFlags) -> Iterator[tuple[list[str], Path | Non
         named = served.listen or served.pipes_basename or user_basename()
         yield server_addresses(named, count), None
         return
-    folder = new_run_folder()
-    try:
+    with run_folder() as folder:
         yield server_addresses(folder_basename(folder), count), folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _dialler(flags: PolyBeastEnvFlags, addresses: Sequence[str]) -> Dialler | None:

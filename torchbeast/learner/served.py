@@ -6,7 +6,6 @@ servers that start and end with it. It needs the compiled libtorchbeast.
 from __future__ import annotations
 
 import functools
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -15,7 +14,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.schemes.scheme import Scheme
-from torchbeast.sources.servers.addresses import folder_basename, new_run_folder, server_addresses
+from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
@@ -29,9 +28,8 @@ def served_source(
     """Returns the source; `ending` removes its sockets."""
     device = learner.compute.device
     plans = plans_for_local_servers(scheme.fleet, disable_cuda=device.type == "cpu")
-    folder = new_run_folder()
+    folder = ending.enter_context(run_folder())
     addresses = server_addresses(folder_basename(folder), len(plans))
-    ending.callback(shutil.rmtree, folder, ignore_errors=True)
     servers = functools.partial(
         EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
     )

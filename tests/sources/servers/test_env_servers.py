@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from background import Background, wait_for
 
+from torchbeast import polybeast
+from torchbeast.cli.command_line import parse
+from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import child_process
@@ -80,6 +83,19 @@ def test_where_one_cannot_be_started_the_others_end_and_the_folder_goes(
         EnvServers(Supervisor(), EnvSpec("Catch"), [PLAN, PLAN], addresses, folder)
     assert [process.ended for process in started] == [True]
     assert not folder.exists()
+
+
+def test_a_run_whose_sockets_have_too_long_names_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    flags = parse(PolyBeastFlags, "polybeast", ["--env", "Catch"])
+    with pytest.raises(UsageError, match="more than the 107 of a Unix socket"):
+        with polybeast.environment_servers(flags, Supervisor()):
+            pass
+    assert list(folder.iterdir()) == []
 
 
 def test_a_dead_server_is_replaced_at_its_own_address(

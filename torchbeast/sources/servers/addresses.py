@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torchbeast.errors import UsageError
@@ -78,6 +81,16 @@ def socket_path(address: str) -> Path | None:
 def new_run_folder(prefix: str = "torchbeast-") -> Path:
     """Makes a new private folder (mode 0700) for the sockets of a run."""
     return Path(tempfile.mkdtemp(prefix=prefix, dir=runtime_folder()))
+
+
+@contextmanager
+def run_folder() -> Iterator[Path]:
+    """Yields a new private folder for the sockets of a run, and removes it."""
+    folder = new_run_folder()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def new_door_folder() -> Path:
