@@ -328,15 +328,15 @@ def test_a_machine_without_ipv6_serves_at_all_its_addresses(workshop: Workshop, 
 def test_a_learner_with_unusable_files_or_hosts_ends_at_once(
     keys: Keys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*args: str) -> str:
+    def fails(*args: str, code: int = 2) -> str:
         where = ["--savedir", str(tmp_path), "--xpid", "a", "--connect_timeout", "100"]
-        assert polybeast_learner.main([*args, *where]) == 2
+        assert polybeast_learner.main([*args, *where]) == code
         return capsys.readouterr().err
 
     assert "--tls_ca /none cannot be read" in fails("--env_servers", "a:1", "--tls_ca", "/none")
     assert "no-such-host.invalid is unknown on this machine" in fails(
-        "--env_servers", "no-such-host.invalid:1", *of_learner(keys)
-    )
+        "--env_servers", "no-such-host.invalid:1", *of_learner(keys), code=1
+    ), "a container that is not up has no name"
     assert "a file with one HOST:PORT on a line" in fails("--env_servers", "/none", "--insecure")
 
 

@@ -240,7 +240,7 @@ def test_a_run_begins_with_the_hosts_that_answer_unless_their_number_is_given(
 ) -> None:
     """A learner must come back while one of many hosts is down."""
 
-    def explain(address: str, files: object) -> None:
+    def explain(address: str, files: object, tls: object) -> None:
         if fault is not None:
             raise fault
 

@@ -18,7 +18,7 @@ from serving import serving
 
 from libtorchbeast import Credentials
 from torchbeast import envs
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
 from torchbeast.sources.servers.credentials import server_credentials
 from torchbeast.sources.servers.discovery import find_on
@@ -143,7 +143,7 @@ def test_grpc_says_nothing_unless_the_user_has_asked_it_to(
 
 
 def test_a_host_without_an_address_is_refused(keys: Keys) -> None:
-    with pytest.raises(UsageError, match=r"no-such-host\.invalid is unknown on this machine"):
+    with pytest.raises(RunError, match=r"no-such-host\.invalid is unknown on this machine"):
         found("no-such-host.invalid:50051", tls_ca=keys.ca)
 
 

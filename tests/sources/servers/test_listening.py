@@ -10,7 +10,7 @@ import ipv6
 import pytest
 from ipv6 import needs_ipv6
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import listening
 from torchbeast.sources.servers.listening import check_free, check_listens, listeners
 from torchbeast.sources.servers.own_sockets import listened_at
@@ -98,7 +98,7 @@ def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> Non
     check_free([f"127.0.0.1:{port}"])
     with pytest.raises(UsageError, match="no address of this machine"):
         check_free(["192.0.2.1:50051"])
-    with pytest.raises(UsageError, match="unknown on this machine"):
+    with pytest.raises(RunError, match="unknown on this machine"):
         check_free(["no-such-host.invalid:50051"])
 
 

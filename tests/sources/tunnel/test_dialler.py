@@ -21,7 +21,7 @@ from keys_of_tests import Keys, write
 from serving import serving
 
 from torchbeast import envs, status
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
 from torchbeast.sources.servers.credentials import server_credentials
 from torchbeast.sources.servers.handshake import explain
@@ -505,7 +505,7 @@ def env_server(files: ServerSecurityConfig) -> Iterator[int]:
 
 def test_an_unknown_name_ends_it(echo: Echo, keys: Keys) -> None:
     dialler = Dialler("no-such-host.invalid:1", [echo.path], of_host(keys), print)
-    with pytest.raises(UsageError, match="no-such-host.invalid is unknown on this machine"):
+    with pytest.raises(RunError, match="no-such-host.invalid is unknown on this machine"):
         dialler.run(SERVED.decode())
 
 

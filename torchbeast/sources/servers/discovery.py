@@ -36,7 +36,6 @@ from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.credentials import learner_credentials
 from torchbeast.sources.servers.handshake import client_tls, explain
-from torchbeast.sources.servers.hosts import NoAddressError
 
 _log = logging.getLogger("torchbeast.hosts")
 
@@ -203,12 +202,12 @@ def _present(answers: Mapping[str, Callable[[], Host]], all_needed: bool) -> lis
     or none has.
     """
     found: list[Host] = []
-    away: dict[str, RunError | UsageError] = {}
+    away: dict[str, RunError] = {}
     for name, answer in answers.items():
         check_named_once(name, found)
         try:
             found.append(answer())
-        except (RunError, NoAddressError) as error:
+        except RunError as error:
             away[name] = error
     if away and (all_needed or not found):
         raise next(iter(away.values()))

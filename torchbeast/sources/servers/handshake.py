@@ -71,8 +71,8 @@ def explain(address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext) -> 
     tls: what `client_tls` returned for these files, and connections to the server use.
 
     Raises ClosedError, which is a RunError too, if that is likely and not certain.
-    Raises UsageError for a name without an address. Returns if the server may still come, or
-    nobody can say at this moment what address it has.
+    Raises NoAddressError, likewise, for a name without an address. Returns if the server may still
+    come, or nobody can say at this moment what address it has.
     """
     where, port = host_and_port(address)
     name, _, host = where.rpartition("@")

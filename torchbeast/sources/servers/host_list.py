@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.discovery import Asking, Fleet, Host, check_named_once, host_at
@@ -82,7 +82,7 @@ class HostList:
         """Returns the hosts of the list; None if it cannot be read, or has only just changed."""
         try:
             listed = hosts(self._named)
-        except UsageError as error:
+        except (RunError, UsageError) as error:
             sentence = f"{error}; the run goes on with the hosts that it has"
             self._hosts.warn(self._named, sentence)
             return None

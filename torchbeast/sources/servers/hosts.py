@@ -20,8 +20,8 @@ _DNS = "dns:///"
 _PAUSE_S = 0.5  # between two questions to a name server
 
 
-class NoAddressError(UsageError):
-    """A name has no address at the moment, or none at all."""
+class NoAddressError(RunError):
+    """A name has no address, maybe for now: that of a container which is not up has none."""
 
 
 def hosts(named: str) -> list[str]:
@@ -31,8 +31,8 @@ def hosts(named: str) -> list[str]:
     them on a line, where # begins a comment. dns:///NAME:PORT stands for all addresses that the
     name has now; the certificates there must be for the name.
 
-    Raises UsageError for a file that cannot be read, an invalid address, a name without an address
-    and a host that is named twice.
+    Raises UsageError for a file that cannot be read, an invalid address and a host that is named
+    twice, NoAddressError for a dns:/// name that has no address.
     """
     found = _named_here(named) if ":" in named else _listed_in(Path(named).expanduser())
     if not found:
@@ -79,8 +79,8 @@ def _listed_in(path: Path) -> list[str]:
         entry = line.partition("#")[0].strip()
         try:
             found += _addresses(entry) if entry else []
-        except UsageError as error:
-            raise UsageError(f"{path}, line {number}: {error}") from None
+        except (NoAddressError, UsageError) as error:
+            raise type(error)(f"{path}, line {number}: {error}") from None
     return found
 
 

@@ -99,8 +99,6 @@ def reason(error: Exception, seconds: float) -> str:
     """Says why an attempt to reach a door failed. seconds: for which it waited at most."""
     if isinstance(error, asyncio.TimeoutError):
         return f"no answer within {seconds:g} s"
-    if isinstance(error, socket.gaierror):  # its numbers are its own
-        return str(error.strerror)
     # asyncio puts the errors of all addresses of a name into the text of one.
     numbers = {int(number) for number in _ERRNO.findall(str(error))}
     if numbers == {errno.ECONNREFUSED}:
