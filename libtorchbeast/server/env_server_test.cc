@@ -4,6 +4,7 @@
 
 #include "libtorchbeast/server/env_server.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -550,6 +551,29 @@ TEST(EnvServerTest, AddressesThatCannotBeBoundAreRefusedByName) {
     EXPECT_FALSE(server.wait_until_serving(std::chrono::milliseconds(0)));
   }
   EXPECT_TRUE(std::filesystem::is_regular_file(folder.path() / "file"));
+}
+
+TEST(EnvServerTest, AServerWhoseQueueOfConnectionsIsFullIsNotWaitedFor) {
+  TestFolder folder;
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  (folder.path() / "0").string().copy(name.sun_path, sizeof(name.sun_path) - 1);
+  const auto* address = reinterpret_cast<const sockaddr*>(&name);
+  std::vector<int> descriptors{::socket(AF_UNIX, SOCK_STREAM, 0)};
+  ASSERT_EQ(::bind(descriptors[0], address, sizeof(name)), 0);
+  ASSERT_EQ(::listen(descriptors[0], 0), 0);
+  int result = 0;
+  while (result == 0 && descriptors.size() < 100) {
+    descriptors.push_back(::socket(AF_UNIX, SOCK_STREAM, 0));
+    ::fcntl(descriptors.back(), F_SETFL, O_NONBLOCK);
+    result = ::connect(descriptors.back(), address, sizeof(name));
+  }
+  EXPECT_EQ(result, -1) << "the queue is full";
+  EnvServer server(fake_env(), folder.address(), {});
+  Background<std::string> run([&] { return message_of<ConnectionError>([&] { server.run(); }); });
+  EXPECT_EQ(run.get(), "cannot serve at " + folder.address() +
+                           ": another process serves it; stop that one or choose another address");
+  for (const int descriptor : descriptors) ::close(descriptor);
 }
 
 TEST(EnvServerTest, WhatPollThrowsEndsTheServer) {

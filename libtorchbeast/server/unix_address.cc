@@ -2,6 +2,7 @@
 
 #include "libtorchbeast/server/unix_address.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -42,6 +43,7 @@ sockaddr_un socket_address(const std::string& address, const std::string& path) 
 bool somebody_listens(const sockaddr_un& name) {
   const int descriptor = ::socket(AF_UNIX, SOCK_STREAM, 0);
   if (descriptor < 0) return false;
+  ::fcntl(descriptor, F_SETFL, O_NONBLOCK);  // EAGAIN, not a wait, if the listener's queue is full
   const int result = ::connect(descriptor, reinterpret_cast<const sockaddr*>(&name), sizeof(name));
   const bool listens = result == 0 || errno == EAGAIN || errno == EACCES || errno == EPERM;
   ::close(descriptor);
