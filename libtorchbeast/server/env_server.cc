@@ -21,14 +21,19 @@
 namespace torchbeast {
 namespace {
 
-// The length to which status messages are shortened, in bytes. They travel as headers, in which a
-// newline takes three bytes, and peers refuse headers above 8 KiB.
+// The length to which status messages are shortened, in bytes of the header in which they travel.
+// Peers refuse headers above 8 KiB.
 constexpr std::size_t kMaxStatusMessage = 4000;
+
+// Returns how many bytes of a header a byte takes: all but printable ASCII is escaped.
+std::size_t bytes_in_header(char byte) { return byte < 0x20 || byte > 0x7E || byte == '%' ? 3 : 1; }
 
 // Keeps the end of a long message: the end of a traceback is the most useful part.
 std::string shortened(const std::string& message) {
-  if (message.size() <= kMaxStatusMessage) return message;
-  std::size_t start = message.size() - kMaxStatusMessage;
+  std::size_t start = message.size(), length = 0;
+  while (start > 0 && length <= kMaxStatusMessage) length += bytes_in_header(message[--start]);
+  if (length <= kMaxStatusMessage) return message;
+  ++start;  // the byte that was too much
   while (start < message.size() && (message[start] & 0xC0) == 0x80)
     ++start;  // whole UTF-8 characters
   return "... " + message.substr(start);

@@ -345,6 +345,8 @@ TEST(EnvServerTest, OfALongTracebackTheEndArrivesInWholeCharacters) {
   const std::string message = stub->Describe(&context, {}, &description).error_message();
   EXPECT_TRUE(message.starts_with("... \xc3\xa9")) << message.substr(0, 20);
   EXPECT_TRUE(message.ends_with("the end!"));
+  EXPECT_LE(3 * message.size(), 4'000u + 3 * 12) << "each byte of an é takes three of the header";
+  EXPECT_GT(3 * message.size(), 3'900u);
 }
 
 TEST(EnvServerTest, AnEnvironmentLivesAsLongAsItsStream) {
