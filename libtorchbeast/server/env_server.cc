@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <cstdio>
 #include <future>
 #include <random>
 #include <thread>
@@ -215,21 +216,47 @@ void stream_original(Env& env, OpenStream* open, Stream* stream) {
 }
 
 template <typename Stream>
-void stream_vector(const EnvFactory& factory, OpenStream* open, Stream* stream) {
-  rpcenv::VectorAction action;
-  if (!stream->Read(&action)) return;
-  const std::unique_ptr<Env> env = factory();
-  EpisodeCounters counters(env->num_envs());
+void stream_vector(Env& env, std::uint64_t seed, OpenStream* open, Stream* stream) {
+  EpisodeCounters counters(env.num_envs());
   rpcenv::VectorStep message;
-  fill(first_step(*env, action.seed()), counters, &message);
+  fill(first_step(env, seed), counters, &message);
+  rpcenv::VectorAction action;
   while (stream->Write(message) && stream->Read(&action)) {
     const ArrayNest nest = codec::decode(action.nest_action());
-    check_action(nest, {env->num_envs()});
-    const EnvStep step = env->step(nest);
-    open->count(env->num_envs());
+    check_action(nest, {env.num_envs()});
+    const EnvStep step = env.step(nest);
+    open->count(env.num_envs());
     counters.add(step);
     fill(step, counters, &message);
     counters.restart(step);
+  }
+}
+
+// Destroys an environment that has failed, and prints the failure if that takes long: the status
+// that carries it leaves only afterwards, and what made the environment fail may keep it from
+// ending.
+void destroy(std::unique_ptr<Env> env, const std::string& failure,
+             std::chrono::milliseconds grace) {
+  std::promise<void> destroyed;
+  std::thread watcher([end = destroyed.get_future(), &failure, grace] {
+    if (end.wait_for(grace) == std::future_status::ready) return;
+    std::fprintf(stderr, "an environment has failed and is still closing after %lld ms: %s\n",
+                 static_cast<long long>(grace.count()), failure.c_str());
+  });
+  env.reset();
+  destroyed.set_value();
+  watcher.join();
+}
+
+// Calls play(env) with an environment of its own.
+template <typename Play>
+void play_one(const EnvFactory& factory, const EnvServerOptions& options, const Play& play) {
+  std::unique_ptr<Env> env = factory();
+  try {
+    play(*env);
+  } catch (const EnvironmentFailure& failure) {
+    destroy(std::move(env), failure.what(), options.close_grace);
+    throw;
   }
 }
 
@@ -291,7 +318,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
       grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
     return admitted(credentials_, context, [&] {
       OpenStream open(&activity_, options_.max_streams);
-      stream_original(*factory_(), &open, stream);
+      play_one(factory_, options_, [&](Env& env) { stream_original(env, &open, stream); });
     });
   }
 
@@ -300,7 +327,10 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
       grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
     return admitted(credentials_, context, [&] {
       OpenStream open(&activity_, options_.max_streams);
-      stream_vector(factory_, &open, stream);
+      rpcenv::VectorAction first;
+      if (!stream->Read(&first)) return;
+      play_one(factory_, options_,
+               [&](Env& env) { stream_vector(env, first.seed(), &open, stream); });
     });
   }
 

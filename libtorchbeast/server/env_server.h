@@ -26,6 +26,9 @@ struct EnvServerOptions {
   std::chrono::milliseconds stop_grace = std::chrono::milliseconds(200);
   // How long stop() then waits for environments that are in the middle of a step.
   std::chrono::milliseconds step_grace = std::chrono::seconds(5);
+  // How long an environment that failed may take to close until its failure, which the learner gets
+  // only afterwards, is printed on stderr.
+  std::chrono::milliseconds close_grace = std::chrono::seconds(5);
 };
 
 // Serves environments at one endpoint: each stream gets its own Env, made when the stream opens.

@@ -349,6 +349,54 @@ TEST(EnvServerTest, OfALongTracebackTheEndArrivesInWholeCharacters) {
   EXPECT_GT(3 * message.size(), 3'900u);
 }
 
+// What this process prints on stderr while the object lives.
+class Stderr {
+ public:
+  Stderr() : before_(::dup(STDERR_FILENO)) {
+    if (::pipe(ends_) != 0) throw std::runtime_error("no pipe");
+    ::dup2(ends_[1], STDERR_FILENO);
+  }
+  ~Stderr() {
+    ::dup2(before_, STDERR_FILENO);
+    for (const int descriptor : {before_, ends_[0], ends_[1]}) ::close(descriptor);
+  }
+  Stderr(const Stderr&) = delete;
+  Stderr& operator=(const Stderr&) = delete;
+
+  // Waits for a line and returns it.
+  std::string line() {
+    Background<std::string> reader([&] {
+      std::string text;
+      for (char next = 0; next != '\n' && ::read(ends_[0], &next, 1) == 1;) text += next;
+      return text;
+    });
+    return reader.get();
+  }
+
+ private:
+  const int before_;
+  int ends_[2];
+};
+
+TEST(EnvServerTest, AFailureIsPrintedIfTheEnvironmentThenHangs) {
+  TestFolder folder;
+  testing::Hanging hanging;
+  RunningServer server(
+      fake_env({.on_step = [](int) { throw EnvironmentFailure("Traceback: ouch"); },
+                .on_destruction = [&] { hanging.here(); }}),
+      folder.address(),
+      {.description = EnvDescription{}, .close_grace = std::chrono::milliseconds(1)});
+  VectorClient client(folder.address());
+  ASSERT_TRUE(client.read());
+  Stderr printed;
+  Background<bool> learner([&] { return client.play(); });
+  EXPECT_EQ(printed.line(),
+            "an environment has failed and is still closing after 1 ms: Traceback: ouch\n");
+  hanging.go_on.notify();
+  EXPECT_FALSE(learner.get());
+  EXPECT_EQ(client.finish().error_message(), "Traceback: ouch");
+}
+
 TEST(EnvServerTest, AnEnvironmentLivesAsLongAsItsStream) {
   TestFolder folder;
   Notification destroyed;
