@@ -363,6 +363,9 @@ class Server:
         in a step after stop_timeout_s: run() has then ended and the address is free, but the
         environment lives on, in its thread, until the step returns. That does not keep the process
         from ending.
+
+        A signal handler may call it while the same thread is in run(): it then returns at once, and
+        run() ends after the handler.
         """
 
     def wait_until_serving(self, timeout_s: float = 10.0) -> bool:

@@ -399,7 +399,8 @@ void EnvServer::begin() {
   MutexLock lock(mutex_);
   if (state_ != State::kIdle) throw std::runtime_error("Server already running");
   state_ = State::kStarting;
-  left_behind_ = false;
+  runner_ = std::this_thread::get_id();
+  ++run_number_;
 }
 
 void EnvServer::serve(const std::function<void()>& poll) {
@@ -436,7 +437,7 @@ void EnvServer::shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<
   }
   thread.detach();
   MutexLock lock(mutex_);
-  left_behind_ = true;
+  run_left_behind_ = run_number_;
 }
 
 void EnvServer::wait_for_stop(const std::function<void()>& poll) {
@@ -455,8 +456,11 @@ void EnvServer::stop() {
   if (state_ == State::kIdle) throw std::runtime_error("Server not running");
   stop_requested_ = true;
   state_changed_.notify_all();
-  while (state_ != State::kIdle) state_changed_.wait(mutex_);
-  if (left_behind_) {
+  if (runner_ == std::this_thread::get_id()) return;
+  // The thread in run() may have begun another run before this one wakes.
+  const std::int64_t run = run_number_;
+  while (state_ != State::kIdle && run_number_ == run) state_changed_.wait(mutex_);
+  if (run_left_behind_ == run) {
     throw TimeoutError("environment server at " + endpoint_.address +
                        ": an environment was still in a step " +
                        std::to_string(options_.step_grace.count()) +
@@ -482,7 +486,10 @@ bool EnvServer::wait_until_serving(std::chrono::milliseconds timeout) {
 void EnvServer::set_state(State state) {
   MutexLock lock(mutex_);
   state_ = state;
-  if (state == State::kIdle) stop_requested_ = false;
+  if (state == State::kIdle) {
+    stop_requested_ = false;
+    runner_ = {};
+  }
   state_changed_.notify_all();
 }
 

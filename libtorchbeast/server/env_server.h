@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <thread>
 
 #include "libtorchbeast/server/env.h"
 #include "libtorchbeast/stream/endpoint.h"
@@ -38,7 +39,8 @@ struct EnvServerOptions {
 // No more than max_streams are open at once, and no more than 32 other calls are answered.
 // If the endpoint has a token, calls without it end with UNAUTHENTICATED before an Env is made.
 //
-// Thread safety: one thread calls run(); any thread may call the other methods.
+// Thread safety: one thread calls run(); any thread may call the other methods. The thread in run()
+// may call stop() too, from poll: it cannot wait for itself, so that call only requests the end.
 // Closing: stop() ends run() even while clients are connected. It cancels their streams and waits
 // for environments that are in the middle of a step. One that takes longer than step_grace is
 // abandoned: run() returns, the address is free, and stop() throws TimeoutError. The abandoned
@@ -56,8 +58,9 @@ class EnvServer {
   // second in this thread; an exception from it ends the server and is rethrown.
   void run(const std::function<void()>& poll = [] {});
 
-  // Ends run() and waits until it is about to return. Throws std::runtime_error if the server is
-  // not running, TimeoutError if an environment was abandoned.
+  // Ends run() and waits until it is about to return, or only requests that if called from within
+  // run(). Throws std::runtime_error if the server is not running, TimeoutError if the run that it
+  // ended abandoned an environment.
   void stop() EXCLUDES(mutex_);
 
   // Ends run(), or the next run(), without waiting.
@@ -84,7 +87,9 @@ class EnvServer {
   CondVar state_changed_;
   State state_ GUARDED_BY(mutex_) = State::kIdle;
   bool stop_requested_ GUARDED_BY(mutex_) = false;
-  bool left_behind_ GUARDED_BY(mutex_) = false;  // whether the last stop abandoned an environment
+  std::thread::id runner_ GUARDED_BY(mutex_);            // the thread in run(), if any
+  std::int64_t run_number_ GUARDED_BY(mutex_) = 0;       // of the current run, or the last one
+  std::int64_t run_left_behind_ GUARDED_BY(mutex_) = 0;  // the last that abandoned an environment
 };
 
 }  // namespace torchbeast

@@ -626,6 +626,31 @@ TEST(EnvServerTest, AServerWhoseQueueOfConnectionsIsFullIsNotWaitedFor) {
   for (const int descriptor : descriptors) ::close(descriptor);
 }
 
+TEST(EnvServerTest, TheThreadThatRunsMayStopTheServerFromPoll) {
+  TestFolder folder;
+  EnvServer server(fake_env(), folder.address(), {});
+  Background<void> run([&] { server.run([&] { server.stop(); }); });
+  run.get();
+  EXPECT_EQ(message_of<std::runtime_error>([&] { server.stop(); }), "Server not running");
+}
+
+TEST(EnvServerTest, StopWaitsForTheRunThatItEndsAndForNoOther) {
+  TestFolder folder;
+  EnvServer server(fake_env(), folder.address(), {});
+  for (int i = 0; i < 5; ++i) {
+    Background<void> runs([&] {
+      server.run();
+      server.run();
+    });
+    for (int run = 0; run < 2; ++run) {
+      ASSERT_TRUE(server.wait_until_serving(testing::kPatience));
+      Background<void> stopping([&] { server.stop(); });
+      stopping.get();
+    }
+    runs.get();
+  }
+}
+
 TEST(EnvServerTest, WhatPollThrowsEndsTheServer) {
   TestFolder folder;
   EnvServer server(fake_env(), folder.address(), {});

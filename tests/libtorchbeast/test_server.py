@@ -391,6 +391,32 @@ class TestEnding:
                 with serving(Counting, address):
                     game.rollout()
 
+    def test_a_signal_handler_may_stop_the_server_that_its_own_thread_runs(
+        self, address: str
+    ) -> None:
+        program = f"""
+import os, signal, threading
+from libtorchbeast import Server
+
+def interrupt():
+    server.wait_until_serving({SOON})
+    os.kill(os.getpid(), signal.SIGTERM)
+
+server = Server(object, {address!r})
+signal.signal(signal.SIGTERM, lambda *_: server.stop())
+threading.Thread(target=interrupt).start()
+server.run()
+print("run() has ended")
+"""
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            env=os.environ | {"PYTHONPATH": str(Path(libtorchbeast.__file__).parents[1])},
+            capture_output=True,
+            text=True,
+            timeout=SOON,
+        )
+        assert ended.stdout == "run() has ended\n", ended.stderr
+
     def test_stop_waits_for_a_running_step(self, address: str) -> None:
         with serving(Waiting, address) as server, RawStream(address) as stream:
             stream.read()
