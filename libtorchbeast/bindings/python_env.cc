@@ -19,11 +19,21 @@ namespace {
 // Some environments accept only seeds of 31 bits.
 constexpr std::uint64_t kSeedMask = 0x7fffffff;
 
+// Converts text that UTF-8 may lack, such as the name of a file that Python could not decode.
+std::string escaped(const py::object& text) {
+  return text.attr("encode")("utf-8", "backslashreplace").cast<std::string>();
+}
+
 std::string traceback_of(const py::error_already_set& error) {
-  const py::object lines =
-      py::module_::import("traceback")
-          .attr("format_exception")(error.type(), error.value(), error.trace());
-  return py::str("").attr("join")(lines).cast<std::string>();
+  try {
+    const py::object lines =
+        py::module_::import("traceback")
+            .attr("format_exception")(error.type(), error.value(), error.trace());
+    return escaped(py::str("").attr("join")(lines));
+  } catch (const std::exception&) {  // code of an exception may fail in every way
+    const auto* type = reinterpret_cast<const PyTypeObject*>(error.type().ptr());
+    return std::string(type->tp_name) + ", whose traceback cannot be printed";
+  }
 }
 
 // Runs Python code with the GIL, in a thread that has a PythonThread. Exceptions become
@@ -54,8 +64,8 @@ std::string discrete_space(const py::object& env) {
   const py::object space = py::getattr(env, "action_space", py::none());
   if (!py::hasattr(space, "n")) return "";
   const py::object start = py::getattr(space, "start", py::int_(0));
-  return "{\"type\": \"Discrete\", \"n\": " + std::string(py::str(space.attr("n"))) +
-         ", \"start\": " + std::string(py::str(start)) + "}";
+  return "{\"type\": \"Discrete\", \"n\": " + escaped(py::str(space.attr("n"))) +
+         ", \"start\": " + escaped(py::str(start)) + "}";
 }
 
 // Appends the shapes of an action's leaves, in the order of its nest. Returns false if the space
@@ -311,7 +321,7 @@ std::int64_t number_of(const py::object& env, const char* name) {
     return value.cast<std::int64_t>();
   } catch (const py::cast_error&) {
     throw std::invalid_argument("the environment's " + std::string(name) +
-                                " must be an integer, got " + std::string(py::repr(value)));
+                                " must be an integer, got " + escaped(py::repr(value)));
   }
 }
 
@@ -333,7 +343,7 @@ std::unique_ptr<Env> make_python_env(const SharedObject& env_class, std::size_t 
       throw std::invalid_argument(
           "info_keywords need an environment with num_envs, whose step() gives their numbers, "
           "got " +
-          std::string(py::repr(env)));
+          escaped(py::repr(env)));
     }
     return std::make_unique<SinglePythonEnv>(std::move(thread), std::move(env));
   });

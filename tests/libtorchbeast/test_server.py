@@ -23,8 +23,17 @@ import served_envs
 import wire
 from background import SOON, Background, wait_for
 from peers import RawStream
-from served_envs import EPISODE_LENGTH, REWARD, Counting, Legacy, Recording, Vector, Waiting
-from serving import playing, serving
+from served_envs import (
+    EPISODE_LENGTH,
+    REWARD,
+    Counting,
+    Legacy,
+    Raising,
+    Recording,
+    Vector,
+    Waiting,
+)
+from serving import Game, playing, serving
 
 import libtorchbeast
 from libtorchbeast import Server
@@ -252,6 +261,41 @@ class TestEnvironments:
             with serving(env, address), playing([address]) as game:
                 nest, _ = game.rollout()
             assert nest[0][0][0]["reset"][1].all()
+
+    def test_a_traceback_arrives_though_utf_8_lacks_some_of_its_characters(
+        self, address: str
+    ) -> None:
+        class Env(Counting):
+            def step(self, action: Any) -> tuple[Any, ...]:
+                raise FileNotFoundError(os.fsdecode(b"caf\xe9.rom"))
+
+        with serving(Env, address), pytest.raises(RuntimeError) as failure:
+            with playing([address]) as game:
+                game.rollout()
+        assert "in step" in str(failure.value)
+        assert str(failure.value).rstrip().endswith(r"FileNotFoundError: caf\udce9.rom")
+
+    def test_an_exception_that_cannot_be_printed_arrives_by_its_name(
+        self, address: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*args: Any) -> list[str]:
+            raise ValueError(args)
+
+        with monkeypatch.context() as patch, serving(Raising, address):
+            patch.setattr("traceback.format_exception", fail)
+            game = Game([address])
+            with pytest.raises(RuntimeError) as failure:
+                game.end()
+            game.close()
+        assert str(failure.value).endswith(": KeyError, whose traceback cannot be printed")
+
+    def test_an_error_quotes_what_utf_8_lacks(self, address: str) -> None:
+        odd = type("Odd", (), {"__repr__": lambda self: "\udc80"})()
+        env = type("Env", (Vector,), {"num_envs": odd})
+        with serving(env, address), pytest.raises(RuntimeError) as failure:
+            with playing([address]) as game:
+                game.rollout()
+        assert str(failure.value).endswith(r"num_envs must be an integer, got \udc80")
 
     def test_environments_are_seeded_only_once_in_a_stream(self, address: str) -> None:
         with serving(Recording, address), playing([address], unroll_length=9) as game:
