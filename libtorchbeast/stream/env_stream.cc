@@ -102,8 +102,8 @@ void EnvStream::wait_at_most(std::chrono::milliseconds limit) {
 
 // Throws the reason why there is no next step.
 void EnvStream::fail() {
-  const bool ended = !overdue_;
-  if (ended) wait_at_most(std::min(step_timeout_, kReasonTimeout));
+  wait_at_most(std::min(step_timeout_, kReasonTimeout));
+  const bool ended = !overdue_;  // read now that the step's own limit cannot pass any more
   const grpc::Status status = wire_->finish();
   const Cause cause = !description_.marks_failures  ? Cause::kUnknown
                       : wire_->environment_failed() ? Cause::kEnvironment
@@ -114,7 +114,8 @@ void EnvStream::fail() {
     wire_.reset();
   }
   check_cancelled();
-  if (overdue_) throw_overdue(ended);
+  // A limit may pass although the status has arrived: then the status counts.
+  if (overdue_ && status.error_code() == grpc::StatusCode::CANCELLED) throw_overdue(ended);
   std::rethrow_exception(as_exception(status, endpoint_.address, cause));
 }
 

@@ -684,6 +684,34 @@ TEST(EnvStreamTest, AStepThatTakesTooLongIsATimeoutOnceSomebodyLooks) {
   hanging.go_on.notify();
 }
 
+// The limit is found to have passed just as the status arrives: a stream that was overdue once is
+// so from then on.
+TEST(EnvStreamTest, AStatusThatHasArrivedCountsThoughTheLimitHasPassed) {
+  TestFolder folder;
+  std::atomic<bool> hangs = true;
+  Hanging hanging;
+  ScriptedServer server(script_of(sound_description(),
+                                  [&](VectorCall*) {
+                                    if (hangs) hanging.here();
+                                    return grpc::Status(grpc::StatusCode::INTERNAL, "ouch");
+                                  }),
+                        folder.address());
+  EnvStream stream(folder.address(), 1s);
+  Background<void> watcher([&] {
+    hanging.reached.wait();
+    until([&] {
+      stream.cancel_if_overdue();
+      return !hangs;
+    });
+  });
+  EXPECT_THROW(stream.connect(1, kPatience), TimeoutError);
+  hangs = false;
+  watcher.get();
+  hanging.go_on.notify();
+  EXPECT_EQ(message_of<EnvironmentFailure>([&] { stream.connect(1, kPatience); }),
+            "environment server at " + folder.address() + ": ouch");
+}
+
 TEST(EnvStreamTest, AServerThatStopsMeanwhileIsALostStream) {
   TestFolder folder;
   Hanging hanging;
