@@ -542,14 +542,16 @@ void ActorPool::check_enough_streams() {
 // Gives streams a moment to end cleanly, then cancels those that still wait for a server or for
 // inference, which may take minutes over a batch.
 void ActorPool::cancel_until_ended() {
-  const auto deadline = Clock::now() + kGrace;
+  auto cancel_at = Clock::now() + kGrace;
   MutexLock lock(mutex_);
   while (running_ > 0) {
-    if (changed_.wait_until(mutex_, std::max(deadline, Clock::now() + kPollInterval))) continue;
+    changed_.wait_until(mutex_, cancel_at);  // or a stream has ended
+    if (Clock::now() < cancel_at) continue;
     inference_batcher_->cancel();
     for (auto& [number, member] : members_) {
       if (member.connection != nullptr) member.connection->cancel();
     }
+    cancel_at = Clock::now() + kPollInterval;
   }
 }
 

@@ -510,6 +510,26 @@ TEST(ActorPoolTest, ClosingEndsRunWhileAnEnvironmentHangs) {
   hanging.go_on.notify();
 }
 
+TEST(ActorPoolTest, WhatEndsMeanwhileDoesNotPutOffTheCancelling) {
+  TestFolder folder;
+  Hanging hanging;
+  RunningServer server(fake_env({.on_step = [&](int) { hanging.here(); }}), folder.address());
+  Play play(options_for({folder.address()}));
+  hanging.reached.wait();
+  Notification over;
+  Background<void> waking([&] {  // wakes the pool as a stream that ends does
+    until([&] {
+      play.pool().remove("nobody");
+      return over.happened();
+    });
+  });
+  play.queue().close();
+  play.end();
+  over.notify();
+  waking.get();
+  hanging.go_on.notify();
+}
+
 TEST(ActorPoolTest, ClosingEndsRunWhileAServerIsNotThereYet) {
   TestFolder folder;
   Play play(options_for({folder.address()}));
