@@ -35,7 +35,8 @@ run() {
 }
 
 build asan address,undefined
-UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 ASAN_OPTIONS=detect_stack_use_after_return=1 run asan 1
+UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 \
+  ASAN_OPTIONS=detect_stack_use_after_return=1:allocator_may_return_null=1 run asan 1
 build tsan thread
 if "${fixed_addresses[@]}" "build/tsan/$tests" --gtest_list_tests 2>&1 | grep "unexpected memory mapping"; then
   echo "ThreadSanitizer is skipped: it fails with this machine's address-space randomisation" >&2
@@ -43,5 +44,6 @@ if "${fixed_addresses[@]}" "build/tsan/$tests" --gtest_list_tests 2>&1 | grep "u
 fi
 # ThreadSanitizer keeps each address that it has suppressed and looks through them all at the next
 # one: minutes for a message of 8 MiB. It need not.
-TSAN_OPTIONS="suppressions=$PWD/scripts/tsan.supp:history_size=4:suppress_equal_addresses=0" run tsan 3
+tsan="suppressions=$PWD/scripts/tsan.supp:history_size=4:suppress_equal_addresses=0"
+TSAN_OPTIONS="$tsan:allocator_may_return_null=1" run tsan 3
 echo "No sanitizer reported an error."

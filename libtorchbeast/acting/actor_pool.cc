@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <memory>
+#include <new>
 #include <thread>
 #include <utility>
 
@@ -80,6 +82,17 @@ std::thread started_thread(const std::string& address, Body body) {
         "environments in a stream (fewer --num_servers)");
   }
 }
+
+// A std::bad_alloc that says where.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(const std::string& message)
+      : message_(std::make_shared<const std::string>(message)) {}
+  const char* what() const noexcept override { return message_->c_str(); }
+
+ private:
+  std::shared_ptr<const std::string> message_;  // shared, so that copying throws nothing
+};
 
 // ActorPool::remove() was called for the stream.
 struct StreamRemoved : std::runtime_error {
@@ -367,6 +380,8 @@ void ActorPool::play(Stream* stream, StreamHistory* history,
     throw with_stream(error, stream->number, address);
   } catch (const std::invalid_argument& error) {
     throw with_stream(error, stream->number, address);
+  } catch (const std::bad_alloc&) {
+    throw with_stream(OutOfMemory("out of memory"), stream->number, address);
   }
 }
 

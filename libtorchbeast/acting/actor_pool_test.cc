@@ -661,6 +661,16 @@ TEST(ActorPoolTest, AnswersThatChangeTheirFormAreRefused) {
                 of_stream(0, folder.address()));
 }
 
+TEST(ActorPoolTest, AStreamThatGetsNoMemoryEndsRunAndIsNamed) {
+  TestFolder folder;
+  RunningServer server(fake_env(), folder.address());
+  Play play(options_for({folder.address()}), [](const ArrayNest&, std::int64_t) {
+    const Array huge = Array::spec(DType::kUInt8, {1, 1, std::int64_t{1} << 60});
+    return tuple({tuple({huge}), Array::zeros(DType::kFloat32, {1, 1, 1})});
+  });
+  EXPECT_EQ(play.failure<std::bad_alloc>(), "out of memory" + of_stream(0, folder.address()));
+}
+
 TEST(ActorPoolTest, AnAnswerThatOneStreamCannotUseNamesThatStreamsServer) {
   TestFolder folder;
   RunningServer one(fake_env(), folder.address(0));

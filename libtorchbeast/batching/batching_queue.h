@@ -77,18 +77,17 @@ class BatchingQueue {
   // Removes the oldest items, at most maximum_batch_size; nullopt if closed.
   std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
     std::optional<std::vector<T>> batch;
-    std::deque<T> dropped;
     bool more = false;
     {
       MutexLock lock(mutex_);
       if (closed_) return std::nullopt;
       wait_for_batch();
       if (!items_.empty()) batch = take();
-      if (closed_ && consumers_waiting_ == 0) dropped.swap(items_);
       more = !items_.empty();
     }
     not_full_.notify_all();
     if (more) notify_consumers();
+    drop_leftovers();
     return batch;
   }
 
@@ -123,18 +122,18 @@ class BatchingQueue {
     if (!try_close()) throw std::runtime_error("Queue was closed already");
   }
 
-  // Closes the queue. Returns false if it was closed already.
+  // Closes the queue. Returns false if it was closed already. Needs no memory: a thread that ends
+  // for want of it closes the queue.
   bool try_close() EXCLUDES(mutex_) {
-    std::deque<T> dropped;  // destroyed after unlocking: destructors may use the queue
     {
       MutexLock lock(mutex_);
       if (closed_) return false;
       closed_ = true;
-      if (consumers_waiting_ == 0) dropped.swap(items_);
     }
     not_full_.notify_all();
     not_empty_.notify_all();
     gathered_.notify_all();
+    drop_leftovers();
     return true;
   }
 
@@ -211,6 +210,20 @@ class BatchingQueue {
     gathering_ = true;
     while (!closed_ && missing() > 0 && gathered_.wait_until(mutex_, until)) continue;
     gathering_ = false;
+  }
+
+  // Drops the items of a closed queue that no waiting consumer will take. Each is destroyed after
+  // unlocking, because destructors may use the queue; a second deque would need memory.
+  void drop_leftovers() EXCLUDES(mutex_) {
+    while (const std::optional<T> leftover = take_leftover()) continue;
+  }
+
+  std::optional<T> take_leftover() EXCLUDES(mutex_) {
+    MutexLock lock(mutex_);
+    if (!closed_ || consumers_waiting_ > 0 || items_.empty()) return std::nullopt;
+    std::optional<T> leftover(std::move(items_.front()));
+    items_.pop_front();
+    return leftover;
   }
 
   std::vector<T> take() REQUIRES(mutex_) {

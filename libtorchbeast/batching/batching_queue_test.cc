@@ -10,6 +10,7 @@
 #include <memory>
 #include <numeric>
 
+#include "libtorchbeast/testing/no_memory.h"
 #include "libtorchbeast/testing/threads.h"
 #include "libtorchbeast/testing/values.h"
 
@@ -38,6 +39,18 @@ void wait_for_consumers(const Queue& queue, int count) {
 
 void wait_for_producers(const Queue& queue, int count) {
   until([&] { return queue.waiting_producers() == count; }, "a producer waiting");
+}
+
+TEST(BatchingQueueTest, ClosingNeedsNoMemory) {
+  Queue queue({});
+  for (int i = 0; i < 1000; ++i) queue.enqueue(i);  // more than a deque's first block
+  bool closed = false;
+  {
+    const testing::NoMemory scope;
+    closed = queue.try_close();
+  }
+  EXPECT_TRUE(closed);
+  EXPECT_EQ(queue.size(), 0);
 }
 
 TEST(BatchingQueueTest, SizesAreCheckedInTheStatedOrder) {

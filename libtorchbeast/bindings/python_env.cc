@@ -115,6 +115,7 @@ class SinglePythonEnv final : public Env {
       if (py::hasattr(env.get(), "close")) called(env.get().attr("close"), py::tuple());
     } catch (py::error_already_set& error) {
       error.discard_as_unraisable("closing an environment");
+    } catch (const std::exception&) {  // no memory for the call
     }
   }
 

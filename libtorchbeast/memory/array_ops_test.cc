@@ -6,15 +6,27 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+#include <new>
 #include <thread>
 
+#include "libtorchbeast/testing/no_memory.h"
 #include "libtorchbeast/testing/values.h"
+
+void* operator new(std::size_t size) {
+  void* data = torchbeast::testing::no_memory ? nullptr : std::malloc(size == 0 ? 1 : size);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
 
 namespace torchbeast {
 namespace {
 
 using testing::array_of;
 using testing::message_of;
+using testing::NoMemory;
 using testing::same_bytes;
 using testing::tuple;
 using testing::values_of;
@@ -333,6 +345,29 @@ TEST(BufferPoolTest, IdleMemoryIsLimitedByTheMemoryInUse) {
   EXPECT_EQ(pool.idle_bytes(), 6 * kLarge) << "5 in use, and 1";
   pool.allocate(kLarge / 2).reset();
   EXPECT_EQ(pool.idle_bytes(), 6 * kLarge) << "the limit is reached";
+}
+
+TEST(BufferPoolTest, ABufferThatNoListHasMemoryForIsFreed) {
+  BufferPool pool;
+  auto buffer = pool.allocate(kLarge);
+  {
+    const NoMemory scope;
+    buffer.reset();
+  }
+  EXPECT_EQ(pool.idle_bytes(), 0u);
+}
+
+TEST(BufferPoolTest, ASizeThatCannotMakeRoomForWantOfMemoryStays) {
+  BufferPool pool(kLarge, Clock::duration::zero());
+  pool.allocate(kLarge).reset();
+  auto larger = pool.allocate(kLarge + kLarge / 8);
+  {
+    const NoMemory scope;
+    larger.reset();
+  }
+  EXPECT_EQ(pool.idle_bytes(), kLarge);
+  const auto again = pool.allocate(kLarge);
+  EXPECT_EQ(pool.idle_bytes(), 0u) << "its buffer is still there";
 }
 
 TEST(BufferPoolTest, SizesThatNobodyAsksForAnyMoreMakeRoom) {

@@ -112,28 +112,33 @@ class BufferPool {
     return found.buffers.empty() ? nullptr : take(found, size);
   }
 
-  void give_back(std::byte* data, std::size_t size) EXCLUDES(mutex_) {
+  // The deleter of a shared_ptr, which must not throw.
+  void give_back(std::byte* data, std::size_t size) noexcept EXCLUDES(mutex_) {
     in_use_bytes_ -= size;
-    std::vector<std::byte*> unwanted;  // freed after unlocking
-    retired_ ? unwanted.push_back(data) : keep_idle(data, size, &unwanted);
-    for (std::byte* buffer : unwanted) std::free(buffer);
+    std::vector<std::byte*> stale;  // freed after unlocking
+    bool kept = false;
+    try {
+      kept = !retired_ && keep_idle(data, size, &stale);
+    } catch (const std::bad_alloc&) {  // the lists could not grow
+    }
+    if (!kept) std::free(data);
+    for (std::byte* buffer : stale) std::free(buffer);
   }
 
-  void keep_idle(std::byte* data, std::size_t size, std::vector<std::byte*>* unwanted)
+  // Returns false if there is no room for the buffer.
+  bool keep_idle(std::byte* data, std::size_t size, std::vector<std::byte*>* stale)
       EXCLUDES(mutex_) {
     MutexLock lock(mutex_);
     const std::size_t limit = max_idle_bytes_ + in_use_bytes_;
-    while (idle_bytes_ + size > limit && drop_stale(unwanted)) continue;
-    if (idle_bytes_ + size > limit) {
-      unwanted->push_back(data);
-      return;
-    }
+    while (idle_bytes_ + size > limit && drop_stale(stale)) continue;
+    if (idle_bytes_ + size > limit) return false;
     idle_[size].buffers.push_back(data);
     idle_bytes_ += size;
+    return true;
   }
 
-  // Moves a buffer of the least recently requested class to *unwanted; false if none is stale.
-  bool drop_stale(std::vector<std::byte*>* unwanted) REQUIRES(mutex_) {
+  // Moves a buffer of the least recently requested class to *stale; false if none is.
+  bool drop_stale(std::vector<std::byte*>* stale) REQUIRES(mutex_) {
     auto oldest = idle_.end();
     for (auto it = idle_.begin(); it != idle_.end(); ++it) {
       if (it->second.buffers.empty()) continue;
@@ -141,7 +146,8 @@ class BufferPool {
     }
     if (oldest == idle_.end()) return false;
     if (Clock::now() - oldest->second.asked_for < stale_after_) return false;
-    unwanted->push_back(take(oldest->second, oldest->first));
+    stale->push_back(oldest->second.buffers.back());  // first, because it may throw
+    take(oldest->second, oldest->first);
     return true;
   }
 

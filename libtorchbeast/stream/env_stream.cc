@@ -28,7 +28,10 @@ EnvStream::EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
 EnvStream::~EnvStream() {
   if (wire_ == nullptr) return;
   wire_->cancel();
-  wire_->finish();
+  try {
+    wire_->finish();
+  } catch (const std::exception&) {  // no memory for the messages that are left
+  }
 }
 
 void EnvStream::check_cancelled() const {
