@@ -10,6 +10,7 @@
 #include "libtorchbeast/bindings/bindings.h"
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
+#include "libtorchbeast/proto/readable.h"
 #include "libtorchbeast/stream/describe.h"
 #include "libtorchbeast/stream/server_status.h"
 #include "nest/nest_pybind.h"
@@ -61,7 +62,7 @@ py::object from_json(const std::string& address, const std::string& text) {
     const bool unreadable = error.matches(PyExc_ValueError) ||
                             error.matches(PyExc_RecursionError);  // nested too deeply
     if (!unreadable) throw;
-    throw std::invalid_argument(address + ": expected JSON, got " + text.substr(0, 80));
+    throw std::invalid_argument(address + ": expected JSON, got " + readable(text.substr(0, 80)));
   }
 }
 

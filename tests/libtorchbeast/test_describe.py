@@ -216,6 +216,16 @@ def test_a_space_that_raises_is_an_error_and_no_crash(
             describe(address, SOON)
 
 
+def test_an_answer_that_is_no_json_is_quoted_though_the_quote_cuts_a_character(
+    address: str,
+) -> None:
+    answer = wire.description(OBSERVATION) + wire.chunk(7, b"x" + "é".encode() * 60)
+    with raw_server(address, Describe=answer):
+        with pytest.raises(ValueError) as failure:
+            describe(address, SOON)
+    assert str(failure.value) == f"{address}: expected JSON, got x{'é' * 39}?"
+
+
 @pytest.mark.parametrize(
     "description",
     [
