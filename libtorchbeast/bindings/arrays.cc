@@ -5,6 +5,7 @@
 #include <pybind11/gil_safe_call_once.h>
 #include <pybind11/numpy.h>
 
+#include <new>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,7 @@ DType dtype_of(const py::array& array) {
 Array copied(const py::array& array) {
   const DType dtype = dtype_of(array);
   const py::array dense = py::array::ensure(array, py::array::c_style);
+  if (!dense) throw std::bad_alloc();  // for the copy of an array of another layout
   Array copy(dtype, {dense.shape(), dense.shape() + dense.ndim()});
   if (copy.num_bytes() > 0) std::memcpy(copy.data(), dense.data(), copy.num_bytes());
   return copy;

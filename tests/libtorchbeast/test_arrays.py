@@ -138,6 +138,12 @@ def test_other_leaves_are_refused_by_their_type(leaf: Any) -> None:
         BatchingQueue(batch_dim=0).enqueue({"a": leaf})
 
 
+def test_an_array_whose_copy_no_memory_holds_is_a_memory_error() -> None:
+    leaf = np.broadcast_to(np.uint8(1), (2**60,))
+    with pytest.raises(MemoryError):
+        BatchingQueue(batch_dim=0).enqueue(leaf)
+
+
 def test_a_tensor_elsewhere_than_on_the_cpu_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a tensor on the CPU, got one on meta"):
         BatchingQueue(batch_dim=0).enqueue(torch.zeros(2, device="meta"))
