@@ -54,16 +54,18 @@ void check_same_outputs(const ArrayNest& before, const ArrayNest& now) {
       before, now);
 }
 
-// Throws unless a rollout of rows like this one can be held in memory.
-void check_rollout_size(const ArrayNest& row, std::int64_t rows) {
+double bytes_of(const ArrayNest& nest) {
   double bytes = 0;
-  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); }, row);
-  bytes *= static_cast<double>(rows);
-  if (bytes <= kMaxRolloutBytes) return;
+  nest::for_each([&](const Array& leaf) { bytes += static_cast<double>(leaf.num_bytes()); }, nest);
+  return bytes;
+}
+
+// Throws unless a rollout of this size can be held in memory.
+void check_rollout_size(double bytes, double limit, const std::string& rollout) {
+  if (bytes <= limit) return;
   throw std::invalid_argument(
-      "rollouts of " + std::to_string(rows) + " rows of a stream would take " +
-      std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) + " MiB, expected at most " +
-      std::to_string(static_cast<std::int64_t>(kMaxRolloutBytes / (1 << 20))) +
+      rollout + " would take " + std::to_string(static_cast<std::int64_t>(bytes / (1 << 20))) +
+      " MiB, expected at most " + std::to_string(static_cast<std::int64_t>(limit / (1 << 20))) +
       ": shorten --unroll_length, or serve fewer environments in a stream (more --num_servers)");
 }
 
@@ -97,7 +99,9 @@ void RolloutWriter::start(const StreamStep& step, const AgentStep& agent, ArrayN
       step.observation);
   agent_state_ = std::move(agent_state);
   const ArrayNest row = make_row(step, zeros_like(agent), options_.num_envs);
-  check_rollout_size(row, options_.unroll_length + 1);
+  const std::int64_t rows = options_.unroll_length + 1;
+  check_rollout_size(bytes_of(row) * static_cast<double>(rows), options_.max_bytes,
+                     "rollouts of " + std::to_string(rows) + " rows of a stream");
   begin_rollout(row);
 }
 
@@ -112,6 +116,7 @@ void RolloutWriter::begin_rollout(const ArrayNest& row) {
     }
   }
   next_row_ = 0;
+  bytes_ = bytes_of(row) * static_cast<double>(options_.unroll_length + 1);
   write_row(row);
 }
 
@@ -141,6 +146,10 @@ void RolloutWriter::write_row(const ArrayNest& row) {
 
 void RolloutWriter::keep_finals(const StreamStep& step) {
   if (!step.final_observation) return;
+  bytes_ += bytes_of(*step.final_observation);
+  check_rollout_size(bytes_, options_.max_bytes,
+                     "a stream's rollout with the final observations of its first " +
+                         std::to_string(next_row_) + " rows");
   std::int64_t k = 0;
   for (std::int64_t e = 0; e < options_.num_envs; ++e) {
     if (!step.truncated.as<bool>()[e]) continue;

@@ -18,16 +18,17 @@ struct AgentStep {
   std::int64_t policy_version = 0;  // of the weights that computed it
 };
 
-struct RolloutWriterOptions {
-  std::int64_t unroll_length;      // T
-  std::int64_t num_envs;           // E
-  std::int64_t columns;            // c: environments in one item; divides E
-  std::int64_t first_env = 0;      // the number of the stream's first environment
-  std::int64_t first_rollout = 0;  // the number of the first rollout
-};
-
-// The maximum size of a rollout of all environments of a stream.
+// The maximum size of a rollout of all environments of a stream, with its final observations.
 inline constexpr double kMaxRolloutBytes = 8.0 * (1 << 30);
+
+struct RolloutWriterOptions {
+  std::int64_t unroll_length;           // T
+  std::int64_t num_envs;                // E
+  std::int64_t columns;                 // c: environments in one item; divides E
+  std::int64_t first_env = 0;           // the number of the stream's first environment
+  std::int64_t first_rollout = 0;       // the number of the first rollout
+  double max_bytes = kMaxRolloutBytes;  // of a rollout of all E
+};
 
 // Builds rollouts of T + 1 rows for E environments, as E / c items of c columns each.
 //
@@ -44,11 +45,12 @@ class RolloutWriter {
   // Begins the first rollout. Row 0's agent output is zeros in the structure of `agent`, because no
   // action led to the first observation. agent_state is the recurrent state before row 0, leaves
   // [layers, E, ...]. Throws std::invalid_argument for agent leaves other than [1, E, ...], and for
-  // rollouts larger than kMaxRolloutBytes, before it allocates them.
+  // rollouts larger than max_bytes, before it allocates them.
   void start(const StreamStep& step, const AgentStep& agent, ArrayNest agent_state);
 
   // Adds a row. Returns true once the rollout has its T + 1 rows. Throws std::invalid_argument if
-  // the agent output differs from the first in structure, dtype or shape.
+  // the agent output differs from the first in structure, dtype or shape, or if the final
+  // observations of this rollout so far make it larger than max_bytes.
   bool append(const StreamStep& step, const AgentStep& agent);
 
   // Returns the finished items and begins the next rollout, with row T and the state before it.
@@ -73,6 +75,7 @@ class RolloutWriter {
   std::optional<ArrayNest> no_finals_;  // leaves [1, 0, ...]
   ArrayNest agent_state_;
   std::int64_t next_row_ = 0;
+  double bytes_ = 0;      // of the current rollout, with its final observations so far
   std::int64_t rollout_;  // the number of the current one
 };
 

@@ -278,6 +278,27 @@ TEST(RolloutWriterTest, ARolloutThatCannotBeHeldIsRefusedBeforeItIsAllocated) {
   EXPECT_NE(message.find("expected at most 8192: shorten --unroll_length"), std::string::npos);
 }
 
+TEST(RolloutWriterTest, FinalObservationsCountForTheSizeOfTheirRollout) {
+  constexpr std::int64_t kMebibyte = 1 << 20;
+  RolloutWriter writer(
+      {.unroll_length = 3, .num_envs = 1, .columns = 1, .max_bytes = 2.5 * kMebibyte});
+  writer.start(step_of(1, 0), agent_of(1, 0), state_of(1, 0));
+  StreamStep cut = step_of(1, 1, 1);
+  cut.final_observation = tuple({Array::zeros(DType::kUInt8, {1, kMebibyte})});
+  for (int rollout = 0; rollout < 2; ++rollout) {  // two fit into each
+    writer.append(cut, agent_of(1, 1));
+    writer.append(cut, agent_of(1, 2));
+    writer.append(step_of(1, 3), agent_of(1, 3));
+    writer.complete(state_of(1, 0));
+  }
+  writer.append(cut, agent_of(1, 1));
+  writer.append(cut, agent_of(1, 2));
+  EXPECT_EQ(message_of<std::invalid_argument>([&] { writer.append(cut, agent_of(1, 3)); }),
+            "a stream's rollout with the final observations of its first 4 rows would take 3 MiB, "
+            "expected at most 2: shorten --unroll_length, or serve fewer environments in a stream "
+            "(more --num_servers)");
+}
+
 TEST(RolloutWriterTest, TheInfoCountsForTheSizeOfARollout) {
   const auto started_with = [](int keywords) {
     StreamStep step = step_of(2, 0);
