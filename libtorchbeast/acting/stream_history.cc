@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "libtorchbeast/stream/stream_errors.h"
+
 namespace torchbeast {
 namespace {
 
@@ -18,8 +20,8 @@ std::string fruitless(int connections) {
 
 std::string never_up(std::uint64_t connections, std::chrono::milliseconds timeout) {
   return "; this was connection " + std::to_string(connections) +
-         ", and none brought a first step within " + std::to_string(timeout.count()) +
-         " ms: look into that server's log";
+         ", and none brought a first step within " + to_string(timeout) +
+         ": look into that server's log";
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ namespace torchbeast {
 //
 // Thread safety: one thread uses the stream; any thread may call cancel() and cancel_if_overdue().
 // Closing: close() ends the stream cleanly; cancel() ends whatever blocks, with StreamCancelled.
-// Every wait is limited, provided that some thread calls cancel_if_overdue() regularly.
+// Every wait is limited, provided that some thread calls cancel_if_overdue() regularly, except that
+// close() waits for the server's status until cancel().
 class EnvStream {
  public:
   // described: by the server of the stream's earlier connection; none: any server is accepted.
