@@ -17,7 +17,7 @@
 #include <thread>
 #include <vector>
 
-#include "rpcenv.grpc.pb.h"
+#include "libtorchbeast/proto/service.h"
 
 namespace {
 

@@ -296,7 +296,7 @@ class ActorPool:
 
     def away_streams(self) -> list[tuple[str, float, str]]:
         """Returns, for each stream lost at this moment, its address, the seconds since the loss,
-        and the error that ended its last connection: maybe a traceback; "" if nobody answers.
+        and the error that ended its last connection, possibly a traceback; "" if nobody answers.
         """
 
     def shortage(self) -> tuple[int, int, float] | None:

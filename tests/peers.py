@@ -70,7 +70,11 @@ class Unary:
 
 
 @contextlib.contextmanager
-def raw_server(address: str, **methods: Stream | Unary | bytes) -> Iterator[grpc.Server]:
+def raw_server(
+    address: str,
+    compression: grpc.Compression | None = None,
+    **methods: Stream | Unary | bytes,
+) -> Iterator[grpc.Server]:
     """Runs a server of these methods: a stream, or bytes that answer a single message.
 
     All other methods are UNIMPLEMENTED, as in servers that do not know them.
@@ -80,6 +84,7 @@ def raw_server(address: str, **methods: Stream | Unary | bytes) -> Iterator[grpc
         futures.ThreadPoolExecutor(4),
         handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)],
         options=_OPTIONS,
+        compression=compression,
     )
     server.add_insecure_port(address)
     server.start()

@@ -86,12 +86,11 @@ std::thread started_thread(const std::string& address, Body body) {
 // A std::bad_alloc that says where.
 class OutOfMemory : public std::bad_alloc {
  public:
-  explicit OutOfMemory(const std::string& message)
-      : message_(std::make_shared<const std::string>(message)) {}
-  const char* what() const noexcept override { return message_->c_str(); }
+  explicit OutOfMemory(const std::string& message) : message_(message) {}
+  const char* what() const noexcept override { return message_.what(); }
 
  private:
-  std::shared_ptr<const std::string> message_;  // shared, so that copying throws nothing
+  std::runtime_error message_;  // unlike std::string it is copied without an allocation
 };
 
 // ActorPool::remove() was called for the stream.
@@ -306,17 +305,17 @@ bool ActorPool::obey(const Verdict& verdict, const Error& error, Stream* stream,
 void ActorPool::note_end(Stream* stream, const Verdict& verdict, const std::exception& error,
                          bool is_away) {
   if (verdict.failures > 0) ++restarted_;
+  const std::string said = said_by_server(error, stream->endpoint.address);
   MutexLock lock(mutex_);
-  if (is_away && stream->away_since == 0) {
-    stream->away_since = Clock::now().time_since_epoch().count();
-  }
-  last_end_ = error.what();
-  members_.at(stream->number).why_away = said_by_server(error, stream->endpoint.address);
+  const bool was_away = stream->away_since != 0;
+  if (is_away && !was_away) stream->away_since = Clock::now().time_since_epoch().count();
+  if (!said.empty() || !was_away) last_end_ = error.what();  // else its loss says more
+  members_.at(stream->number).why_away = said;
   if (verdict.failures == 0) return;
   reports_.push_back("stream " + std::to_string(stream->number) + " gets new environments after " +
                      within(options_.retries.failure_window, verdict.failures) +
                      ", and is retired after " + std::to_string(options_.retries.failures) + ": " +
-                     last_end_);
+                     error.what());
 }
 
 // Throws the error, which ends the run, if too few streams are left.

@@ -77,17 +77,18 @@ class BatchingQueue {
   // Removes the oldest items, at most maximum_batch_size; nullopt if closed.
   std::optional<std::vector<T>> dequeue_many() EXCLUDES(mutex_) {
     std::optional<std::vector<T>> batch;
-    bool more = false;
+    bool more = false, closed = false;
     {
       MutexLock lock(mutex_);
       if (closed_) return std::nullopt;
       wait_for_batch();
       if (!items_.empty()) batch = take();
       more = !items_.empty();
+      closed = closed_;
     }
     not_full_.notify_all();
     if (more) notify_consumers();
-    drop_leftovers();
+    if (closed) drop_leftovers();
     return batch;
   }
 
@@ -122,8 +123,8 @@ class BatchingQueue {
     if (!try_close()) throw std::runtime_error("Queue was closed already");
   }
 
-  // Closes the queue. Returns false if it was closed already. Needs no memory: a thread that ends
-  // for want of it closes the queue.
+  // Closes the queue. Returns false if it was closed already. Allocates nothing: it is called when
+  // a thread has run out of memory.
   bool try_close() EXCLUDES(mutex_) {
     {
       MutexLock lock(mutex_);

@@ -66,6 +66,7 @@ EnvDescription read_description(const py::dict& dict) {
     description.info_keywords = dict["info_keywords"].cast<std::vector<std::string>>();
     check_info_keywords(description.info_keywords);
   }
+  check_num_streams(description.num_streams);
   return description;
 }
 
@@ -80,6 +81,7 @@ std::shared_ptr<EnvServer> make_server(const py::object& env_class, std::string 
                                 std::to_string(kMaxEnvsPerStream) + ", got " +
                                 std::to_string(max_streams));
   }
+  check_num_streams(num_streams);
   EnvServerOptions options{.env_id = std::move(env_id),
                            .num_streams = num_streams,
                            .max_streams = max_streams,

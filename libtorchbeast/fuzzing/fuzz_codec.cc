@@ -4,13 +4,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "libtorchbeast/fuzzing/expect.h"
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/proto/checked_parsing.h"
 #include "libtorchbeast/proto/description.h"
 
 namespace torchbeast::fuzzing {
 namespace {
+
+constexpr int kFewFields = 8;
 
 bool same(const Array& a, const Array& b) {
   return a.dtype() == b.dtype() && a.shape() == b.shape() &&
@@ -45,19 +49,49 @@ void check_description(const rpcenv::Description& message) {
          "a decoded description survives a round trip");
 }
 
+// Returns the number of fields of a parsed message and of those in it.
+int fields_of(const google::protobuf::Message& message) {
+  const google::protobuf::Reflection& reflection = *message.GetReflection();
+  int count = reflection.GetUnknownFields(message).field_count();
+  std::vector<const google::protobuf::FieldDescriptor*> set;
+  reflection.ListFields(message, &set);
+  for (const auto* field : set) {
+    const bool is_message = field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE;
+    if (!field->is_repeated()) {
+      count += 1 + (is_message ? fields_of(reflection.GetMessage(message, field)) : 0);
+      continue;
+    }
+    const int size = reflection.FieldSize(message, field);
+    count += size;
+    for (int i = 0; is_message && i < size; ++i) {
+      count += fields_of(reflection.GetRepeatedMessage(message, field, i));
+    }
+  }
+  return count;
+}
+
+template <typename Message>
+bool parses(const std::uint8_t* data, std::size_t size, Message* message) {
+  const grpc::Slice slice(data, size);
+  grpc::ByteBuffer buffer(&slice, 1);
+  const bool has_few = codec::has_few_fields(&buffer, Message::descriptor(), kFewFields);
+  if (!message->ParseFromArray(data, static_cast<int>(size))) return false;
+  expect(!has_few || fields_of(*message) <= kFewFields, "no field of a message goes uncounted");
+  return true;
+}
+
 }  // namespace
 
 // The first byte says as which message the others are read.
 int test_one_input(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
   const auto* rest = data + 1;
-  const int length = static_cast<int>(size) - 1;
   if (data[0] % 2 == 0) {
     rpcenv::ArrayNest message;
-    if (message.ParseFromArray(rest, length)) check_nest(message);
+    if (parses(rest, size - 1, &message)) check_nest(message);
   } else {
     rpcenv::Description message;
-    if (message.ParseFromArray(rest, length)) check_description(message);
+    if (parses(rest, size - 1, &message)) check_description(message);
   }
   return 0;
 }

@@ -357,7 +357,7 @@ TEST(BufferPoolTest, ABufferThatNoListHasMemoryForIsFreed) {
   EXPECT_EQ(pool.idle_bytes(), 0u);
 }
 
-TEST(BufferPoolTest, ASizeThatCannotMakeRoomForWantOfMemoryStays) {
+TEST(BufferPoolTest, AFailedEvictionKeepsTheIdleBuffer) {
   BufferPool pool(kLarge, Clock::duration::zero());
   pool.allocate(kLarge).reset();
   auto larger = pool.allocate(kLarge + kLarge / 8);

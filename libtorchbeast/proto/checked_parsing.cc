@@ -14,16 +14,15 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::io::CodedInputStream;
 
-// A message with more fields than these has more bytes: a field takes two at least.
-constexpr std::size_t kUncountedBytes = 2 * kMaxFields;
-constexpr int kMaxDepth = 200;  // protobuf refuses deeper messages than 100
+constexpr std::size_t kMinFieldBytes = 2;  // a tag, and a value of a byte or a length of zero
+constexpr int kMaxDepth = 200;             // protobuf refuses deeper messages than 100
 
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kLengthDelimited = 2, kFixed32 = 5 };
 
 // Walks over the fields of a message, into messages in it, and past all other data.
 class FieldCounter {
  public:
-  explicit FieldCounter(CodedInputStream* input) : input_(input) {}
+  FieldCounter(CodedInputStream* input, int limit) : input_(input), left_(limit) {}
 
   // Returns whether the fields of a message up to the input's limit are few enough. Stops where the
   // input is no message, as the parser will.
@@ -76,17 +75,17 @@ class FieldCounter {
   }
 
   CodedInputStream* const input_;
-  std::int64_t left_ = kMaxFields;
+  std::int64_t left_;
   bool is_over_ = false;  // what follows is no part of a message
 };
 
 }  // namespace
 
-bool has_few_fields(grpc::ByteBuffer* message, const Descriptor* type) {
-  if (message->Length() <= kUncountedBytes) return true;
+bool has_few_fields(grpc::ByteBuffer* message, const Descriptor* type, int limit) {
+  if (message->Length() <= kMinFieldBytes * static_cast<std::size_t>(limit)) return true;
   grpc::ProtoBufferReader reader(message);
   CodedInputStream input(&reader);
-  return FieldCounter(&input).has_few(type, 0);
+  return FieldCounter(&input, limit).has_few(type, 0);
 }
 
 }  // namespace torchbeast::codec

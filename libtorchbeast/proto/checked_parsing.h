@@ -18,14 +18,16 @@
 
 namespace torchbeast::codec {
 
-// The maximum number of fields in a message: each array of the largest nest has eight at most.
+// The maximum number of fields in a message above a mebibyte; a smaller one has no more. An array
+// in a dict has seven, and one for each dimension: 50,000 such arrays are far from any observation.
 inline constexpr int kMaxFields = 8 << 16;
 
-// Returns whether a message of the type has at most kMaxFields, numbers of packed fields included.
-// What is no such message may be called either, up to where it ends to be one.
-bool has_few_fields(grpc::ByteBuffer* message, const google::protobuf::Descriptor* type);
+// Returns whether a message of the type has at most `limit` fields, numbers of packed fields
+// included. Bytes that are no such message are counted up to where the parser gives up.
+bool has_few_fields(grpc::ByteBuffer* message, const google::protobuf::Descriptor* type,
+                    int limit = kMaxFields);
 
-// Serializes as gRPC does, and refuses messages with more fields as if they were none.
+// Serializes as gRPC does; rejects messages with too many fields as malformed.
 template <typename Message>
 struct CheckedParsing {
   static grpc::Status Serialize(const google::protobuf::MessageLite& message,

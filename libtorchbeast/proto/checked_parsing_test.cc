@@ -2,8 +2,10 @@
 
 #include "libtorchbeast/proto/checked_parsing.h"
 
+#include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
+#include <set>
 #include <string>
 
 namespace torchbeast::codec {
@@ -77,7 +79,7 @@ TEST(CheckedParsingTest, DeepNestingIsRefusedAndDoesNotOverflowTheStack) {
 }
 
 // The parser refuses them, and has then taken what came before only.
-TEST(CheckedParsingTest, BytesThatAreNoMessageAreCountedUpToWhereTheyEndToBeOne) {
+TEST(CheckedParsingTest, MalformedBytesAreCountedUpToTheError) {
   const std::string most = repeated(kUnknown, kMaxFields);
   for (const std::string& end :
        {std::string("\x12"), std::string("\x12\x05"), std::string("\x00", 1), std::string("\x78"),
@@ -89,14 +91,37 @@ TEST(CheckedParsingTest, BytesThatAreNoMessageAreCountedUpToWhereTheyEndToBeOne)
   EXPECT_FALSE(is_accepted(most + kUnknown + "\x12"));
 }
 
-TEST(CheckedParsingTest, MessagesOfTheProtocolAreParsedWithIt) {
-  const std::string bytes = field(2, repeated(field(2, ""), kMaxFields));  // and its own field
-  grpc::Slice slice(bytes);
-  grpc::ByteBuffer message(&slice, 1);
-  rpcenv::VectorAction action;
-  EXPECT_FALSE(
-      grpc::SerializationTraits<rpcenv::VectorAction>::Deserialize(&message, &action).ok());
-  EXPECT_EQ(action.nest_action().vector_size(), 0);
+template <typename Message>
+class MessageOfTheProtocolTest : public ::testing::Test {};
+using Messages = ::testing::Types<rpcenv::Action, rpcenv::Step, rpcenv::VectorAction,
+                                  rpcenv::VectorStep, rpcenv::DescribeRequest, rpcenv::Description,
+                                  rpcenv::StatusRequest, rpcenv::ServerStatus>;
+TYPED_TEST_SUITE(MessageOfTheProtocolTest, Messages);
+
+TYPED_TEST(MessageOfTheProtocolTest, IsParsedIfItHasFewFieldsOnly) {
+  for (const bool has_few : {true, false}) {
+    grpc::Slice slice(repeated(kUnknown, kMaxFields + !has_few));
+    grpc::ByteBuffer message(&slice, 1);
+    TypeParam parsed;
+    const grpc::Status status =
+        grpc::SerializationTraits<TypeParam>::Deserialize(&message, &parsed);
+    EXPECT_EQ(status.ok(), has_few) << status.error_message();
+    EXPECT_EQ(parsed.ByteSizeLong() > 0, has_few);
+  }
+}
+
+TEST(CheckedParsingTest, AllMessagesOfTheServicesAreAmongThese) {
+  const auto* file = rpcenv::Action::descriptor()->file();
+  std::set<std::string> named,
+      checked = {"Action",          "Step",          "VectorAction", "VectorStep", "Description",
+                 "DescribeRequest", "StatusRequest", "ServerStatus"};
+  for (int s = 0; s < file->service_count(); ++s) {
+    for (int m = 0; m < file->service(s)->method_count(); ++m) {
+      named.insert(file->service(s)->method(m)->input_type()->name());
+      named.insert(file->service(s)->method(m)->output_type()->name());
+    }
+  }
+  EXPECT_EQ(named, checked);
 }
 
 }  // namespace

@@ -83,8 +83,10 @@ void check_number_of_keywords(std::int64_t number) {
   check_range("the number of info keywords", number, kMaxInfoKeywords, 0);
 }
 
-// Returns whether a character could separate the names of columns, or their lines.
-bool separates(char c) { return c == ',' || c == 0x7f || static_cast<unsigned char>(c) < 0x20; }
+// Returns whether a text has no character that separates the names of columns, or their lines.
+bool is_column_name(const std::string& text) {
+  return text.find_first_of(",\n\t") == std::string::npos && readable(text) == text;
+}
 
 std::string listed(const std::vector<std::string>& keywords) {
   std::string text;
@@ -94,6 +96,10 @@ std::string listed(const std::vector<std::string>& keywords) {
 
 }  // namespace
 
+void check_num_streams(std::int64_t number) {
+  check_range("the number of streams", number, kMaxStreamsOfServer);
+}
+
 void check_info_keywords(const std::vector<std::string>& keywords) {
   check_number_of_keywords(static_cast<std::int64_t>(keywords.size()));
   for (auto keyword = keywords.begin(); keyword != keywords.end(); ++keyword) {
@@ -101,7 +107,7 @@ void check_info_keywords(const std::vector<std::string>& keywords) {
       throw std::invalid_argument("an info keyword has " + std::to_string(keyword->size()) +
                                   " bytes, expected 1 to " + std::to_string(kMaxInfoKeywordBytes));
     }
-    if (std::any_of(keyword->begin(), keyword->end(), separates)) {
+    if (!is_column_name(*keyword)) {
       throw std::invalid_argument(
           "an info keyword has a comma or a control character, expected the name of a column");
     }
@@ -146,7 +152,7 @@ EnvDescription codec::decode(const rpcenv::Description& message) {
                                 std::to_string(kProtocolVersion));
   }
   check_range("the number of environments of a stream", message.num_envs(), kMaxEnvsPerStream);
-  check_range("the number of streams", message.num_streams(), kMaxStreamsOfServer);
+  check_num_streams(message.num_streams());
   check_range("the number of servers", message.num_servers(), kMaxServers, 0);
   check_range("the number of frames in a stack", message.frame_stack(), kMaxFrameStack);
   check_number_of_keywords(message.info_keywords_size());  // before they are copied

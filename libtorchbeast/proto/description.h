@@ -42,6 +42,9 @@ struct EnvDescription {
 // of a column, and one that comes twice.
 void check_info_keywords(const std::vector<std::string>& keywords);
 
+// Throws std::invalid_argument for a number of streams that no server may tell learners to open.
+void check_num_streams(std::int64_t number);
+
 // Throws std::invalid_argument, with both sides, unless a server still serves what it did: the same
 // environment, options, spaces and info keywords, and equally many environments in a stream.
 void check_same(const EnvDescription& before, const EnvDescription& now);

@@ -232,32 +232,59 @@ void stream_vector(Env& env, std::uint64_t seed, OpenStream* open, Stream* strea
   }
 }
 
-// Destroys an environment that has failed, and prints the failure if that takes long: the status
-// that carries it leaves only afterwards, and what made the environment fail may keep it from
-// ending.
-void destroy(std::unique_ptr<Env> env, const std::string& failure,
-             std::chrono::milliseconds grace) {
-  std::promise<void> destroyed;
-  std::thread watcher([end = destroyed.get_future(), &failure, grace] {
-    if (end.wait_for(grace) == std::future_status::ready) return;
-    std::fprintf(stderr, "an environment has failed and is still closing after %lld ms: %s\n",
-                 static_cast<long long>(grace.count()), failure.c_str());
-  });
-  env.reset();
-  destroyed.set_value();
-  watcher.join();
-}
+// Prints a failure on stderr unless the watch ends within `grace`.
+//
+// Closing: the destructor ends the watch. Where no thread can be started, the failure is printed at
+// once.
+class FailureWatch {
+ public:
+  FailureWatch(const std::string& failure, std::chrono::milliseconds grace) {
+    try {
+      thread_ = std::thread([end = ended_.get_future(), failure, grace] {
+        if (end.wait_for(grace) != std::future_status::ready) print(failure);
+      });
+    } catch (const std::exception&) {
+      print(failure);
+    }
+  }
+  ~FailureWatch() {
+    ended_.set_value();
+    if (thread_.joinable()) thread_.join();
+  }
+  FailureWatch(const FailureWatch&) = delete;
+  FailureWatch& operator=(const FailureWatch&) = delete;
 
-// Calls play(env) with an environment of its own.
-template <typename Play>
-void play_one(const EnvFactory& factory, const EnvServerOptions& options, const Play& play) {
+ private:
+  static void print(const std::string& failure) {
+    std::fprintf(stderr, "an environment has failed, and may hang while it is closed: %s\n",
+                 failure.c_str());
+  }
+
+  std::promise<void> ended_;
+  std::thread thread_;
+};
+
+// Calls use(env) with an environment of its own. Watches over the end of one that has failed: the
+// status that carries the failure is sent only after the environment is destroyed, which may hang
+// for the same reason.
+template <typename Use>
+void with_environment(const EnvFactory& factory, const EnvServerOptions& options, const Use& use) {
   std::unique_ptr<Env> env = factory();
   try {
-    play(*env);
+    use(*env);
   } catch (const EnvironmentFailure& failure) {
-    destroy(std::move(env), failure.what(), options.close_grace);
+    const FailureWatch watch(failure.what(), options.close_grace);
+    env.reset();
     throw;
   }
+}
+
+// Returns the seed in a stream's first message; none if the client ends before it.
+template <typename Stream>
+std::optional<std::uint64_t> read_seed(Stream* stream) {
+  rpcenv::VectorAction first;
+  if (!stream->Read(&first)) return std::nullopt;
+  return first.seed();
 }
 
 // Runs the body of a call, unless its client has no right to it.
@@ -318,7 +345,7 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
       grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
     return admitted(credentials_, context, [&] {
       OpenStream open(&activity_, options_.max_streams);
-      play_one(factory_, options_, [&](Env& env) { stream_original(env, &open, stream); });
+      with_environment(factory_, options_, [&](Env& env) { stream_original(env, &open, stream); });
     });
   }
 
@@ -327,10 +354,10 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
       grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
     return admitted(credentials_, context, [&] {
       OpenStream open(&activity_, options_.max_streams);
-      rpcenv::VectorAction first;
-      if (!stream->Read(&first)) return;
-      play_one(factory_, options_,
-               [&](Env& env) { stream_vector(env, first.seed(), &open, stream); });
+      const std::optional<std::uint64_t> seed = read_seed(stream);
+      if (!seed) return;
+      with_environment(factory_, options_,
+                       [&](Env& env) { stream_vector(env, *seed, &open, stream); });
     });
   }
 
@@ -355,17 +382,18 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
 
   // Called with the lock, which only Describe uses: simultaneous requests make one environment.
   EnvDescription describe_one() const {
-    const std::unique_ptr<Env> env = factory_();
-    return {.env_id = options_.env_id,
-            .num_envs = env->num_envs(),
-            .num_streams = options_.num_streams,
-            .frame_stack = env->frame_stack(),
-            .observation = nest::map(
-                [](const Array& leaf) {
-                  return Array::spec(leaf.dtype(), {leaf.shape().begin() + 1, leaf.shape().end()});
-                },
-                narrow(env->reset(0), 0, 0, 1)),
-            .action_space = env->action_space()};
+    EnvDescription description{.env_id = options_.env_id, .num_streams = options_.num_streams};
+    with_environment(factory_, options_, [&](Env& env) {
+      description.num_envs = env.num_envs();
+      description.frame_stack = env.frame_stack();
+      description.observation = nest::map(
+          [](const Array& leaf) {
+            return Array::spec(leaf.dtype(), {leaf.shape().begin() + 1, leaf.shape().end()});
+          },
+          narrow(env.reset(0), 0, 0, 1));
+      description.action_space = env.action_space();
+    });
+    return description;
   }
 
   const EnvFactory factory_;

@@ -27,8 +27,8 @@ struct EnvServerOptions {
   std::chrono::milliseconds stop_grace = std::chrono::milliseconds(200);
   // How long stop() then waits for environments that are in the middle of a step.
   std::chrono::milliseconds step_grace = std::chrono::seconds(5);
-  // How long an environment that failed may take to close until its failure, which the learner gets
-  // only afterwards, is printed on stderr.
+  // How long a failed environment may take to close before its failure is printed on stderr; the
+  // learner receives it only after the close.
   std::chrono::milliseconds close_grace = std::chrono::seconds(5);
 };
 

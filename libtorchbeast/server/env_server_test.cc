@@ -391,7 +391,7 @@ TEST(EnvServerTest, AFailureIsPrintedIfTheEnvironmentThenHangs) {
   Stderr printed;
   Background<bool> learner([&] { return client.play(); });
   EXPECT_EQ(printed.line(),
-            "an environment has failed and is still closing after 1 ms: Traceback: ouch\n");
+            "an environment has failed, and may hang while it is closed: Traceback: ouch\n");
   hanging.go_on.notify();
   EXPECT_FALSE(learner.get());
   EXPECT_EQ(client.finish().error_message(), "Traceback: ouch");
@@ -603,6 +603,7 @@ TEST(EnvServerTest, AddressesThatCannotBeBoundAreRefusedByName) {
   EXPECT_TRUE(std::filesystem::is_regular_file(folder.path() / "file"));
 }
 
+#ifdef __linux__  // elsewhere a full queue refuses, as nobody does who listens no more
 TEST(EnvServerTest, AServerWhoseQueueOfConnectionsIsFullIsNotWaitedFor) {
   TestFolder folder;
   sockaddr_un name{};
@@ -625,6 +626,7 @@ TEST(EnvServerTest, AServerWhoseQueueOfConnectionsIsFullIsNotWaitedFor) {
                            ": another process serves it; stop that one or choose another address");
   for (const int descriptor : descriptors) ::close(descriptor);
 }
+#endif
 
 TEST(EnvServerTest, TheThreadThatRunsMayStopTheServerFromPoll) {
   TestFolder folder;

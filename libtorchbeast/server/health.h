@@ -12,9 +12,8 @@ namespace torchbeast {
 
 // Answers health checks for a server that serves for as long as it lives. Needs no token.
 //
-// In place of gRPC's own service, whose calls have no limit: a Watch stays open, and takes 18 KiB
-// of a server that does not know the client. These calls count among all others, see
-// start_server().
+// In place of gRPC's own service, whose calls have no limit: an open Watch costs the server 18 KiB,
+// without a token. These calls count among all others, see start_server().
 //
 // Thread safety: every method may be called from any number of threads.
 class HealthService final : public grpc::health::v1::Health::Service {

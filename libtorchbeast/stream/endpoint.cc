@@ -33,9 +33,16 @@ constexpr int kHandshakeMs = 10'000;  // for a client to complete the TLS handsh
 constexpr int kPingAfterMs = 20'000;    // of silence
 constexpr int kPingTimeoutMs = 10'000;  // for the answer to a ping
 
-// Of gRPC's algorithms, as bits: a peer that compresses is refused, for gRPC expands a message
-// before it compares its size with the limit. Frames are cheaper to send than to compress.
-constexpr int kUncompressedOnly = 1 << GRPC_COMPRESS_NONE;
+// Refuses messages that are compressed: gRPC expands one before it compares its size with the
+// limit. Frames are cheaper to send than to compress. `set` sets an integer argument of a channel.
+template <typename Set>
+void refuse_compression(const Set& set) {
+  set(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE);
+#ifdef GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION
+  // A client learns of the algorithm with the first message, which is expanded by then.
+  set(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
+#endif
+}
 
 // gRPC reduces a port above 65535 to its lower 16 bits, and port 0 asks for any free port.
 bool is_requested_port(int bound, const Endpoint& endpoint) {
@@ -205,7 +212,7 @@ std::shared_ptr<grpc::Channel> open_channel(const Endpoint& endpoint) {
   arguments.SetMaxSendMessageSize(codec::kMaxMessageBytes);
   arguments.SetInt(GRPC_ARG_MAX_METADATA_SIZE, kMaxHeaderBytes);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, kUncompressedOnly);
+  refuse_compression([&](const char* name, int value) { arguments.SetInt(name, value); });
   // One connection per stream, so that streams do not share one transport's lock.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (!endpoint.unix_path()) ping(&arguments);
@@ -244,7 +251,7 @@ std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
   builder.SetResourceQuota(quota);
   builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
   builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
-  builder.AddChannelArgument(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, kUncompressedOnly);
+  refuse_compression([&](const char* name, int value) { builder.AddChannelArgument(name, value); });
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(max_idle.count()));

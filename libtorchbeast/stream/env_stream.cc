@@ -106,7 +106,7 @@ void EnvStream::wait_at_most(std::chrono::milliseconds limit) {
 // Throws the reason why there is no next step.
 void EnvStream::fail() {
   wait_at_most(std::min(step_timeout_, kReasonTimeout));
-  const bool ended = !overdue_;  // read now that the step's own limit cannot pass any more
+  const bool ended = !overdue_;  // before the limit of the status may pass, not of the step
   const grpc::Status status = wire_->finish();
   const Cause cause = !description_.marks_failures  ? Cause::kUnknown
                       : wire_->environment_failed() ? Cause::kEnvironment

@@ -539,7 +539,7 @@ TEST(EnvStreamTest, AServerThatServesSomethingElseAfterALossIsRefusedWithBothSid
       "the list of info keywords is [], before it was [score, laps]");
 }
 
-TEST(EnvStreamTest, OfLongTextsThatDifferTheErrorHasThePlaceWhereTheyDo) {
+TEST(EnvStreamTest, LongTextsAreQuotedWhereTheyDiffer) {
   const std::string same(5000, 'a');
   const std::string message =
       error_after([&](auto* before) { before->options = same + "b" + same; },
@@ -696,7 +696,7 @@ TEST(EnvStreamTest, AStatusThatHasArrivedCountsThoughTheLimitHasPassed) {
                                     return grpc::Status(grpc::StatusCode::INTERNAL, "ouch");
                                   }),
                         folder.address());
-  EnvStream stream(folder.address(), 1s);
+  EnvStream stream(folder.address(), 3s);
   Background<void> watcher([&] {
     hanging.reached.wait();
     until([&] {

@@ -41,8 +41,8 @@ std::string to_string(std::chrono::milliseconds duration) {
 }
 
 std::string with_origin(const std::string& address, const std::string& message) {
-  const std::string origin = origin_at(address);
-  return message.starts_with(origin) ? message : origin + message;
+  const std::string origin = origin_at(address), shown = readable(message);
+  return shown.starts_with(origin) ? shown : origin + shown;
 }
 
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout) {

@@ -42,7 +42,8 @@ struct StreamCancelled : std::runtime_error {
 inline constexpr char kNotAMessage[] =
     "expected a step, got bytes that are no message of the protocol";
 
-// Prefixes a message with "environment server at ADDRESS: ", unless it begins so already.
+// Prefixes a message with "environment server at ADDRESS: ", unless it begins so already, and makes
+// it readable: it may quote the peer.
 std::string with_origin(const std::string& address, const std::string& message);
 
 // Formats a duration: "5 s", or "50 ms" if it is not a whole number of seconds.
@@ -51,7 +52,7 @@ std::string to_string(std::chrono::milliseconds duration);
 // Returns the message for a server that accepts no connection within `timeout`.
 std::string nobody_answers(const std::string& address, std::chrono::milliseconds timeout);
 
-// Returns the message of an error of a stream without its prefix; empty if nobody answers there.
+// Returns a stream's error message without its prefix; empty if nobody answered.
 std::string said_by_server(const std::exception& error, const std::string& address);
 
 // Who ended a call, where its status alone does not tell: gRPC itself ends calls with INTERNAL (a

@@ -29,7 +29,7 @@ from serving import Game, playing, served_elsewhere, serving
 from unfinished_call import ENHANCE_YOUR_CALM, UnfinishedCall
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
-from libtorchbeast import Server
+from libtorchbeast import Server, describe
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.credentials import server_credentials
 
@@ -545,6 +545,16 @@ def test_messages_that_expand_are_refused_before_they_do(tmp_path: Path) -> None
                 check(bytes(64 * MIB), timeout=SOON, compression=grpc.Compression.Gzip)
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
         assert peak_bytes(server) - before < 16 * MIB
+
+
+def test_a_server_that_compresses_is_refused(address: str) -> None:
+    options = wire.chunk(10, b"{}" + bytes([ord(" ")]) * MIB)  # which it compresses
+    described = wire.description(wire.leaf(UINT8, (2, 2))) + options
+    with raw_server(address, Describe=described):
+        assert describe(address, SOON)["num_envs"] == 1
+    with raw_server(address, compression=grpc.Compression.Gzip, Describe=described):
+        with pytest.raises(ValueError, match="Method not found"):  # asked as an original server
+            describe(address, SOON)
 
 
 def test_messages_with_millions_of_fields_are_refused_before_they_are_parsed(
