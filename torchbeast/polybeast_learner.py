@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -169,11 +168,12 @@ def _found_together(
         fleet = find(stopped=lambda: supervisor.wait(0))
         replica.ranks.tell(_SERVERS, json.dumps(fleet.descriptions))
         return fleet
+    from torchbeast.core.algos.torch_ranks import TIMEOUT_S
     from torchbeast.sources.servers.credentials import learner_credentials
     from torchbeast.sources.servers.discovery import fleet_of
 
-    pause, for_ever = lambda: supervisor.wait(_PAUSE_S), math.inf  # rank 0 has --connect_timeout
-    told = replica.ranks.told(_SERVERS, pause, for_ever)
+    limit = flags.fleet.connect_timeout + TIMEOUT_S  # rank 0 has the first for its hosts
+    told = replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), limit)
     if not told:
         raise RunError("it was stopped before the run began")
     reaches_out = flags.fleet.env_servers is not None
@@ -286,15 +286,18 @@ def train(
     of_command: see `RunSettings`.
     """
     from torchbeast.sources.servers.dealt_streams import shared_out
+    from torchbeast.sources.servers.discovery import as_fault_of_absent_hosts
     from torchbeast.sources.servers.source import PolySource
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
-    flags.pipeline.streams_needed(len(fleet.stream_addresses))  # refused before anything is said
     own, pipeline, dealt, columns = fleet, flags.pipeline, None, None
+    with as_fault_of_absent_hosts(fleet):
+        pipeline.streams_needed(len(fleet.stream_addresses))  # refused before anything is said
+        if replica is not None:
+            dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, pipeline)
+            own = fleet.share(replica.rank, replica.size)
     if replica is not None:
-        dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, pipeline)
-        own = fleet.share(replica.rank, replica.size)
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
         pipeline = pipeline.share(replica.size, *streams)
         batch_size = flags.rollouts.batch_size // replica.size

@@ -152,6 +152,10 @@ def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
         return read(self, *args, **kwargs)
 
     monkeypatch.setattr(zipfile.ZipFile, reading, failing)
+    alone = newest.rename(newest.with_name("alone.tar"))
+    with pytest.raises(RunError, match="no checkpoint of .* can be read"):
+        kept_checkpoints.load_newest(alone, NEEDED)
+    alone.rename(newest)
     found = kept_checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 1
     said = kept_checkpoints.sentence(found, newest)

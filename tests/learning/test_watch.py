@@ -42,7 +42,7 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     assert saving.save.call_count == (not ends)
 
 
-def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_every_second(
+def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_moment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And, once it is written, again after the interval only."""

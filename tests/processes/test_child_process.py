@@ -233,6 +233,31 @@ def test_a_child_that_hangs_is_killed(start: Any, monkeypatch: pytest.MonkeyPatc
     assert child.ends.empty()
 
 
+def test_a_system_without_waitid_has_children_all_the_same(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As macOS before Python 3.13."""
+    monkeypatch.delattr(os, "waitid")
+    killed, hanging = start("hang"), start("hang")
+    for child in (killed, hanging):
+        child.report()
+    killed.process.give_up("was killed")
+    assert isinstance(killed.end(), ProcessDied)
+    monkeypatch.setattr(child_process, "_GRACE_S", 0.1)
+    end_all([hanging.process])
+    assert hanging.process._process.returncode == -signal.SIGKILL
+
+
+def test_the_pause_after_failed_starts_that_are_slow_has_an_end() -> None:
+    """Five within ten minutes end the program, slower ones never do."""
+    deaths, error = Deaths(), UsageError("the file server is away")
+    deaths.works()
+    for _ in range(20):
+        deaths._times.clear()  # ten minutes have passed
+        assert deaths.too_many(error) is None
+    assert deaths.pause() == 90
+
+
 def test_the_pause_after_failed_starts_grows_until_a_process_works() -> None:
     deaths, error = Deaths(), UsageError("the port is taken")
     assert not deaths.may_pass(error)

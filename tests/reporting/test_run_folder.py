@@ -119,7 +119,10 @@ def test_a_run_begins_on_a_file_system_without_locks_and_says_that_it_is_not_loc
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "model.tar.7.tmp").write_text("of another process, which may live")
     run = RunFolder(tmp_path / "a", {})
+    assert (tmp_path / "a" / "model.tar.7.tmp").exists()
     rows = AppendedFile(tmp_path / "a" / "rows.csv")
     assert rows.lock() and not is_in_use(tmp_path / "a")
     rows.close()

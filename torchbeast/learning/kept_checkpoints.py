@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.run_folder import replaced_atomically
 
@@ -59,7 +59,8 @@ def write(newest: Path, data: bytes | memoryview, keep: int) -> None:
 def load_newest(newest: Path, needed: Sequence[str] = checkpoints.KEYS) -> Found:
     """Reads the newest checkpoint that is not damaged.
 
-    Raises as `checkpoint.load` does, and UsageError where all are damaged: it names each.
+    Raises as `checkpoint.load` does, and UsageError where all are damaged, or RunError where the
+    disk says so of all: it names each.
     """
     damaged: list[checkpoints.Damaged] = []
     for path in existing(newest) or [newest]:
@@ -67,9 +68,11 @@ def load_newest(newest: Path, needed: Sequence[str] = checkpoints.KEYS) -> Found
             return Found(checkpoints.load(path, needed), path, damaged)
         except checkpoints.Damaged as error:
             damaged.append(error)
-    if len(damaged) == 1:
+    is_disk = all(isinstance(error, checkpoints.Unreadable) for error in damaged)
+    if len(damaged) == 1 and not is_disk:
         raise damaged[0]
-    raise UsageError(
+    kind = RunError if is_disk else UsageError  # one of a network may only be away
+    raise kind(
         f"no checkpoint of {newest.parent} can be read: {_listed(damaged)}; move them away to "
         "begin anew"
     )

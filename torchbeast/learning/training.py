@@ -39,7 +39,7 @@ from torchbeast.reporting.progress import Progress, mean
 from torchbeast.sources.contract import Source
 
 DONE = "all steps are learnt"
-_UPDATE_S = 120.0  # that an update may take, where none here took longer
+_UPDATE_S = 120.0  # longest update to expect until a longer one was seen
 _TRACED_UPDATE = 5  # of the process; the first ones are slower
 
 
@@ -115,7 +115,7 @@ class Training:
         self._lock = threading.Lock()
         self._clock = LearnerClock()
         self._last_row = Reading(time.monotonic(), {})
-        self._longest_s = 0.0  # that an update took
+        self._longest_s = 0.0  # seconds of the longest update so far
         self._updates_before = components.optimiser_step.version
         self.progress = progress
         self.figures: Mapping[str, float] = {}  # last row of the log

@@ -26,7 +26,7 @@ from torchbeast.reporting.watchdog import Watchdog
 from torchbeast.sources.contract import Away, Source
 
 _SHOW_EVERY_S = 1.0
-_MOMENT_S = 10.0  # that the display stands still for a moment between two updates
+_MOMENT_S = 10.0  # that a periodic checkpoint may hold up the display
 
 Adviser = Callable[[Shares], Diagnosis | None]
 

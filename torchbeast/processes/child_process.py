@@ -38,6 +38,7 @@ _REST_S = 2.0  # for the last output of a child that has ended
 _MOST_DEATHS = 5  # of a child and its replacements ...
 KILLED = "was killed by"  # in the error of a child that a signal ended
 _DEATHS_S = 600.0  # ... within this time: another replacement would die too
+_LONGEST_PAUSE_S = 90.0
 _PAUSE_S = 10.0  # after a replacement that could not start, then three times as long each time
 
 Report = dict[str, Any]
@@ -122,16 +123,26 @@ class ChildProcess:
         return thread
 
     def _watch(self) -> None:
-        with contextlib.suppress(ChildProcessError):  # `kill` has found it dead
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self._end_group()  # before its number may become that of another group
-        self._process.wait()
-        self._has_ended.set()
+        try:
+            self._wait_for_group()
+        finally:
+            self._has_ended.set()
         deadline = time.monotonic() + _REST_S  # a process outside the group may hold a pipe
         for reader in self._readers:
             reader.join(max(0.0, deadline - time.monotonic()))
         if not self._closing:
             self._on_end(self._error())
+
+    def _wait_for_group(self) -> None:
+        """Waits for the end of the child, and ends what it has left behind."""
+        if not hasattr(os, "waitid"):  # on macOS before Python 3.13
+            self._process.wait()
+            self._end_group()
+            return
+        with contextlib.suppress(ChildProcessError):  # `kill` has found it dead
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._end_group()  # before its number may become that of another group
+        self._process.wait()
 
     def _end_group(self) -> None:
         """Kills the processes that the child forked and left behind."""
@@ -190,7 +201,9 @@ class Deaths:
 
     def pause(self) -> float:
         """Returns the seconds until the next start: 0 unless the last one failed."""
-        return _PAUSE_S * 3 ** (self._failed_starts - 1) if self._failed_starts else 0.0
+        if not self._failed_starts:
+            return 0.0
+        return min(_LONGEST_PAUSE_S, _PAUSE_S * 3.0 ** (self._failed_starts - 1))
 
     def too_many(self, error: Exception) -> ProcessDied | None:
         """Counts a death; returns the final error if replacing is hopeless by now, else None."""

@@ -8,11 +8,17 @@ import errno
 import os
 import resource
 
+_WHERE_NO_LIMIT_IS = 10_240
+
 
 def allow_descriptors(most: int | None = None) -> None:
-    """Raises this process's limit as far as its user may, up to `most`; None: as far as it goes."""
+    """Raises this process's limit as far as its user may, up to `most`; None: as far as it goes, or
+    to 10,240 where it has no end, which macOS takes for the most that it grants.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if most is None else most if hard == resource.RLIM_INFINITY else min(hard, most)
+    if most is None:
+        most = _WHERE_NO_LIMIT_IS if hard == resource.RLIM_INFINITY else hard
+    wanted = most if hard == resource.RLIM_INFINITY else min(hard, most)
     if soft == resource.RLIM_INFINITY or (wanted != resource.RLIM_INFINITY and soft >= wanted):
         return
     with contextlib.suppress(OSError, ValueError):

@@ -79,7 +79,8 @@ class RunFolder:
         self._is_new = not path.exists()
         _make_folder(path)
         self._lock, held = _lock(path)
-        _remove_unfinished(path)
+        if held is Lock.OURS:  # else another process may be writing them
+            _remove_unfinished(path)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
         try:
             self._write_meta()

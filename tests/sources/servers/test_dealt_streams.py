@@ -190,7 +190,7 @@ def test_hosts_change_the_streams_of_all_ranks_not_of_one() -> None:
     dealer, closed = Dealer([["a"], ["b"]], [0, 0]), threading.Event()
     shape = RolloutShape(columns=4, env_bytes=1000)
     DealtHosts(Hosts(), dealer).follow(Pool([]), shape, closed)
-    assert followed == [(dealer, shape, closed)]
+    assert followed == [(dealer, shape._replace(ranks=dealer.size), closed)]
 
 
 def served(streams_of: Sequence[tuple[str, int]]) -> Fleet:

@@ -250,23 +250,49 @@ def test_a_run_begins_with_the_hosts_that_answer_unless_their_number_is_given(
     assert [host.name for host in fleet.hosts] == ["a:50", "c:50"]
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning == f"the run begins without the host b:50: {said}; it is tried again"
-    with pytest.raises((RunError, UsageError), match=re.escape(said)):
+    with pytest.raises(RunError, match=re.escape(said)):
         discovery.find_on(["a:50", "b:50", "c:50"], 12, 0.1, PLAIN)
-    servers.clear()
-    with pytest.raises((RunError, UsageError)):
+    with pytest.raises(RunError, match=re.escape(said)):
         discovery.find_on(["b:50"], None, 0.1, PLAIN)
+
+
+def test_too_few_streams_are_no_wrong_usage_while_a_host_is_absent(
+    servers: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command was right when all were there, and is again when they are back."""
+    monkeypatch.setattr(discovery, "explain", lambda *_: None)
+    servers["a:50"] = CATCH
+    for absent, kind in ((["b:50"], RunError), ([], UsageError)):
+        fleet = discovery.find_on(["a:50", *absent], None, 0.1, PLAIN)
+        with pytest.raises(kind, match="3 learners need a stream") as refused:
+            with discovery.as_fault_of_absent_hosts(fleet):
+                fleet.share(0, 3)
+        assert ("; b:50 did not answer" in str(refused.value)) == bool(absent)
+
+
+def test_where_no_host_can_be_used_a_refusal_is_said_and_not_silence(
+    servers: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explain(address: str, *_: object) -> None:
+        if address == "b:50":
+            raise RunError("b:50: its certificate has expired")
+
+    monkeypatch.setattr(discovery, "explain", explain)
+    with pytest.raises(RunError, match="its certificate has expired"):
+        discovery.find_on(["a:50", "b:50", "c:50"], None, 0.1, PLAIN)
 
 
 def test_a_stop_ends_the_wait_for_hosts(servers: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "explain", lambda *_: None)
     asked = threading.Event()
 
-    def describe(*_: Any) -> None:
+    def describe(address: str, timeout_s: float, credentials: Any) -> None:
         asked.set()
+        threading.Event().wait(timeout_s)
         raise TimeoutError
 
     monkeypatch.setattr("libtorchbeast.describe", describe)
-    with pytest.raises(RunError, match="no environment server answers"):
+    with pytest.raises(RunError, match="it was stopped before the run began"):
         discovery.find_on(["a:50", "b:50"], None, 1e6, PLAIN, stopped=asked.is_set)
 
 

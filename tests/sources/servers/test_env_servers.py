@@ -42,10 +42,14 @@ class Process:
         self.pid = len(self.started)
         self.address, self._on_report, self.dies = arguments["address"], on_report, on_end
         self.ended = False
+        self.given_up: list[str] = []
         self.started.append(self)
 
     def serves(self) -> None:
         self._on_report({"ready": True})
+
+    def give_up(self, why: str) -> None:
+        self.given_up.append(why)
 
     def ask_to_end(self) -> None:
         self.ended = True
@@ -124,6 +128,22 @@ def test_servers_that_are_slow_to_start_are_named_and_waited_for(
     assert all("environment server 1 of 2; Ctrl-C" in said for said in caplog.messages)
     started[1].serves()
     assert waiting.result()
+
+
+def test_a_server_that_does_not_serve_within_ten_minutes_is_given_up(
+    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that serve, or have ended, are not, and one that takes the place of another is."""
+    monkeypatch.setattr(env_servers, "_START_S", 0.05)
+    servers, _ = two_servers(tmp_path)
+    started[0].serves()
+    wait_for(lambda: started[1].given_up)
+    assert started[1].given_up == ["did not serve within 0 minutes, and was killed"]
+    started[1].serves()
+    started[0].dies(KILLED)
+    wait_for(lambda: len(started) == 3 and started[2].given_up)
+    assert not started[0].given_up and len(started[1].given_up) == 1
+    servers.close()
 
 
 def test_the_end_of_the_run_ends_the_wait_for_a_slow_server(

@@ -302,6 +302,8 @@ def test_a_host_whose_streams_the_process_has_no_room_for_is_not_used(
     world.write("a:50\nb:50")
     [said] = world.look()
     assert "5 streams need 220 files and connections, but this process may have 219" in said
+    world.shape = world.shape._replace(ranks=2)
+    assert world.look(20) == ["added host b:50 (3 streams)"], "two learners share the streams"
 
 
 def test_a_host_that_was_restarted_is_not_counted_twice(

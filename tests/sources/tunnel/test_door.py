@@ -283,7 +283,7 @@ def test_strangers_are_counted_by_address_and_in_ipv6_by_network(
     one: str, other: str, is_same: bool
 ) -> None:
     """Whoever has one address of IPv6 has the others of its /64 too."""
-    assert (door_module._whence(one) == door_module._whence(other)) is is_same
+    assert (door_module._origin(one) == door_module._origin(other)) is is_same
 
 
 def test_a_host_beyond_the_bound_is_asked_to_come_later(
@@ -312,7 +312,7 @@ def test_a_host_for_which_there_are_no_sockets_has_gone_until_there_are(
             again.line()
             again.say(b"token " + TOKEN, b"host a %s 1 %s" % (ID, SERVED[::-1]))
             said = again.line()
-        assert said.decode() == f"later the learner's machine makes no socket: {error[-1]}"
+        assert said.decode() == f"later the learner's machine cannot create a socket: {error[-1]}"
         assert not door.visit().is_here
     with host(door, served=SERVED[::-1]), spare(door) as theirs:
         with learner(door.visit().addresses[0]):

@@ -16,7 +16,7 @@ from background import SOON
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.discovery import Asking, Host
+from torchbeast.sources.servers.discovery import Asking, Host, NoAnswerError
 from torchbeast.sources.tunnel import door_main, door_process
 from torchbeast.sources.tunnel.door import Visit
 from torchbeast.sources.tunnel.door_process import DoorProcess, find_visitors
@@ -188,6 +188,22 @@ def test_a_host_that_stays_and_does_not_answer_ends_the_start(
     with pytest.raises(RunError, match="no environment server answers"):
         hosts.find()
     assert hosts.told == [("a", "the learner ends, because no environment server answers")]
+
+
+def test_a_host_that_does_not_answer_is_left_out_where_others_do(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def ask(visit: Visit, asking: Asking) -> Host:
+        if visit.label == "b":
+            raise NoAnswerError("no environment server answers at b")
+        return hosts.ask(visit, asking)
+
+    monkeypatch.setattr(door_process, "described", ask)
+    hosts.comes("a")
+    hosts.comes("b")
+    assert hosts.find() == ["a"]
+    [said] = caplog.messages
+    assert said == "the run begins without the host b: no environment server answers at b"
 
 
 def test_the_end_of_the_run_ends_the_wait(hosts: Hosts) -> None:

@@ -55,6 +55,11 @@ class Dealer:
         self._away: list[tuple[str, float, str]] = []
         self._idle: list[int] = []  # ranks without a stream
 
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self._held)
+
     def add(self, env_server_addresses: Sequence[str]) -> None:
         """Deals a stream for each address."""
         with self._lock:
@@ -216,7 +221,7 @@ class DealtHosts:
 
         streams: of rank 0. shape: of every rank, because a stream may move to any.
         """
-        self._hosts.follow(self._dealer, shape, closed)
+        self._hosts.follow(self._dealer, shape._replace(ranks=self._dealer.size), closed)
 
 
 def shared_out(

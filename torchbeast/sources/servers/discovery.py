@@ -98,6 +98,7 @@ class Fleet:
     credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
     descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
     hosts: tuple[Host, ...] = ()  # other machines; (): the servers are on this one
+    absent: tuple[str, ...] = ()  # hosts that were named too and did not answer
 
     @property
     def num_envs(self) -> int:
@@ -187,14 +188,29 @@ def find_on(
             halted.set()
 
     answers = asked_together(lambda name: host_at(name, asking), hosts, halt_if_stopped)
+    if halted.is_set():
+        raise RunError("it was stopped before the run began")
     found = _present(answers, all_needed=num_actors is not None)
-    fleet = fleet_of_hosts(found, asking.credentials)
+    here = {host.name for host in found}
+    absent = tuple(name for name in hosts if name not in here)
+    fleet = replace(fleet_of_hosts(found, asking.credentials), absent=absent)
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
             f"--num_actors is {num_actors}: give --num_actors {fleet.num_envs}, or leave it out"
         )
     return fleet
+
+
+@contextmanager
+def as_fault_of_absent_hosts(fleet: Fleet) -> Iterator[None]:
+    """Makes a UsageError of the body a RunError if hosts are absent: with them it may be none."""
+    try:
+        yield
+    except UsageError as error:
+        if not fleet.absent:
+            raise
+        raise RunError(f"{error}; {', '.join(fleet.absent)} did not answer") from None
 
 
 def _present(answers: Mapping[str, Callable[[], Host]], all_needed: bool) -> list[Host]:
@@ -209,8 +225,8 @@ def _present(answers: Mapping[str, Callable[[], Host]], all_needed: bool) -> lis
             found.append(answer())
         except RunError as error:
             away[name] = error
-    if away and (all_needed or not found):
-        raise next(iter(away.values()))
+    if away and (all_needed or not found):  # a refusal says more than silence
+        raise min(away.values(), key=lambda error: isinstance(error, NoAnswerError))
     for name, why in away.items():
         _log.warning("the run begins without the host %s: %s; it is tried again", name, why)
     return found

@@ -28,6 +28,7 @@ from torchbeast.sources.servers.plan import ServerPlan
 
 _log = logging.getLogger("torchbeast.servers")
 
+_START_S = 600.0  # in which a process serves, or is killed: as long as a step may take
 _SLOW_S = 60.0  # between two messages about servers that are not ready yet
 _READY_POLL_S = 0.02
 
@@ -96,8 +97,8 @@ class EnvServers:
     def wait_ready(self) -> bool:
         """Waits until all servers accept connections; returns false if the run ended first.
 
-        However long a server takes, its process fails the run if it cannot start. A warning names
-        those that are not ready yet, once a minute.
+        A server that cannot start, or takes ten minutes, fails the run. A warning names those that
+        are not ready yet, once a minute.
         """
         began = warned = time.monotonic()
         while slow := [str(s.index) for s in self._servers if not s.ready.is_set()]:
@@ -207,13 +208,14 @@ class _Server:
         self.activity: Report = {}
         self.ready = threading.Event()
         self.deaths = Deaths()
+        self._limit = threading.Timer(_START_S, lambda: None)  # of the current process's start
         self._servers = servers
         self._arguments = arguments
 
     def start(self) -> None:
         """Starts a process: the first one, or one that replaces another."""
         self.activity = {}
-        self.process = ChildProcess(
+        self.process = process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.sources.servers.server_main",
             self._arguments,
@@ -221,14 +223,21 @@ class _Server:
             on_end=self._ended,
             environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules beside a script
         )
+        self._limit.cancel()
+        why = f"did not serve within {_START_S / 60:.0f} minutes, and was killed"
+        self._limit = threading.Timer(_START_S, lambda: process.give_up(why))
+        self._limit.daemon = True
+        self._limit.start()
 
     def _report(self, report: Report) -> None:
         if "ready" in report:
+            self._limit.cancel()
             self._servers.serves(self)
         else:
             self.activity = report
 
     def _ended(self, error: Exception) -> None:
+        self._limit.cancel()
         if not isinstance(error, ProcessDied):
             self.ready.clear()  # its socket is gone, or belongs to another that took the address
         self._servers.ended(self, error)

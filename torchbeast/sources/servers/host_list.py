@@ -81,7 +81,7 @@ class HostList:
     def _read(self) -> list[str] | None:
         """Returns the hosts of the list; None if it cannot be read, or has only just changed."""
         try:
-            listed = hosts(self._named)
+            listed = hosts(self._named, self._hosts.joined)
         except (RunError, UsageError) as error:
             sentence = f"{error}; the run goes on with the hosts that it has"
             self._hosts.warn(self._named, sentence)

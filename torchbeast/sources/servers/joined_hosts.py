@@ -54,6 +54,7 @@ class RolloutShape(NamedTuple):
 
     columns: int  # each stream must have a multiple of so many environments
     env_bytes: int  # of the rollout of one environment
+    ranks: int = 1  # that share the streams
 
 
 class Hosts(Protocol):
@@ -166,7 +167,8 @@ class JoinedHosts:
                     f"this run join {columns}: start it with a multiple of {columns} per stream"
                 )
             _check_stream(called, said["num_envs"] * shape.env_bytes)
-        check_streams(sum(len(each.stream_addresses) for each in (*self._joined.values(), host)))
+        count = sum(len(each.stream_addresses) for each in (*self._joined.values(), host))
+        check_streams(-(-count // shape.ranks))
         self._promise_memory(host, shape.env_bytes, now)
         return host
 

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.errors import UsageError
 from torchbeast.processes.child_main import Report, exit_now, failure, follow_parent, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
+from torchbeast.sources.servers.hosts import NoAddressError
 from torchbeast.sources.servers.listening import check_listens
 from torchbeast.sources.servers.told import TellingEnv
 from torchbeast.sources.servers.waiting_clients import WaitingClients, can_be_watched
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torchbeast.envs import EnvSpec
 
 _GRACE_S = 3.0  # for stopping after stdin was closed; a stuck environment is abandoned
-_SERVING_S = 60.0
+_SERVING_S = 1.0  # between two looks whether the server has stopped before it served
 # Open at once, for each stream that a learner is told to open: a second learner may use the
 # servers, and a connection that was cut off without a word is open for half a minute.
 _STREAMS_PER_STREAM = 4
@@ -58,7 +58,7 @@ def main(arguments: dict[str, Any]) -> int:
         report(failure(error))
         return 1
     serving.append(server)
-    _thread(lambda: _report_when_serving(server, arguments["address"], served, report))
+    _thread(lambda: _report_when_serving(server, arguments["address"], served, stopped, report))
     _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
     if activity is not None:
         _thread(lambda: report_until(stopped, activity, report))
@@ -139,19 +139,25 @@ def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _report_when_serving(
-    server: Any, address: str, served: threading.Event, report: Report
+    server: Any,
+    address: str,
+    served: threading.Event,
+    stopped: threading.Event,
+    report: Report,
 ) -> None:
     """Reports that the server accepts connections; ends the process if another program has one of
     its addresses.
     """
-    if not server.wait_until_serving(_SERVING_S):
-        return
+    while not server.wait_until_serving(_SERVING_S):
+        if stopped.is_set():
+            return
     served.set()
     try:
         if not address.startswith("unix:"):
-            with contextlib.suppress(OSError):  # not known, as when strangers have all descriptors
+            # Not known, as when strangers have all descriptors, or a name server does not answer.
+            with contextlib.suppress(OSError, NoAddressError):
                 check_listens(address)
-    except UsageError as error:
+    except Exception as error:
         report(failure(error))
         os._exit(1)
     report({"ready": True})

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import resource
+
 from torchbeast.errors import UsageError
 from torchbeast.processes.descriptors import allowed_descriptors
 
@@ -15,7 +17,7 @@ def check_streams(count: int) -> None:
     where it gets no more descriptors.
     """
     needed, allowed = _OF_A_STREAM * count + _OF_THE_REST, allowed_descriptors()
-    if needed > allowed:
+    if allowed != resource.RLIM_INFINITY and needed > allowed:
         raise UsageError(
             f"{count:,} streams need {needed:,} files and connections, but this process may have "
             f"{allowed:,} open: raise the limit (ulimit -n), or serve more environments in a "

@@ -55,7 +55,7 @@ _WRONG_TOKEN = "this learner admits only hosts with its token: give the same --t
 class _Stranger:
     """A connection that has not shown its token yet."""
 
-    place: str  # whence it comes; see `_whence`
+    place: str  # its origin; see `_origin`
     since: float
 
 
@@ -91,7 +91,7 @@ class Door:
         self._places: dict[str, Place] = {}
         self._numbers = itertools.count()  # of sockets; none is used twice
         self._strangers: dict[asyncio.Task[None], _Stranger] = {}  # the first to come first
-        self._servers: collections.Counter[str] = collections.Counter()  # of hosts, by `_whence`
+        self._servers: collections.Counter[str] = collections.Counter()  # of hosts, by `_origin`
         self._tasks: set[asyncio.Task[None]] = set()
         self._entering = asyncio.Lock()  # one host after the other takes a place
 
@@ -133,7 +133,7 @@ class Door:
         One for each server of the hosts at its address always may: a host that is here has as many
         connections in reserve.
         """
-        place = _whence(peer)
+        place = _origin(peer)
         strangers = collections.Counter(known.place for known in self._strangers.values())
         others = strangers - self._servers  # beyond those of hosts
         if strangers[place] < self._servers[place]:
@@ -159,7 +159,7 @@ class Door:
 
     def _start(self, connected: socket.socket, peer: str) -> None:
         task = asyncio.get_running_loop().create_task(self._receive(connected, peer))
-        self._strangers[task] = _Stranger(_whence(peer), time.monotonic())
+        self._strangers[task] = _Stranger(_origin(peer), time.monotonic())
         self._tasks.add(task)
         task.add_done_callback(self._forget)
 
@@ -219,7 +219,7 @@ class Door:
             place = await self._enter(hello, control)
         control.send(f"admitted {place.label}".encode())
         self._on_visit(Visit(place.label, place.addresses, True))
-        servers = collections.Counter({_whence(peer): hello.servers})
+        servers = collections.Counter({_origin(peer): hello.servers})
         self._servers += servers
         try:
             why = await place.attend(control)
@@ -235,7 +235,7 @@ class Door:
         try:
             await place.enter(hello, control)
         except OSError as error:
-            why = f"the learner's machine makes no socket: {error.strerror or error}"
+            why = f"the learner's machine cannot create a socket: {error.strerror or error}"
             self._on_visit(Visit(place.label, place.addresses, False, why))
             raise LaterError(why) from None
         return place
@@ -277,8 +277,8 @@ class Door:
         raise LaterError("its host is not here")
 
 
-def _whence(peer: str) -> str:
-    """Returns what has a bound of its own: an IPv4 address, or the network of an IPv6 address."""
+def _origin(peer: str) -> str:
+    """Returns the unit that connections are limited by: an IPv4 address, or an IPv6 network."""
     address = ipaddress.ip_address(peer.partition("%")[0])
     if address.version == 4:
         return str(address)

@@ -18,7 +18,13 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import new_door_folder
 from torchbeast.sources.servers.asking_together import asked_together
 from torchbeast.sources.servers.config import ServerSecurityConfig
-from torchbeast.sources.servers.discovery import Asking, Fleet, Host, fleet_of_hosts
+from torchbeast.sources.servers.discovery import (
+    Asking,
+    Fleet,
+    Host,
+    NoAnswerError,
+    fleet_of_hosts,
+)
 from torchbeast.sources.tunnel.door import MOST_HOSTS, Visit
 from torchbeast.sources.tunnel.place import check_room
 from torchbeast.sources.tunnel.visitors import described
@@ -26,6 +32,7 @@ from torchbeast.sources.tunnel.visitors import described
 _log = logging.getLogger("torchbeast.door")
 
 _POLL_S = 0.05
+_ANSWER_S = 20.0  # for a server of a host, which is ready before it dials
 
 
 class DoorProcess:
@@ -180,8 +187,8 @@ class _KnownHosts:
     def fleet(self, timeout: float) -> Fleet | None:
         """Returns the fleet of all that are there and have answered by now; None: there are none.
 
-        timeout: seconds for each server. Raises RunError for hosts that do not fit together, and
-        for one that stays and does not answer.
+        timeout: seconds for each server, 20 at most. Raises RunError for hosts that do not fit
+        together, and for one that stays and does not answer if no other has.
         """
         try:
             self._ask(timeout)
@@ -199,9 +206,12 @@ class _KnownHosts:
         for label, answer in answers.items():
             try:
                 self._hosts[label] = answer()
-            except RunError:
-                if self._opened.is_latest(due[label]):
+            except RunError as error:
+                if not self._opened.is_latest(due[label]):
+                    continue
+                if not (isinstance(error, NoAnswerError) and self._hosts):
                     raise
+                _log.warning("the run begins without the host %s: %s", label, error)
 
     def _knows(self, visit: Visit) -> bool:
         host = self._hosts.get(visit.label)
@@ -209,7 +219,9 @@ class _KnownHosts:
 
     def _described(self, visit: Visit, timeout: float) -> Host:
         """Asks a host for as long as it stays."""
-        asking = Asking(timeout, lambda: self._stopped() or not self._opened.is_latest(visit))
+        asking = Asking(
+            min(timeout, _ANSWER_S), lambda: self._stopped() or not self._opened.is_latest(visit)
+        )
         return described(visit, asking)
 
 
