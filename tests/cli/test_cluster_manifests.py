@@ -69,7 +69,7 @@ def unwrapped(words: list[str]) -> list[str]:
     if words[:2] != ["sh", "-c"]:
         return words
     (line,) = (line for line in words[2].splitlines() if IMAGE_PYTHON in line)
-    inner = shlex.split(line.replace("$HOSTNAME", "environments-0").removesuffix("&"))
+    inner = shlex.split(line.removesuffix("&"))
     given = [word for word in inner[inner.index(IMAGE_PYTHON) :] if word != "$@"]
     return [*given, *words[4:]]
 
@@ -166,13 +166,19 @@ def agree(flags: dict[str, Any], file: str) -> None:
     made = re.search(r"torchbeast.keys .*--hosts (\S+)", (CLUSTER / file).read_text())
     assert made is not None
     (asked,) = flags["status"].asked.servers
-    for address in [*hosts(learner.fleet.env_servers), *hosts(asked)]:
-        host, _, port = address.rpartition(":")
-        assert host in made[1].split(",") and servers.servers.listen.endswith(f":{port}")
-    scraped = (CLUSTER / "prometheus.yaml").read_text()
+    assert (learner.fleet.env_servers, asked) == (
+        f"dns:///{made[1]}:50051",
+        f"{made[1]}@127.0.0.1:50051",
+    )
+    assert servers.servers.listen == "0.0.0.0:50051"
     assert_all_are_learnt_from(flags)
-    for port, program in (("9400", learner), ("9401", servers)):
-        assert program.metrics.metrics_port == f"0.0.0.0:{port}" and f":{port}" in scraped
+    of_learner, of_servers = yaml.safe_load((CLUSTER / "prometheus.yaml").read_text())[
+        "scrape_configs"
+    ]
+    assert of_learner["static_configs"] == [{"targets": ["learner:9400"]}]
+    assert learner.metrics.metrics_port == "0.0.0.0:9400"
+    assert of_servers["dns_sd_configs"] == [{"names": [made[1]], "type": "A", "port": 9401}]
+    assert servers.metrics.metrics_port == "0.0.0.0:9401"
     assert not learner.security.insecure and not servers.security.insecure
 
 
