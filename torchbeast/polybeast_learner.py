@@ -17,9 +17,10 @@ import functools
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerFlags
@@ -33,13 +34,13 @@ from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.recorded import reaching_flags
+from torchbeast.learning.replay import CHECKPOINT
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
@@ -100,11 +101,12 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
     silence_grpc()
     is_kept = replica is None or replica.leads
     _check_times(flags, is_kept)
+    if is_kept:  # before the run's folder gets the flags of this command
+        _check_servers_are_named(flags.fleet, flags.run.folder)
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
         _door(flags, opened.supervisor, is_kept) as visited,
     ):
-        _check_servers_are_named(flags.fleet, opened.folder)
         find = _finder(flags, visited)
         if replica is None:
             fleet = find(stopped=lambda: opened.supervisor.wait(0))
@@ -208,7 +210,7 @@ def _door(
         yield opened
 
 
-def _check_servers_are_named(served: ServedFleetConfig, folder: RunFolder) -> None:
+def _check_servers_are_named(served: ServedFleetConfig, folder: Path) -> None:
     """Raises UsageError for a run that learnt from other machines, where the command names none and
     no server runs on this one.
     """
@@ -218,13 +220,24 @@ def _check_servers_are_named(served: ServedFleetConfig, folder: RunFolder) -> No
         return
     if listens(server_addresses(user_basename(), 1)[0]):
         return
-    recorded = EarlierRun(folder.checkpoint, needed=("flags",)).recorded or {}
+    recorded = _recorded(folder)
     if recorded.get("env_servers") or recorded.get("listen"):
         flags = shlex.join(reaching_flags({**recorded, "metrics_port": None}))
         raise UsageError(
-            f"the run {folder.path.name} learnt from other machines: add {flags}, or start servers "
+            f"the run {folder.name} learnt from other machines: add {flags}, or start servers "
             "on this machine first (python -m torchbeast.polybeast_env)"
         )
+
+
+def _recorded(folder: Path) -> Mapping[str, Any]:
+    """Returns the settings in a run's checkpoint; without one those in meta.json, {} without a
+    run.
+    """
+    recorded = EarlierRun(folder / CHECKPOINT, needed=("flags",)).recorded
+    if recorded is None:
+        with suppress(OSError, ValueError):
+            recorded = json.loads((folder / "meta.json").read_text()).get("args")
+    return recorded or {}
 
 
 def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callable[..., Fleet]:

@@ -49,22 +49,20 @@ void check_description(const rpcenv::Description& message) {
          "a decoded description survives a round trip");
 }
 
-// Returns the number of fields of a parsed message and of those in it.
+// Returns the number of fields of a parsed message and of those in it, without the key and the
+// value that every entry of a map has, sent or not.
 int fields_of(const google::protobuf::Message& message) {
   const google::protobuf::Reflection& reflection = *message.GetReflection();
   int count = reflection.GetUnknownFields(message).field_count();
   std::vector<const google::protobuf::FieldDescriptor*> set;
   reflection.ListFields(message, &set);
   for (const auto* field : set) {
-    const bool is_message = field->cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE;
-    if (!field->is_repeated()) {
-      count += 1 + (is_message ? fields_of(reflection.GetMessage(message, field)) : 0);
-      continue;
-    }
-    const int size = reflection.FieldSize(message, field);
-    count += size;
-    for (int i = 0; is_message && i < size; ++i) {
-      count += fields_of(reflection.GetRepeatedMessage(message, field, i));
+    const int size = field->is_repeated() ? reflection.FieldSize(message, field) : 1;
+    count += message.GetDescriptor()->options().map_entry() ? 0 : size;
+    if (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE) continue;
+    for (int i = 0; i < size; ++i) {
+      count += fields_of(field->is_repeated() ? reflection.GetRepeatedMessage(message, field, i)
+                                              : reflection.GetMessage(message, field));
     }
   }
   return count;

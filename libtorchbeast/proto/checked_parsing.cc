@@ -14,8 +14,7 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using google::protobuf::io::CodedInputStream;
 
-constexpr std::size_t kMinFieldBytes = 2;  // a tag, and a value of a byte or a length of zero
-constexpr int kMaxDepth = 200;             // protobuf refuses deeper messages than 100
+constexpr int kMaxDepth = 200;  // protobuf refuses deeper messages than 100
 
 enum WireType : std::uint32_t { kVarint = 0, kFixed64 = 1, kLengthDelimited = 2, kFixed32 = 5 };
 
@@ -82,7 +81,8 @@ class FieldCounter {
 }  // namespace
 
 bool has_few_fields(grpc::ByteBuffer* message, const Descriptor* type, int limit) {
-  if (message->Length() <= kMinFieldBytes * static_cast<std::size_t>(limit)) return true;
+  // A number of a packed field takes a byte at least, any other field more.
+  if (message->Length() <= static_cast<std::size_t>(limit)) return true;
   grpc::ProtoBufferReader reader(message);
   CodedInputStream input(&reader);
   return FieldCounter(&input, limit).has_few(type, 0);

@@ -18,12 +18,12 @@
 
 namespace torchbeast::codec {
 
-// The maximum number of fields in a message above a mebibyte; a smaller one has no more. An array
-// in a dict has seven, and one for each dimension: 50,000 such arrays are far from any observation.
+// The maximum number of fields in a message. An array in a dict has seven, and one for each
+// dimension: 50,000 such arrays are far from any observation.
 inline constexpr int kMaxFields = 8 << 16;
 
 // Returns whether a message of the type has at most `limit` fields, numbers of packed fields
-// included. Bytes that are no such message are counted up to where the parser gives up.
+// included. Malformed bytes are counted up to the error.
 bool has_few_fields(grpc::ByteBuffer* message, const google::protobuf::Descriptor* type,
                     int limit = kMaxFields);
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -53,14 +54,20 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
         ({"listen": "a:1", "tls_key": "my key"}, "--listen a:1 --tls_key 'my key'"),
     ],
 )
+@pytest.mark.parametrize("has_checkpoint", [True, False])
 def test_a_run_of_other_machines_says_how_it_reached_them(
+    has_checkpoint: bool,
     recorded: dict[str, Any],
     words: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "a").mkdir()
-    checkpoints.save(tmp_path / "a" / "model.tar", {"flags": {**recorded, "metrics_port": "9100"}})
+    flags = {**recorded, "metrics_port": "9100"}
+    if has_checkpoint:
+        checkpoints.save(tmp_path / "a" / "model.tar", {"flags": flags})
+    else:  # it was killed before
+        (tmp_path / "a" / "meta.json").write_text(json.dumps({"args": flags}))
     assert polybeast_learner.main(["--savedir", str(tmp_path), "--xpid", "a"]) == 2
     said = capsys.readouterr().err
     assert f"the run a learnt from other machines: add {words}, or start servers on" in said

@@ -254,9 +254,9 @@ def test_a_learner_that_was_there_is_awaited_however_its_port_answers(
     monkeypatch.setattr(dialler_module, "_CLOSED_S", 0.0)
     explained: queue.Queue[str] = queue.Queue()
 
-    def noting(*args: Any) -> None:
+    def noting(*args: Any, **options: Any) -> None:
         try:
-            explain(*args)
+            explain(*args, **options)
         except RunError as error:
             explained.put(str(error))
             raise

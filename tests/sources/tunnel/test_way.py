@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A door that cannot be reached is explained without numbers of errors."""
+"""A door that cannot be reached, or is taken for servers, is explained in words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import asyncio
 import errno
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
 from background import Background
+from doors import opened
+from keys_of_tests import Keys
 
-from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.errors import RunError
+from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
+from torchbeast.sources.servers.discovery import find_on
+from torchbeast.sources.tunnel import tls
 from torchbeast.sources.tunnel.connection import Connection
 from torchbeast.sources.tunnel.way import Way, reason
 
@@ -78,3 +84,12 @@ def test_errors_are_named_and_one_without_a_number_speaks_for_itself() -> None:
     assert reason(ConnectionError("the other end left"), 1.0) == "the other end left"
     assert reason(asyncio.TimeoutError(), 2.5) == "no answer within 2.5 s"
     assert reason(ValueError(), 1.0) == "ValueError"
+
+
+def test_the_port_of_a_learner_for_hosts_is_told_from_that_of_servers(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "keys")
+    files = ServerSecurityConfig(tls_cert=keys.cert, tls_key=keys.key)
+    with opened(tmp_path, tls.of_door(files)) as door:
+        address = f"127.0.0.1:{door.port}"
+        with pytest.raises(RunError, match=f"^{address}: no environment servers listen there"):
+            find_on([address], None, 60.0, LearnerSecurityConfig(tls_ca=keys.ca))

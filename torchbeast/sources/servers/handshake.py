@@ -20,12 +20,17 @@ from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.hosts import resolved
 
 _TIMEOUT_S = 3.0
+_GRPC = "h2"  # the name of its protocol in a handshake
 _PORT_OF_TLS = (
     "that port uses TLS: give --tls_ca, the authority of its certificate, in place of --insecure"
 )
 _NO_TLS = (
     "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
     "its own port"
+)
+_NO_SERVERS = (
+    "no environment servers listen there: if it is the --listen of a learner, hosts reach it with "
+    "polybeast_env --learner, and status with --learner"
 )
 _CERTIFICATE_WANTED = (
     "it refused this side's certificate, or wants one: give --tls_cert and --tls_key, signed by "
@@ -55,7 +60,7 @@ def client_tls(files: LearnerSecurityConfig) -> ssl.SSLContext:
     only serves to see whether the other side uses TLS. Raises OSError for unusable files.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols(["h2"])  # a door chooses none; servers of gRPC do, and are no door
+    context.set_alpn_protocols([_GRPC])  # a door chooses none; servers of gRPC do, and are no door
     if files.tls_ca is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
@@ -65,10 +70,13 @@ def client_tls(files: LearnerSecurityConfig) -> ssl.SSLContext:
     return context
 
 
-def explain(address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext) -> None:
+def explain(
+    address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext, of_door: bool = False
+) -> None:
     """Raises RunError if the server cannot be reached for a reason that waiting does not mend.
 
-    tls: what `client_tls` returned for these files, and connections to the server use.
+    tls: what `client_tls` returned for these files, and connections to the server use. of_door: a
+        learner to which hosts dial in is expected there, not environment servers.
 
     Raises ClosedError, which is a RunError too, if that is likely and not certain.
     Raises NoAddressError, likewise, for a name without an address. Returns if the server may still
@@ -78,7 +86,7 @@ def explain(address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext) -> 
     name, _, host = where.rpartition("@")
     try:
         with socket.create_connection((host.strip("[]"), port), _TIMEOUT_S) as connection:
-            why = _fault(connection, (name or host).strip("[]"), files, tls)
+            why = _fault(connection, (name or host).strip("[]"), files, tls, of_door)
     except (socket.gaierror, UnicodeError) as error:
         if not isinstance(error, OSError) or error.errno != socket.EAI_AGAIN:
             resolved(host, port)  # says what is wrong with the name
@@ -91,12 +99,19 @@ def explain(address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext) -> 
 
 
 def _fault(
-    connection: socket.socket, name: str, files: LearnerSecurityConfig, tls: ssl.SSLContext
+    connection: socket.socket,
+    name: str,
+    files: LearnerSecurityConfig,
+    tls: ssl.SSLContext,
+    of_door: bool,
 ) -> str:
     """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
     try:
         with tls.wrap_socket(connection, server_hostname=name) as encrypted:
-            return _fault_after_handshake(encrypted) if files.has_tls else _PORT_OF_TLS
+            if not files.has_tls:
+                return _PORT_OF_TLS
+            speaks_grpc = encrypted.selected_alpn_protocol() == _GRPC
+            return _fault_after_handshake(encrypted) if speaks_grpc or of_door else _NO_SERVERS
     except ssl.SSLCertVerificationError as error:
         return _refusal(error, name, str(files.tls_ca))
     except ssl.SSLEOFError:  # whoever listens there closes connections for now

@@ -68,7 +68,7 @@ class Way:
             tls, _ = self._read()
         except (UsageError, OSError):
             return
-        explain(self.door, self._files, tls)
+        explain(self.door, self._files, tls, of_door=True)
 
     def _read(self) -> tuple[ssl.SSLContext, str]:
         """Returns the TLS and the token in the files; raises UsageError if they cannot be used."""
