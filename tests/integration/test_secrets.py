@@ -63,6 +63,7 @@ def assert_secret(keys: Keys, shown: Iterator[tuple[str, str]]) -> list[str]:
 def replace_a_server(workshop: Workshop, program: Program) -> None:
     workshop.servers()[0].kill()
     program.wait_for("another takes its place")
+    wait_for(workshop.servers)  # it is said before it is done
 
 
 def assert_nothing_is_told(workshop: Workshop, keys: Keys, programs: Sequence[Program]) -> None:
