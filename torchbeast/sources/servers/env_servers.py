@@ -124,6 +124,7 @@ class EnvServers:
             self._closed.set()  # no server is replaced any more
         end_all(self._children())
         for server in self._servers:
+            server.limit.cancel()
             server.remove_socket()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -208,14 +209,18 @@ class _Server:
         self.activity: Report = {}
         self.ready = threading.Event()
         self.deaths = Deaths()
-        self._limit = threading.Timer(_START_S, lambda: None)  # of the current process's start
+        self.limit = threading.Timer(_START_S, self._give_up)  # of the current process's start
         self._servers = servers
         self._arguments = arguments
 
     def start(self) -> None:
         """Starts a process: the first one, or one that replaces another."""
         self.activity = {}
-        self.process = process = ChildProcess(
+        self.limit.cancel()
+        self.limit = threading.Timer(_START_S, self._give_up)  # before the process may serve
+        self.limit.daemon = True
+        self.limit.start()
+        self.process = ChildProcess(
             f"environment server {self.index}",
             "torchbeast.sources.servers.server_main",
             self._arguments,
@@ -223,21 +228,22 @@ class _Server:
             on_end=self._ended,
             environment={"PYTHONPATH": os.pathsep.join(sys.path)},  # for modules beside a script
         )
-        self._limit.cancel()
-        why = f"did not serve within {_START_S / 60:.0f} minutes, and was killed"
-        self._limit = threading.Timer(_START_S, lambda: process.give_up(why))
-        self._limit.daemon = True
-        self._limit.start()
+
+    def _give_up(self) -> None:
+        if self.process is not None:
+            self.process.give_up(
+                f"did not serve within {_START_S / 60:.0f} minutes, and was killed"
+            )
 
     def _report(self, report: Report) -> None:
         if "ready" in report:
-            self._limit.cancel()
+            self.limit.cancel()
             self._servers.serves(self)
         else:
             self.activity = report
 
     def _ended(self, error: Exception) -> None:
-        self._limit.cancel()
+        self.limit.cancel()
         if not isinstance(error, ProcessDied):
             self.ready.clear()  # its socket is gone, or belongs to another that took the address
         self._servers.ended(self, error)
