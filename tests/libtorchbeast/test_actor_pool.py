@@ -901,9 +901,9 @@ class TestStreamsThatComeAndGo:
                 _, info = next(queue.with_info())
                 assert info["rollout"].shape == (1, 4)
             assert pool.live_streams() == 1
-            for closed in (batcher, queue):
-                closed.close()
+            batcher.close()  # the pool then closes the queue
             run.result()
+            assert queue.is_closed()
             agent.result()
 
     def test_an_address_that_is_none_is_refused(self, address: str) -> None:
