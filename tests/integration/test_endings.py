@@ -102,7 +102,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
 def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
     workshop: Workshop, program: str
 ) -> None:
-    """As from systemd and Slurm. The program itself is the last one to get it."""
+    """Systemd and Slurm do this; here the program itself gets the signal last."""
     run = catch(workshop, "a", 10**8, program=program)
     run.wait_for(LEARNING)
     processes = workshop.processes()

@@ -105,7 +105,7 @@ def test_a_run_that_fails_without_a_word_has_its_exit_code(workshop: Workshop) -
 
 @pytest.mark.long
 def test_a_host_and_its_learner_whose_output_cannot_be_written_go_on(workshop: Workshop) -> None:
-    """What either would tell is no loss of the connection between them."""
+    """A message that cannot be printed must not count as a lost connection."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     served = ["--env", "Catch", "--num_servers", "1", "--num_actors", "4", "--insecure"]

@@ -140,7 +140,7 @@ def test_a_machine_that_cannot_read_now_does_not_make_a_file_damaged(
 def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
     newest: Path, monkeypatch: pytest.MonkeyPatch, reading: str
 ) -> None:
-    """In a record, and in the list of records at the file's end."""
+    """The bad sector lies in a record, or in the list of records at the file's end."""
     for step in (1, 2):
         write(newest, step)
     read, bad = getattr(zipfile.ZipFile, reading), newest.stat().st_ino

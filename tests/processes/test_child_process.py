@@ -236,7 +236,7 @@ def test_a_child_that_hangs_is_killed(start: Any, monkeypatch: pytest.MonkeyPatc
 def test_a_system_without_waitid_has_children_all_the_same(
     start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As macOS before Python 3.13."""
+    """Python on macOS has waitid from 3.13 on."""
     monkeypatch.delattr(os, "waitid")
     killed, hanging = start("hang"), start("hang")
     for child in (killed, hanging):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said to nobody ends no run, and is counted."""
+"""Lines that cannot be written are counted, and do not end a run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def buffered(path: Path) -> TextIO:
 
 
 def unbuffered(path: Path) -> TextIO:
-    """As the stdout of `python -u`."""
+    """Returns a stream without a buffer, like the stdout of `python -u`."""
     raw: Any = io.FileIO(path, "w")
     return io.TextIOWrapper(raw, write_through=True)
 
