@@ -44,6 +44,15 @@ srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --no
   --tls_client_ca "$keys/ca.pem" --token_file "$keys/token" &
 serving=$!
 
+signals=0 requeue=no learning=
+# shellcheck disable=SC2317 # the traps call it
+stop() {
+  signals=$((signals + 1))
+  [ -z "$learning" ] || kill -TERM "$learning" || true
+}
+trap 'requeue=yes && stop' USR1 # the time is nearly over
+trap stop TERM                  # scancel, or preempted
+
 # Not by srun, which kills its tasks at once when it gets SIGTERM. This script runs on the first node.
 # With a GPU there: a job of two components (#SBATCH hetjob), the first one with --gpus=1.
 "$python" -m torchbeast.polybeast_learner --preset pong --env_servers "${servers%,}" \
@@ -51,15 +60,7 @@ serving=$!
   --token_file "$keys/token" --connect_timeout 120 \
   --savedir "$savedir" --xpid "$SLURM_JOB_NAME" --suppress_logs &
 learning=$!
-
-signals=0 requeue=no
-# shellcheck disable=SC2317 # the traps call it
-stop() {
-  signals=$((signals + 1))
-  kill -TERM "$learning" || true
-}
-trap 'requeue=yes && stop' USR1 # the time is nearly over
-trap stop TERM                  # scancel, or preempted
+[ "$signals" = 0 ] || kill -TERM "$learning" || true # it came too early for stop
 
 before=-1
 while [ "$signals" != "$before" ]; do # a signal interrupts the wait

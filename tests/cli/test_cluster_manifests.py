@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -74,41 +75,85 @@ def unwrapped(words: list[str]) -> list[str]:
     return [*given, *words[4:]]
 
 
-def slurm_job(folder: Path, learner: str) -> subprocess.Popen[str]:
-    """Starts the script with other commands in the place of Slurm's and Python, which note theirs.
+STAND_IN = f"""#!{sys.executable} -IS
+import os, signal, sys
 
-    learner: what runs in the place of the learner, in bash.
+def wait_for_sigterm(code):
+    # The caller has blocked SIGTERM, so one that comes early is not lost.
+    print("ready", flush=True)
+    signal.sigwait({{signal.SIGTERM}})
+    sys.exit(code)
+
+name, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+"""
+
+SLURM_STAND_IN = f"""{STAND_IN}
+notes = os.environ["NOTES"]
+
+def note(line):
+    with open(notes, "a") as file:
+        file.write(line + "\\n")
+
+match name, words:
+    case "srun", _:
+        command = next(i for i, word in enumerate(words) if not word.startswith("--"))
+        os.execvp(words[command], words[command:])
+    case "scontrol", ["show", *_]:
+        print("node1", "node2", "node3", sep="\\n")
+    case "scontrol", _:
+        note(" ".join(words))
+    case "scancel", _:
+        note(words[-1])
+    case "python", [_, module, *_]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
+        with open(f"{{notes}}.{{module}}", "w") as file:
+            file.write("\\0".join(words))
+        if module == "torchbeast.keys":
+            os.mkdir(words[-1])
+            open(f"{{words[-1]}}/ca-key.pem", "w").close()
+        elif "EXIT_CODE" not in os.environ:  # each end of the pipe waits for the other
+            mode = "w" if module == "torchbeast.polybeast_env" else "r"
+            open(os.environ["SERVING"], mode).close()
+        elif module == "torchbeast.polybeast_learner":
+            wait_for_sigterm(int(os.environ["EXIT_CODE"]))
+"""
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def slurm_job(folder: Path, **environment: str) -> subprocess.Popen[str]:
+    """Starts slurm.sh with a stand-in for Slurm's commands and for Python, which notes its words.
+
+    If `environment` has an EXIT_CODE, the learner waits for SIGTERM and exits with that code;
+    otherwise it exits once the servers have started.
     """
-    stubs = {
-        "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
-        "scontrol": '[ "$1" = show ] && printf "node%s\\n" 1 2 3 || echo "$@" >> "$NOTES"',
-        "scancel": 'echo "${@: -1}" >> "$NOTES"',
-        "python": f"""
-            printf "%s\\0" "$@" "" > "$NOTES.$2"
-            case "$2" in
-                torchbeast.keys) mkdir "${{@: -1}}" && touch "${{@: -1}}/ca-key.pem" ;;
-                torchbeast.polybeast_learner) {learner} ;;
-            esac""",
+    for name in ("srun", "scontrol", "scancel", "python"):
+        write_program(folder / name, SLURM_STAND_IN)
+    os.mkfifo(folder / "serving")
+    ours = {
+        "PATH": f"{folder}:{os.environ['PATH']}",
+        "NOTES": str(folder / "notes"),
+        "SERVING": str(folder / "serving"),
+        "TORCHBEAST_SAVEDIR": str(folder / "runs"),
     }
-    for name, body in stubs.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
-    ours = {"PATH": f"{folder}:{os.environ['PATH']}", "NOTES": str(folder / "notes")}
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node[1-3]", "SLURM_JOB_NAME": "torchbeast"}
     return subprocess.Popen(
         ["bash", str(CLUSTER / "slurm.sh")],
-        env={**os.environ, **ours, **slurm, "TORCHBEAST_SAVEDIR": str(folder / "runs")},
+        env={**os.environ, **ours, **slurm, **environment},
         stdout=subprocess.PIPE,
         text=True,
     )
 
 
 def of_slurm(folder: Path) -> list[list[str]]:
-    """The learner ends, and with it the script, after the servers have begun."""
-    job = slurm_job(folder, 'until [ -s "$NOTES.torchbeast.polybeast_env" ]; do :; done')
+    """Returns the commands of a job whose learner ends, and with it the job."""
+    job = slurm_job(folder)
     job.communicate(timeout=60)
     assert job.returncode == 0
-    notes = [path.read_text().split("\0")[:-2] for path in folder.glob("notes.*")]
+    notes = [path.read_text().split("\0") for path in folder.glob("notes.*")]
     return [["python", *words] for words in notes]
 
 
@@ -124,8 +169,7 @@ def test_a_slurm_job_goes_back_into_the_queue_if_its_time_is_over_and_it_has_its
     tmp_path: Path, sent: signal.Signals, code: int, said_to_slurm: list[str]
 ) -> None:
     """scancel sends SIGTERM: who cancels a job does not want it back."""
-    idle = "while :; do read -rt 0.1 <> <(:) || true; done"
-    job = slurm_job(tmp_path, f'trap "exit {code}" TERM; echo ready; {idle}')
+    job = slurm_job(tmp_path, EXIT_CODE=str(code))
     assert job.stdout is not None and job.stdout.readline() == "ready\n"
     (keys,) = (tmp_path / "runs").glob("keys-*")
     assert not (keys / "ca-key.pem").exists(), "it could make certificates that all trust"
@@ -217,15 +261,19 @@ def test_the_wrapper_of_the_learner_says_whether_it_was_stopped(tmp_path: Path) 
         if container["name"] == "learner"
     )
     python = tmp_path / "python"
-    python.write_text(
-        '#!/bin/bash\ntrap "exit 0" TERM\necho "$3"\n'
-        '[ "$3" = wait ] || exit "$3"\nwhile :; do read -rt 0.1 <> <(:) || true; done\n'
+    write_program(
+        python,
+        f"""{STAND_IN}
+if words[2] != "wait":
+    sys.exit(int(words[2]))
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGTERM}})
+wait_for_sigterm(0)
+""",
     )
-    python.chmod(0o755)
     words = [word.replace(IMAGE_PYTHON, str(python)) for word in wrapper]
     for given in ("0", "1", "2"):
         assert subprocess.run([*words, given], check=False, timeout=30).returncode == int(given)
     running = subprocess.Popen([*words, "wait"], stdout=subprocess.PIPE, text=True)
-    assert running.stdout is not None and running.stdout.readline() == "wait\n"
+    assert running.stdout is not None and running.stdout.readline() == "ready\n"
     running.terminate()
     assert running.wait(30) == 75
