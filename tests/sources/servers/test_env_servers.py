@@ -226,7 +226,7 @@ def test_the_pause_before_another_replacement_ends_with_the_servers(
     ended = Background(started[2].dies, UsageError("the port is taken"))
     wait_for(lambda: "the port is taken; another takes its place in 10 s" in caplog.text)
     servers.close()
-    ended.result(timeout=5.0)
+    ended.result()
     assert len(started) == 3 and supervisor.failure is None
 
 
