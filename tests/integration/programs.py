@@ -193,7 +193,7 @@ class Workshop:
         return [path for path in self.runtime_folder.rglob("*") if path.is_socket()]
 
     def assert_nothing_is_left(self) -> None:
-        _, alive = psutil.wait_procs(self.processes(), timeout=15)
+        _, alive = psutil.wait_procs(self.processes(), timeout=15 + BUSY_S)
         assert alive == []
         assert list(self.runtime_folder.glob("torchbeast-*")) == []
         assert self.sockets() == []
@@ -201,4 +201,4 @@ class Workshop:
     def close(self) -> None:
         for program in self._programs:
             program.kill()
-        psutil.wait_procs(self.processes(), timeout=15)
+        psutil.wait_procs(self.processes(), timeout=15 + BUSY_S)

@@ -144,7 +144,7 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
 
     def end(servers: Program) -> None:
         servers.send(signal.SIGINT)
-        assert servers.end(timeout=20) == 0, servers.said
+        assert servers.end() == 0, servers.said
 
     end(two)
     wait_for(lambda: live_and_lost(workshop) == (1, 1))
@@ -162,6 +162,6 @@ def test_hosts_and_a_learner_on_tls_reconnect_until_a_certificate_is_over(
     assert code == 2 and "server.pem has expired: it is valid from" in said, said
     for program in (learner, one, two):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     assert_the_log_is_sane(workshop, time.monotonic() - began)
     workshop.assert_nothing_is_left()

@@ -72,7 +72,7 @@ def test_catch_is_learnt_from_hosts_that_dial_in(workshop: Workshop, keys: Keys,
     for one in hosts:
         one.wait_for("the learner has ended; dialling again")
         one.send(signal.SIGINT)
-        assert one.end(timeout=20) == 0, one.said
+        assert one.end() == 0, one.said
         assert TOKEN not in one.said
     workshop.assert_nothing_is_left()
 
@@ -105,7 +105,7 @@ def test_a_host_is_killed_and_comes_back_and_a_killed_learner_resumes(
     resumed.wait_for(r"steps ([1-9][\d,]*) of ")
     for program in (resumed, kept, again):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     workshop.assert_nothing_is_left()
 
 
@@ -132,7 +132,7 @@ def test_a_host_that_comes_later_is_added_and_one_that_leaves_is_removed(
     wait_for(lambda: streams(workshop)["live_streams"] == 4)
     for program in (learner, second, other):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     assert "unix:" not in learner.said + (workshop.run_folder("a") / "out.log").read_text()
     workshop.assert_nothing_is_left()
 
@@ -155,7 +155,7 @@ def test_a_host_that_comes_back_with_other_environments_is_described_again(
     wait_for(lambda: streams(workshop) == {"live_streams": 6, "lost_streams": 2})
     for program in (learner, kept, again):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     workshop.assert_nothing_is_left()
 
 
@@ -172,11 +172,11 @@ def test_a_door_that_is_killed_ends_the_run(workshop: Workshop, keys: Keys, port
     learner.wait_for("Found 2 environments")
     (door,) = workshop.processes("torchbeast.sources.tunnel.door_main")
     door.kill()
-    assert learner.end(timeout=15) == 1
+    assert learner.end() == 1
     assert f"the door at 127.0.0.1:{port}: process {door.pid} was killed" in learner.said
     serving.wait_for("dialling again")
     serving.send(signal.SIGINT)
-    assert serving.end(timeout=20) == 0, serving.said
+    assert serving.end() == 0, serving.said
     workshop.assert_nothing_is_left()
 
 
@@ -193,7 +193,7 @@ def test_a_signal_to_every_process_of_a_learner_and_its_host_stops_both_in_order
     for process in sorted(processes, key=lambda process: process.pid in programs):
         process.send_signal(signal.SIGTERM)
     for program in (learner, serving):
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     assert workshop.meta("a")["successful"] is True
     assert "killed by" not in (workshop.run_folder("a") / "out.log").read_text()
     assert (workshop.run_folder("a") / "model.tar").exists()
@@ -245,5 +245,5 @@ def test_a_host_with_another_token_ends_at_once(
     assert refused.end() == 1
     assert f"localhost:{port}: this learner admits only hosts with its token" in refused.said
     learner.send(signal.SIGINT)
-    assert learner.end(timeout=30) == 0, learner.said
+    assert learner.end() == 0, learner.said
     workshop.assert_nothing_is_left()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from background import wait_for
-from programs import Program, Workshop, each_program, later
+from programs import BUSY_S, Program, Workshop, each_program, later
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -80,7 +80,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     first = catch(workshop, "a", 10**8, program=program)
     first.wait_for(LEARNING)
     first.send(number)
-    assert first.end(timeout=15) == 0, first.said
+    assert first.end(timeout=15 + BUSY_S) == 0, first.said
     assert f"Stopped by {number.name}" in first.said and "Traceback" not in first.said
     workshop.assert_nothing_is_left()
     step = saved_step(workshop, "a")
@@ -109,7 +109,7 @@ def test_a_signal_to_every_process_of_a_run_stops_it_in_order(
     assert len(processes) == 3
     for process in sorted(processes, key=lambda process: process.pid == run.pid):
         process.send_signal(signal.SIGTERM)
-    assert run.end(timeout=15) == 0, run.said
+    assert run.end(timeout=15 + BUSY_S) == 0, run.said
     assert "Stopped by SIGTERM" in run.said and "takes its place" not in run.said
     assert workshop.meta("a")["successful"] is True
     assert saved_step(workshop, "a") > 0

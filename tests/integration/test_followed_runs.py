@@ -70,7 +70,7 @@ def test_a_signal_ends_a_follower_and_not_the_run(
     follower = follow(workshop)
     follower.wait_for(EVALUATED)
     follower.send(number)
-    assert follower.end(timeout=20) == 0, follower.said
+    assert follower.end() == 0, follower.said
     assert f"Stopped by {number.name}." in follower.said and "Traceback" not in follower.said
     before = evaluated(workshop)
     assert best(workshop)["stats"]["step"] in [row["step"] for row in before]

@@ -69,7 +69,7 @@ def wait_for_more(workshop: Workshop) -> None:
 
 
 def assert_saved(workshop: Workshop, program: Program) -> None:
-    assert program.end(timeout=30) == 0
+    assert program.end() == 0
     assert workshop.meta("a")["successful"] is True and saved_step(workshop, "a") > 0
 
 
@@ -96,7 +96,7 @@ def test_a_lost_terminal_ends_servers_and_their_learner_in_order(
     learner = workshop.start("polybeast_learner", *ENDLESS, terminal=other.theirs)
     wait_for_more(workshop)
     terminal.close()
-    assert servers.end(timeout=30) == 0
+    assert servers.end() == 0
     assert workshop.servers() == []
     other.close()
     assert_saved(workshop, learner)

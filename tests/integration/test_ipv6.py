@@ -50,7 +50,7 @@ def test_a_learner_reaches_servers_at_an_ipv6_address(
     code, shown = workshop.run("status", address, *of_learner(keys))
     assert code == 0 and address in shown and "Catch" in shown, shown
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
 
 
 def test_a_host_dials_in_at_an_ipv6_address(workshop: Workshop, keys: Keys, address: str) -> None:
@@ -65,4 +65,4 @@ def test_a_host_dials_in_at_an_ipv6_address(workshop: Workshop, keys: Keys, addr
     assert learner.end() == 0, learner.said
     host.wait_for("the learner has ended; dialling again")
     host.send(signal.SIGINT)
-    assert host.end(timeout=20) == 0, host.said
+    assert host.end() == 0, host.said

@@ -113,7 +113,7 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
     two.wait_for(rf"server 0 at 127.0.0.1:{first + 1}: .*killed by SIGKILL; another takes its")
     wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
     two.send(signal.SIGINT)
-    assert two.end(timeout=20) == 0, two.said
+    assert two.end() == 0, two.said
     wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 3}, BUSY_S)
     steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
     wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
@@ -121,7 +121,7 @@ def test_a_host_may_lose_a_server_and_go_away_and_come_back(workshop: Workshop, 
     wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 3}, 5 + BUSY_S)
     for program in (learner, one, again):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     workshop.assert_nothing_is_left()
 
 
@@ -163,7 +163,7 @@ def assert_serves_again(servers: Program, address: tuple[str, int]) -> None:
     host, port = address
     assert libtorchbeast.describe(f"{host}:{port}", SOON)["env_id"] == "Catch"
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=30) == 0, servers.said
+    assert servers.end() == 0, servers.said
 
 
 @pytest.mark.long
@@ -201,7 +201,7 @@ def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
     wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
     for program in (learner, *programs):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     workshop.assert_nothing_is_left()
 
 
@@ -238,7 +238,7 @@ def test_a_slow_host_beside_a_fast_one_holds_nobody_up(workshop: Workshop) -> No
     assert beside > min(before, after) / 3, f"{before:.0f}, {beside:.0f}, {after:.0f} steps/s"
     for program in (learner, *programs):
         program.send(signal.SIGINT)
-        assert program.end(timeout=30) == 0, program.said
+        assert program.end() == 0, program.said
     workshop.assert_nothing_is_left()
 
 
@@ -322,7 +322,7 @@ def test_a_machine_without_ipv6_serves_at_all_its_addresses(workshop: Workshop, 
     servers = workshop.start("polybeast_env", *small, *where, by=NO_NETWORK)
     servers.wait_for("Serving")
     servers.send(signal.SIGTERM)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
 
 
 def test_a_learner_with_unusable_files_or_hosts_ends_at_once(
@@ -383,4 +383,4 @@ def test_the_status_of_the_servers_of_this_user_needs_no_flag(workshop: Workshop
     code, said = workshop.run("status")
     assert code == 0 and said.count(" Catch ") == 2, said
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said

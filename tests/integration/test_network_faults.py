@@ -104,7 +104,7 @@ class Lab:
         """Ends programs as Ctrl-C does; nothing may be left."""
         for program in programs:
             program.send(signal.SIGINT)
-            assert program.end(timeout=40) == 0, program.said
+            assert program.end() == 0, program.said
         self.workshop.assert_nothing_is_left()
 
 

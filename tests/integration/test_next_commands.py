@@ -51,7 +51,7 @@ def test_printed_commands_work_for_a_run_whose_servers_were_started_apart(
     assert code == 0 and "400 in all" in resumed, resumed
     assert "env_kwargs" not in resumed.partition("Its files")[0], "they are the same"
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
     code, tested = workshop.run("polybeast_learner", *printed(said, "Test it"))
     assert code == 0 and "over 10 episodes" in tested, tested
     code, resumed = workshop.run("polybeast", "--xpid", "a", *OWN, "--total_steps", "600")

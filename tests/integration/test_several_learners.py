@@ -64,7 +64,7 @@ def test_two_learners_share_the_servers_and_one_goes_on_with_their_run(
     assert code == 0 and "at step 2,000" in said, said
     assert [row["step"] for row in read_logs(workshop.run_folder("a"))][-1] == 2400
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
     workshop.assert_nothing_is_left()
 
 
@@ -170,7 +170,7 @@ def end_both(
     assert last_row(workshop)["lost_streams"] == lost_streams, both.said
     for each in servers:
         each.send(signal.SIGINT)
-        assert each.end(timeout=20) == 0, each.said
+        assert each.end() == 0, each.said
     workshop.assert_nothing_is_left()
 
 
@@ -227,7 +227,7 @@ def test_hosts_that_dial_in_come_and_leave_at_the_door_of_several_learners(
     both.wait_for(r"added host .*-2 \(2 streams\)")
     goes_on_with(workshop, 4)
     first.send(signal.SIGTERM)
-    assert first.end(timeout=20) == 0, first.said
+    assert first.end() == 0, first.said
     both.wait_for(r"removed host .* \(2 streams\)")
     goes_on_with(workshop, 2)
     end_both(workshop, both, [second], lost_streams=2)

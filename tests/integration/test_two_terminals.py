@@ -43,7 +43,7 @@ def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> N
         assert recorded["env"] == "Catch"
         assert recorded["reward_clipping"] == "none", "decided by what the servers say they serve"
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
     workshop.assert_nothing_is_left()
 
 
@@ -149,7 +149,7 @@ def test_a_learner_waits_for_servers_that_start_later(workshop: Workshop) -> Non
     learner.wait_for("Found 20 environments of Catch, on 10 servers.")
     assert learner.end() == 0, learner.said
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
 
 
 @pytest.mark.long
@@ -194,7 +194,7 @@ def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Work
     found = workshop.servers()
     assert len(found) == 4 and all(server in found for server in (first, third, last))
     servers.send(signal.SIGINT)
-    assert servers.end(timeout=20) == 0, servers.said
+    assert servers.end() == 0, servers.said
     learner.wait_for(r"streams 0 of 4, 4 lost, the first \d+ s ago")
     learner.wait_for(
         r"^4 of 4 streams lost, the first \d+ s ago: unix:.*; they go on when a server"
@@ -221,7 +221,7 @@ def test_a_server_that_dies_repeatedly_ends_its_program(workshop: Workshop) -> N
         servers.wait_for("another takes its place")
         wait_for(lambda old={first, second}: len({*workshop.servers()} - old) == 1)
     workshop.servers()[0].kill()
-    assert servers.end(timeout=30) == 1
+    assert servers.end() == 1
     assert "environment server 0 at unix:" in servers.said and "SIGKILL" in servers.said
     assert "5 processes died in its place within" in servers.said
     assert "Traceback" not in servers.said
