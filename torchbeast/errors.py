@@ -42,7 +42,9 @@ class RunError(RuntimeError):
 
 @contextmanager
 def as_usage_error() -> Iterator[None]:
-    """Raises a UsageError with the same sentence in place of a ValueError of the body."""
+    """Raises a UsageError with the same message in place of a ValueError of the body, which calls
+    no code of users: their exceptions keep their type and traceback.
+    """
     try:
         yield
     except ValueError as error:

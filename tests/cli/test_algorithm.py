@@ -209,12 +209,14 @@ def test_an_algorithm_that_cannot_be_used_is_refused_in_one_sentence(
 
 
 @pytest.mark.parametrize("code", ["raise ValueError('a bug')", "{}['a bug']", "a bug"])
+@pytest.mark.parametrize("place", [".", "site-packages"])
 def test_an_error_in_an_algorithms_module_is_told_with_its_line(
-    code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "module_with_a_bug.py"
+    file = tmp_path / place / "module_with_a_bug.py"
+    file.parent.mkdir(exist_ok=True)
     file.write_text(f"\n{code}\n")
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(file.parent)
     with pytest.raises(RunError, match="^the algorithm module_with_a_bug:My failed: ") as error:
         parse(PolyBeastFlags, "polybeast", ["--algo", "module_with_a_bug:My"])
     said = str(error.value)
@@ -351,13 +353,18 @@ def test_a_run_is_not_resumed_with_another_algorithm(
         resume(tmp_path, "--algo", now)
 
 
-@pytest.mark.parametrize("kind", [TypeError, ValueError])
+@pytest.mark.parametrize("kind", [TypeError, ValueError, NotImplementedError])
+@pytest.mark.parametrize("method", ["__init__", "check_actor"])
 def test_an_error_in_an_algorithms_own_code_keeps_its_traceback(
-    kind: type[Exception],
+    kind: type[Exception], method: str
 ) -> None:
     class Broken(Mine):
-        def __init__(self, *_: Any) -> None:
-            raise kind("a bug")
+        pass
+
+    def fail(*_: Any) -> None:
+        raise kind("a bug")
+
+    setattr(Broken, method, fail)
 
     flags = parse(MonoBeastFlags, "monobeast", ["--algo", MINE])
     config = run_settings(flags, "Catch", HERE).learner

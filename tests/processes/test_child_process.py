@@ -21,8 +21,10 @@ import pytest
 from background import SOON, wait_for
 
 import torchbeast
+from torchbeast.envs.errors import EnvError
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import child_process
+from torchbeast.processes.child_main import failure
 from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
 
 FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])]
@@ -104,6 +106,19 @@ def test_an_unknown_error_of_a_child_is_reported_with_its_traceback(start: Any) 
 def test_a_run_error_of_a_child_is_reported_as_one_sentence(start: Any) -> None:
     error = start("known_error").end()
     assert type(error) is RunError and str(error) == "the cartridge cannot be read"
+
+
+def test_only_errors_of_our_own_types_lose_their_traceback() -> None:
+    """Environments raise all the others, for example when their simulator does not answer."""
+    for theirs in (ConnectionError, ValueError, RuntimeError, OSError):
+        try:
+            raise theirs("the simulator is gone")
+        except theirs as error:
+            said = failure(error)
+        assert said["error"].startswith("Traceback") and not said["usage"]
+        assert __file__ in said["error"]
+    assert failure(RunError("no")) == {"error": "no", "usage": False}
+    assert failure(EnvError("no")) == {"error": "no", "usage": True}
 
 
 def test_a_wrong_name_is_a_usage_error(start: Any) -> None:

@@ -17,8 +17,9 @@ from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos import registry
+from torchbeast.core.specs import SpecError
 from torchbeast.core.wording import renamed
-from torchbeast.errors import RunError, UsageError, what_users_code_raised
+from torchbeast.errors import RunError, UsageError, what_it_raised
 
 Flags = TypeVar("Flags")
 
@@ -42,15 +43,15 @@ def with_algorithm(flags_type: type[Flags], name: str) -> type[Flags]:
 def _config(name: str) -> type:
     """Returns the Config of the algorithm.
 
-    Raises UsageError if there is none, and RunError, with its lines, when the user's code fails.
+    Raises UsageError if there is none, and RunError, with the traceback, when its code fails.
     """
     try:
         config = registry.config_of(name)
         config()  # its defaults pass its checks
-    except Exception as error:
-        if theirs := what_users_code_raised(error):
-            raise RunError(f"the algorithm {name} failed: {theirs}") from error
+    except SpecError as error:
         raise UsageError(f"--algo {name} cannot be used: {error}") from error
+    except Exception as error:
+        raise RunError(f"the algorithm {name} failed: {what_it_raised(error)}") from error
     return config
 
 

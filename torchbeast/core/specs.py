@@ -35,12 +35,13 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from torchbeast.core.choices import RewardClipping
+from torchbeast.errors import UsageError
 
 AnySpec = TypeVar("AnySpec", bound="Spec")
 
 
-class SpecError(ValueError):
-    """A spec that cannot be used; the message is one sentence for the user."""
+class SpecError(UsageError):
+    """A spec that cannot be used."""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING
 from torchbeast.core.envs.selection import SelectedVecEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, check_gives_info
 from torchbeast.core.lazy import importing
-from torchbeast.core.specs import SpecError, check_takes
+from torchbeast.core.specs import check_takes
 from torchbeast.envs.errors import EnvError
 from torchbeast.envs.options import EnvOptions
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
     from torchbeast.envs.families import make_atari_test_env as make_atari_test_env
@@ -71,20 +72,19 @@ def make(
     env: a name alone is an EnvSpec without keyword arguments and options.
     num_threads: threads that step them; only Atari games use more than one.
     render: Gymnasium's can draw themselves (SyncVecEnv.render).
-    An EnvError says in one sentence why the environment cannot be made.
+
+    Raises EnvError when TorchBeast refuses the request. An exception of the environment's own code
+    is passed on as it is.
     """
     spec = EnvSpec(env) if isinstance(env, str) else env
+    keys = spec.options.observation_keys
     try:
         made = _make(spec, num_envs, num_threads, render)
-    except SpecError as error:
-        raise EnvError(str(error)) from error.__cause__
-    try:
         check_gives_info(made, spec.options.info_keywords)
-    except ValueError as error:
-        raise EnvError(str(error)) from None
-    keys = spec.options.observation_keys
-    kept_already = isinstance(made, SyncVecEnv) and made.observation_keys == keys
-    return SelectedVecEnv(made, keys) if keys and not kept_already else made
+        kept_already = isinstance(made, SyncVecEnv) and made.observation_keys == keys
+        return SelectedVecEnv(made, keys) if keys and not kept_already else made
+    except UsageError as error:
+        raise EnvError(str(error)) from error.__cause__
 
 
 def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEnv:

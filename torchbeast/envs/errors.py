@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from torchbeast.errors import UsageError
 
-class EnvError(ValueError):
-    """An environment that cannot be made; the message is one sentence for the user."""
+
+class EnvError(UsageError):
+    """An environment that cannot be made."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torchbeast.core.envs.vec_env import VecEnv, WrongNumber, accepts, vec_env_of
+from torchbeast.core.envs.vec_env import VecEnv, accepts, vec_env_of
 from torchbeast.core.specs import check_takes
 from torchbeast.envs.errors import EnvError
 from torchbeast.envs.masks import masked_from_info
@@ -19,17 +19,14 @@ from torchbeast.envs.spec import EnvSpec
 
 
 def make(spec: EnvSpec, num_envs: int) -> VecEnv:
-    """Makes num_envs environments of the user's factory; raises EnvError or SpecError."""
+    """Makes num_envs environments of the user's factory; raises UsageError."""
     factory = spec.load()
     ours = ("num_envs",) if accepts(factory, "num_envs") else ()
     check_takes(factory, spec.kwargs, spec.name, ours=ours)
     keys = spec.options.observation_keys
     if spec.options.mask_actions:
         factory = _masked(factory, spec.name, returns_one=not ours)
-    try:
-        return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
-    except WrongNumber as error:
-        raise EnvError(str(error)) from None
+    return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
 
 
 def _masked(factory: Callable[..., Any], name: str, returns_one: bool) -> Callable[..., Any]:

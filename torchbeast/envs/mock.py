@@ -7,6 +7,7 @@ import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.envs.errors import EnvError
 
 
 class Mock:
@@ -21,7 +22,7 @@ class Mock:
 
     def __init__(self, num_envs: int, episode_length: int = 200) -> None:
         if episode_length < 1:
-            raise ValueError(f"episode_length must be at least 1, got {episode_length}")
+            raise EnvError(f"episode_length must be at least 1, got {episode_length}")
         self.num_envs = num_envs
         self.observation_space = ArraySpec((4, 84, 84), "uint8")
         self.action_space = Discrete(6)

@@ -17,8 +17,8 @@ def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) ->
     """
     try:
         return envs.make(env, num_envs, render=render)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    except Exception as error:
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
         name = env if isinstance(env, str) else env.name
         raise RunError(f"{name} cannot be made: {what_it_raised(error)}") from error

@@ -11,6 +11,7 @@ import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete, MultiDiscrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
+from torchbeast.envs.errors import EnvError
 
 
 class _Toy:
@@ -40,7 +41,7 @@ def _vec_step(observation: np.ndarray, reward: np.ndarray, ended: np.ndarray) ->
 def _check_at_least(minimum: int, **values: int) -> None:
     for name, value in values.items():
         if not isinstance(value, int) or value < minimum:
-            raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}")
+            raise EnvError(f"{name} must be an integer of at least {minimum}, got {value!r}")
 
 
 class Catch(_Toy):

@@ -19,7 +19,7 @@ from torchbeast.core.threads import one_thread
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.errors import RunError, UsageError, as_usage_error, what_it_raised
+from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, Watcher, play
 from torchbeast.learning import checkpoint as checkpoints
@@ -149,7 +149,7 @@ def _fitting(trained_on: str, played: str) -> Iterator[None]:
     try:
         yield
     except UsageError as error:
-        if trained_on in ("", played) or isinstance(error.__cause__, SpecError):
+        if trained_on in ("", played) or isinstance(error, SpecError):
             raise
         raise UsageError(
             f"a model that was trained on {trained_on} cannot play {played}, whose observations or "
@@ -159,8 +159,7 @@ def _fitting(trained_on: str, played: str) -> Iterator[None]:
 
 def _agent(saved: Mapping[str, Any], env: VecEnv, path: Path) -> Agent:
     spaces = env.observation_space, env.action_space, env.frame_stack
-    with as_usage_error():
-        agent = make_agent(checkpoints.actor_spec(saved), *spaces)
+    agent = make_agent(checkpoints.actor_spec(saved), *spaces)
     checkpoints.load_model(agent.model, saved, path)
     agent.model.eval()
     return agent

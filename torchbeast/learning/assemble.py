@@ -25,7 +25,6 @@ from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
@@ -35,7 +34,7 @@ from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsCo
 
 Weights = TypeVar("Weights", bound=Publisher)
 MakeAgent = Callable[[ActorSpec], Agent]
-"""Makes an agent with the network of a spec for the run's environment, or raises ValueError."""
+"""Makes an agent with the network of a spec for the run's environment, or raises UsageError."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +113,7 @@ def assemble(
     if compute.device.type == "cpu":
         keep_freed_memory()
     torch.set_num_threads(compute.threads)
-    with as_usage_error():
-        agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
+    agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
     agent.model.to(compute.device)
     feature_weights = agent.model.feature_weights()
@@ -161,12 +159,10 @@ def _optimiser_step(
 
 
 def _algorithm(config: LearnerConfig, agent: Agent) -> Algorithm[Any]:
-    """Makes the algorithm; raises UsageError where the network lacks what it needs."""
-    try:
-        config.algo.check_actor(agent.model, config.algorithm)
-        specs_of_extras(agent.model, config.algo.needs)
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise UsageError(str(error)) from error
-    made = config.algo(agent.model, config.algorithm)  # its errors keep their traceback
-    with as_usage_error():
-        return checked(made)
+    """Makes the algorithm; raises UsageError where the network lacks what it needs.
+
+    Other exceptions of the algorithm's own code keep their traceback.
+    """
+    config.algo.check_actor(agent.model, config.algorithm)
+    specs_of_extras(agent.model, config.algo.needs)
+    return checked(config.algo(agent.model, config.algorithm))

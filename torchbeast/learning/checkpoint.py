@@ -130,16 +130,15 @@ def env_spec(checkpoint: Mapping[str, Any]) -> EnvSpec:
 def actor_spec(checkpoint: Mapping[str, Any]) -> ActorSpec:
     """Returns the spec of the network that the weights belong to."""
     flags, weights = checkpoint["flags"], checkpoint["model_state_dict"]
-    with as_usage_error():
-        return ActorSpec.from_json(
-            {
-                "name": model_name(checkpoint),
-                "kwargs": flags.get("model_kwargs", {}),
-                "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
-                "reward_input": reward_input(checkpoint),
-                "reads_values": reads_values(checkpoint),
-            }
-        )
+    return ActorSpec.from_json(
+        {
+            "name": model_name(checkpoint),
+            "kwargs": flags.get("model_kwargs", {}),
+            "use_lstm": bool(flags.get("use_lstm", "core.weight_ih_l0" in weights)),
+            "reward_input": reward_input(checkpoint),
+            "reads_values": reads_values(checkpoint),
+        }
+    )
 
 
 def model_name(checkpoint: Mapping[str, Any]) -> str:

@@ -93,10 +93,11 @@ def make_transition_replay(
     size, how = config.replay.replay_size, config.transitions
     specs = _specs(config, agent, extras)
     hindsight = None
-    with as_usage_error():
-        if how.hindsight_share:
+    if how.hindsight_share:
+        with as_usage_error():
             check_goals(agent.observation_space, agent.frame_stack)
-            hindsight = outcome()
+        hindsight = outcome()
+    with as_usage_error():
         sampling = Sampling(
             n_step=how.n_step,
             priority_exponent=how.priority_exponent,

@@ -92,8 +92,8 @@ def take_stdin() -> BinaryIO:
 
 
 def failure(error: BaseException) -> dict[str, Any]:
-    """Returns an error as a report; errors of our own are sentences and need no traceback."""
-    usage = type(error).__name__ == "EnvError" or isinstance(error, UsageError)
-    own = usage or isinstance(error, (ConnectionError, RunError))
+    """Returns an error as a report; our own errors are messages and need no traceback."""
+    usage = isinstance(error, UsageError)
+    own = usage or isinstance(error, RunError)
     message = str(error) if own else "".join(traceback.format_exception(error))
     return {"error": message, "usage": usage}

@@ -33,6 +33,7 @@ from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.storages.transition_replay import check_goals
 from torchbeast.core.wording import as_arguments
+from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
 from torchbeast.schemes.gradients.config import GradientConfig
@@ -424,7 +425,7 @@ class Scheme:
             name = type(actor).__name__
             factory.algo.check_actor(actor, factory.config)
             specs_of_extras(actor, factory.algo.needs)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except UsageError as error:
             raise NotImplementedError(f"{name} with {factory.algo.__name__}: {error}") from error
 
 

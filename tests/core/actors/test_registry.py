@@ -13,6 +13,7 @@ from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAta
 from torchbeast.core.actors.registry import ACTOR_CRITICS, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec, SpecError
+from torchbeast.errors import RunError
 
 OBSERVATION, ACTIONS = ArraySpec((5,), "float32"), Discrete(3)
 
@@ -200,3 +201,15 @@ def test_an_unknown_name_is_named_with_what_there_is(name: str, message: str) ->
 def test_an_observation_without_arrays_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one array"):
         make_model(ActorSpec("mlp"), {}, ACTIONS)
+
+
+def test_an_error_of_a_network_in_an_installed_package_is_told_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "site-packages" / "installed_nets.py"
+    file.parent.mkdir()
+    file.write_text("def make(observation_space, action_space, use_lstm):\n    int('12 px')\n")
+    monkeypatch.syspath_prepend(file.parent)
+    with pytest.raises(RunError, match="^the model installed_nets:make failed: Traceback") as error:
+        make_agent(ActorSpec("installed_nets:make"), ArraySpec((8,), "float32"), Discrete(3), 1)
+    assert f'File "{file}", line 2' in str(error.value)

@@ -11,6 +11,7 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.registry import ALGOS, config_of, find
+from torchbeast.core.specs import SpecError
 
 
 class Mine(Impala):
@@ -33,20 +34,19 @@ def test_a_users_algorithm_is_found_by_module_and_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "message"),
+    ("name", "message"),
     [
         (
             "impalla",
-            ValueError,
             "no algorithm 'impalla': use impala, laser, ppo, dqn, sac, td3, or "
             "my_module:MyAlgo; did",
         ),
-        ("no_such_module:Mine", ValueError, "cannot import the algorithm 'no_such_module:Mine'"),
-        (f"{__name__}:Other", ValueError, "cannot import the algorithm .* has no 'Other'"),
-        (f"{__name__}:nothing", TypeError, "must be a subclass of torchbeast.core.algos.base"),
-        ("builtins:int", TypeError, "builtins:int is no algorithm"),
+        ("no_such_module:Mine", "cannot import the algorithm 'no_such_module:Mine'"),
+        (f"{__name__}:Other", "cannot import the algorithm .* has no 'Other'"),
+        (f"{__name__}:nothing", "must be a subclass of torchbeast.core.algos.base"),
+        ("builtins:int", "builtins:int is no algorithm"),
     ],
 )
-def test_a_wrong_name_is_a_sentence(name: str, kind: type[Exception], message: str) -> None:
-    with pytest.raises(kind, match=message):
+def test_a_wrong_name_is_a_sentence(name: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         find(name)

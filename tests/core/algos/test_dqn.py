@@ -21,6 +21,7 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import UsageError
 
 LEARNT = [[1.0, 2.0], [3.0, 0.0], [5.0, 4.0]]
 TARGET = [[0.0, 0.0], [10.0, 20.0], [7.0, 8.0]]
@@ -139,7 +140,7 @@ def test_a_target_goes_a_share_of_the_way() -> None:
 
 def test_networks_and_spaces_that_do_not_fit_are_sentences() -> None:
     spec = ArraySpec((4,), "float32")
-    with pytest.raises(TypeError, match="DQN needs a network of type QNetwork, got MLPNet"):
+    with pytest.raises(UsageError, match="DQN needs a network of type QNetwork, got MLPNet"):
         DQN(MLPNet(spec, Discrete(2), False), DQNConfig())
     with pytest.raises(ValueError, match="QNet needs a Discrete action space.*Gaussian"):
         make_model(ActorSpec("q-mlp"), spec, Box(-1.0, 1.0, (2,)))

@@ -25,6 +25,7 @@ from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete, MultiBinary, MultiDiscrete
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import UsageError
 
 T, B, ACTIONS = 6, 5, 3
 REPLAYED = (2, 3, 4)
@@ -462,7 +463,7 @@ def test_a_space_without_relevance_is_refused_unless_there_is_no_trust_region(
 ) -> None:
     model = MLPNet(ArraySpec((4,), "float32"), space, False)
     model.distribution = distribution_for(space)
-    with pytest.raises(NotImplementedError, match=f"{reason}: use --replay_kl_threshold inf"):
+    with pytest.raises(UsageError, match=f"{reason}: use --replay_kl_threshold inf"):
         laser(model)
     params = torch.randn(T + 1, B, model.distribution.num_params)
     rollout = make_rollout(

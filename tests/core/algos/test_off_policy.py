@@ -31,6 +31,7 @@ from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import UsageError
 
 
 def toy(momentum: float = 0.0, total_steps: int = 10, **settings: Any) -> Any:
@@ -213,10 +214,10 @@ def test_mistakes_in_optimisers_are_sentences_before_anything_is_learnt() -> Non
 
 
 def test_another_kind_of_network_is_a_sentence() -> None:
-    with pytest.raises(TypeError, match="Impala needs a network of type ActorCritic, got Linear"):
+    with pytest.raises(UsageError, match="Impala needs a network of type ActorCritic, got Linear"):
         impala(LinearActor())
     net = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False)
-    with pytest.raises(TypeError, match="Toy needs a network of type LinearActor, got MLPNet"):
+    with pytest.raises(UsageError, match="Toy needs a network of type LinearActor, got MLPNet"):
         Toy(net, ToyConfig())
 
 

@@ -20,6 +20,7 @@ from torchbeast.core.distributions import SquashedGaussian, distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import UsageError
 
 WIDTH = 2.0  # half of the box
 W, LOG_STD = 0.5, -0.3  # the mean of u is w s
@@ -270,5 +271,5 @@ def test_networks_and_spaces_that_do_not_fit_are_sentences() -> None:
         make_model(ActorSpec("sac-mlp"), spec, {"a": Discrete(2)})
     q_network = make_model(ActorSpec("q-mlp"), spec, Discrete(2))
     assert isinstance(q_network, QNetwork)
-    with pytest.raises(TypeError, match="SAC needs a network of type StochasticActorCritic"):
+    with pytest.raises(UsageError, match="SAC needs a network of type StochasticActorCritic"):
         SAC(q_network, SACConfig())

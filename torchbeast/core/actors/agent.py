@@ -11,12 +11,12 @@ import numpy as np
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
-from torchbeast.core.actors.registry import make_model
+from torchbeast.core.actors.registry import MODELS, make_model
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec, SpecError, values_in
-from torchbeast.errors import RunError, what_users_code_raised
+from torchbeast.core.specs import ActorSpec, values_in
+from torchbeast.errors import RunError, UsageError, what_it_raised
 
 
 class Agent(NamedTuple):
@@ -38,8 +38,8 @@ def make_agent(
 ) -> Agent:
     """Makes the agent for these spaces.
 
-    Raises SpecError when there is no such model, ValueError when it does not fit the spaces, and
-    RunError, with its lines, when the user's own code fails.
+    Raises UsageError when there is no such model, or it does not fit the spaces, and RunError, with
+    the traceback, when a model that is not built in raises an exception.
 
     observation_space: nest of ArraySpec of one environment, before frames are stacked.
     for_images: the model that "auto" selects for observations with an image.
@@ -54,13 +54,13 @@ def make_agent(
     resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
     try:
         model = make_model(resolved, seen, action_space)
-    except SpecError:
+    except UsageError:
         raise
     except Exception as error:
-        if theirs := what_users_code_raised(error):
-            raise RunError(f"the model {name} failed: {theirs}") from error
+        if name not in MODELS:
+            raise RunError(f"the model {name} failed: {what_it_raised(error)}") from error
         given = f" with {values_in(spec.kwargs)}" if spec.kwargs else ""
-        raise ValueError(
+        raise UsageError(
             f"the model {name}{given} does not work with this environment: {error}"
         ) from error
     return Agent(model, resolved, sum(map(_num_bytes, flatten(seen))), seen, frame_stack)

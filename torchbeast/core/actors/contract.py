@@ -21,6 +21,7 @@ from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import Nest
 from torchbeast.core.specs import ActorSpec
+from torchbeast.errors import UsageError
 
 Mode = Literal["sample", "greedy", "explore"]
 """The way an actor chooses actions.
@@ -167,10 +168,10 @@ class ActorCritic(Actor):
 
 
 def specs_of_extras(actor: Actor, names: Sequence[str]) -> dict[str, ArraySpec]:
-    """Returns the specs of these extras; raises ValueError when the actor lacks one."""
+    """Returns the specs of these extras; raises UsageError when the actor lacks one."""
     specs = actor.extra_specs
     if missing := [name for name in names if name not in specs]:
-        raise ValueError(
+        raise UsageError(
             f"{type(actor).__name__} gives {', '.join(specs) or 'nothing'} beside its actions, "
             f"but the algorithm needs {', '.join(missing)}: use another --model"
         )

@@ -60,10 +60,11 @@ def make_model(
     the spec's keyword arguments. A model that sets no distribution gets that of the action space.
 
     Raises SpecError when there is no such model, when it does not take the keyword arguments, and
-    when it is not an Actor; ValueError when its outputs have other shapes than the contract's.
+    when it or its outputs break the contract of an Actor. Exceptions of the model's own code are
+    passed on as they are.
     """
     if not flatten(observation_space):
-        raise ValueError("a model needs an observation with at least one array, got none")
+        raise SpecError("a model needs an observation with at least one array, got none")
     name, factory = spec.name, _factory(spec)
     check_takes(factory, spec.kwargs, f"model {name}", positional=3)
     model = factory(observation_space, action_space, spec.use_lstm, **spec.kwargs)
@@ -81,11 +82,11 @@ def make_model(
 
 
 def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> None:
-    """Lets the model rule out actions that observations mask; ValueError where it cannot."""
+    """Lets the model rule out actions that observations mask; SpecError where it cannot."""
     if isinstance(model, ActorCritic | OffPolicyActor):
         model.action_mask = mask_for(observation_space, model.distribution)
     elif has_mask(observation_space):
-        raise ValueError(
+        raise SpecError(
             f"observations have an {KEY}, which {name} would not obey: make it a subclass of "
             f"{ActorCritic.__name__} or {OffPolicyActor.__name__}, or drop the mask with "
             "--observation_keys"
@@ -93,7 +94,7 @@ def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> N
 
 
 def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:
-    """Raises ValueError unless inputs of zeros give outputs of the contract's shapes.
+    """Raises SpecError unless inputs of zeros give outputs of the contract's shapes.
 
     It uses no random numbers.
     """
@@ -144,9 +145,9 @@ def _zero_inputs(
 
 
 def _check_acted(name: str, model: Actor, acted: Acted) -> None:
-    """Raises ValueError unless action and extras have the declared names, shapes and dtypes."""
+    """Raises SpecError unless action and extras have the declared names, shapes and dtypes."""
     if sorted(acted.extras) != sorted(model.extra_specs):
-        raise ValueError(
+        raise SpecError(
             f"model {name} returns the extras {sorted(acted.extras)}, "
             f"but its extra_specs declare {sorted(model.extra_specs)}: make them agree"
         )
@@ -168,12 +169,12 @@ def _check_acted(name: str, model: Actor, acted: Acted) -> None:
         for what, wanted in expected.items():
             check(acted.extras[what], wanted)
     except ValueError as error:
-        raise ValueError(f"model {name}: {what} does not fit: {error}") from error
+        raise SpecError(f"model {name}: {what} does not fit: {error}") from error
 
 
 def _check_shape(name: str, what: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     if tuple(tensor.shape) != expected:
-        raise ValueError(
+        raise SpecError(
             f"model {name}: {what} has shape {list(tensor.shape)} for 2 steps of 3 environments, "
             f"expected {list(expected)}"
         )
@@ -188,4 +189,4 @@ def _check_state(name: str, initial: Any, after: Any) -> None:
     try:
         map_leaves2(check, initial, after)
     except ValueError as error:
-        raise ValueError(f"model {name}: the recurrent state does not fit: {error}") from error
+        raise SpecError(f"model {name}: the recurrent state does not fit: {error}") from error

@@ -23,6 +23,7 @@ from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import UsageError
 
 BatchT = TypeVar("BatchT", bound=Batch)
 
@@ -131,13 +132,13 @@ class Algorithm(ABC, Generic[BatchT]):
 
     @classmethod
     def check_actor(cls, actor: Actor, config: Any) -> None:
-        """Raises TypeError when the actor is not an `actor_type`.
+        """Raises UsageError when the actor is not an `actor_type`.
 
-        Algorithms may add checks: the message of a TypeError, ValueError or NotImplementedError is
-        reported at the start of the run, without a traceback.
+        Algorithms may add checks: the message of a UsageError is reported at the start of the run,
+        without a traceback.
         """
         if not isinstance(actor, cls.actor_type):
-            raise TypeError(
+            raise UsageError(
                 f"{cls.__name__} needs a network of type {cls.actor_type.__name__}, got "
                 f"{type(actor).__name__}: use another --model"
             )

@@ -17,6 +17,7 @@ from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.algos.base import Algorithm, Losses
 from torchbeast.core.checks import one_of, require
 from torchbeast.core.losses import Mean, Reduction
+from torchbeast.errors import UsageError
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
 Metrics = Mapping[str, Tensor | Mean]
@@ -72,13 +73,13 @@ def _check_config(name: str, config: Any) -> None:
 
 
 def checked(algo: AlgorithmT) -> AlgorithmT:
-    """Returns the algorithm; raises ValueError if Algorithm.__init__ has not run for it."""
+    """Returns the algorithm; raises UsageError if Algorithm.__init__ has not run for it."""
     for attribute in ("actor", "models", "optimisers"):
-        require(
-            hasattr(algo, attribute),
-            f"{type(algo).__name__} has no `{attribute}`: its __init__ must call "
-            "super().__init__(actor, config) first",
-        )
+        if not hasattr(algo, attribute):
+            raise UsageError(
+                f"{type(algo).__name__} has no `{attribute}`: its __init__ must call "
+                "super().__init__(actor, config) first"
+            )
     return algo
 
 

@@ -19,6 +19,7 @@ from torchbeast.core.algos.impala import Impala
 from torchbeast.core.losses import Mean, both, mean
 from torchbeast.core.relevance import implied_policy_kl
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.errors import UsageError
 
 
 class Laser(Impala):
@@ -30,14 +31,14 @@ class Laser(Impala):
 
     @classmethod
     def check_actor(cls, actor: Actor, config: LaserConfig) -> None:
-        """Adds a NotImplementedError where the trust region cannot be computed."""
+        """Adds a UsageError where the trust region cannot be computed."""
         super().check_actor(actor, config)
         if math.isinf(config.replay_kl_threshold):
             return
         try:
             actor.distribution.check_enumerable()
         except NotImplementedError as error:
-            raise NotImplementedError(
+            raise UsageError(
                 f"{cls.__name__} needs the probabilities of all actions to tell which replayed "
                 f"states are relevant, but {error}: use --replay_kl_threshold inf to learn from "
                 "all states, or another --algo"

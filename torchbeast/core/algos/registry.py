@@ -87,8 +87,8 @@ def learns_from_transitions(name: str) -> bool:
 def find(name: str) -> type[Algorithm[Any]]:
     """Returns the algorithm of that name.
 
-    Raises ValueError when there is none or its declarations are contradictory, and TypeError when
-    the name is that of something else.
+    Raises SpecError when there is none, when the name is that of something else, and when its
+    declarations are contradictory. Exceptions of its module are passed on as they are.
     """
     from torchbeast.core.algos.base import Algorithm
     from torchbeast.core.algos.checks import check_class
@@ -96,8 +96,11 @@ def find(name: str) -> type[Algorithm[Any]]:
     found = _import(name, ALGOS.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         base = f"{Algorithm.__module__}.{Algorithm.__qualname__}"
-        raise TypeError(f"{name} is no algorithm: it must be a subclass of {base}")
-    check_class(found)
+        raise specs.SpecError(f"{name} is no algorithm: it must be a subclass of {base}")
+    try:
+        check_class(found)
+    except ValueError as error:
+        raise specs.SpecError(str(error)) from error
     return found
 
 
@@ -116,9 +119,9 @@ def _import(name: str, path: str) -> Any:
     if ":" not in path:
         hint = specs.did_you_mean(name, ALGOS)
         known = ", ".join(ALGOS)
-        raise ValueError(f"no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}")
+        raise specs.SpecError(f"no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}")
     try:
         return specs.find(path)
-    except (ImportError, specs.SpecError) as error:
+    except specs.SpecError as error:
         why = str(error).removeprefix(f"{path}: ")
-        raise ValueError(f"cannot import the algorithm {name!r}: {why}") from error
+        raise specs.SpecError(f"cannot import the algorithm {name!r}: {why}") from error

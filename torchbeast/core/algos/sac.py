@@ -35,6 +35,7 @@ from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write
 from torchbeast.core.distributions import Categorical, SquashedGaussian
 from torchbeast.core.nest_py import Nest
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.errors import UsageError
 
 
 class SAC(OffPolicy):
@@ -70,7 +71,7 @@ class SAC(OffPolicy):
 
     @classmethod
     def check_actor(cls, actor: Actor, config: SACConfig) -> None:
-        """Raises TypeError for another network, and ValueError for actions that SAC cannot take."""
+        """Raises UsageError for another network, and for actions that SAC cannot take."""
         super().check_actor(actor, config)
         _policies_over(actor)
 
@@ -187,7 +188,7 @@ def _policies_over(actor: Actor) -> _OverBox | _OverChoices:
         case Categorical() as distribution:
             return _OverChoices(actor, distribution)
     kind = type(actor.distribution).__name__
-    raise ValueError(
+    raise UsageError(
         f"SAC needs a network with a SquashedGaussian over a Box or a Categorical over a Discrete, "
         f"got {type(actor).__name__} with {kind}: use another --model"
     )

@@ -32,6 +32,7 @@ from torchbeast.core.envs.vec_env import (
     environment_seeds,
 )
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
+from torchbeast.errors import UsageError
 
 _SAME_STEP = "SameStep"
 _MODES = (_SAME_STEP, "NextStep", "Disabled")
@@ -46,7 +47,7 @@ def adopted(env: Any, env_id: str) -> GymVectorEnv:
     """Returns the VecEnv of a vector environment of Gymnasium, which is closed where that fails."""
     try:
         return GymVectorEnv(env, env_id)
-    except ValueError:
+    except Exception:
         env.close()
         raise
 
@@ -58,7 +59,7 @@ class GymVectorEnv:
     final_info: FinalInfo
 
     def __init__(self, env: Any, env_id: str) -> None:
-        """Raises ValueError where spaces or the autoreset mode cannot be used."""
+        """Raises UsageError where spaces or the autoreset mode cannot be used."""
         self._env = env
         self.env_id = env_id
         self.num_envs = int(env.num_envs)
@@ -68,7 +69,7 @@ class GymVectorEnv:
             self.observation_space = observation_spec(env.single_observation_space)
             self.action_space = from_gymnasium(env.single_action_space)
         except ValueError as error:
-            raise ValueError(f"{env_id}: {error}") from error
+            raise UsageError(f"{env_id}: {error}") from error
         self._batch = map_leaves(
             lambda spec: ArraySpec((self.num_envs, *spec.shape), spec.dtype), self.observation_space
         )
@@ -128,16 +129,16 @@ class GymVectorEnv:
 
 
 def _mode(env: Any, env_id: str, is_own: bool) -> str:
-    """Returns the value of the autoreset mode; raises ValueError for one that cannot be used."""
+    """Returns the value of the autoreset mode; raises UsageError for one that cannot be used."""
     found = getattr(env, "metadata", {}).get("autoreset_mode")
     mode = str(getattr(found, "value", found))
     if mode not in _MODES:
-        raise ValueError(
+        raise UsageError(
             f"{env_id} is a vector environment whose metadata have no autoreset_mode of Gymnasium "
             f"1.1 or newer, got {found!r}: make it with such a Gymnasium"
         )
     if mode == "NextStep" and not (is_own and getattr(env.unwrapped, "shared_memory", True)):
-        raise ValueError(
+        raise UsageError(
             f"{env_id} begins episodes a step late (autoreset_mode NEXT_STEP), and cannot be reset "
             'before: give gymnasium.make_vec vectorization_mode="sync" or "async", or an '
             "autoreset_mode SAME_STEP; AsyncVectorEnv needs shared_memory as well"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.info import FinalInfo
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace, spec_of
+from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv, VecStep
@@ -54,7 +55,7 @@ def names(observation: Any) -> list[str]:
 
 
 def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
-    """Raises ValueError, listing the known keys, when one of `keys` selects nothing.
+    """Raises UsageError, listing the known keys, when one of `keys` selects nothing.
 
     whose: name of the environment in the message.
     """
@@ -62,13 +63,13 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
         return
     known = names(observation)
     if not known:
-        raise ValueError(
+        raise UsageError(
             f"{whose}: its observations are not a dict, so they have no {keys[0]!r}: leave out "
             "--observation_keys"
         )
     for key in keys:
         if not select(observation, [key]):
-            raise ValueError(
+            raise UsageError(
                 f"{whose}: its observations have no {key!r}{_hint(key, known)}; "
                 f"--observation_keys may name {' '.join(known)}"
             )
@@ -83,7 +84,7 @@ class SelectedVecEnv:
     """A VecEnv that shows only the selected entries of its observations."""
 
     def __init__(self, env: VecEnv, keys: Sequence[str]) -> None:
-        """Raises ValueError when a key names no entry; keys: at least one."""
+        """Raises UsageError when a key names no entry; keys: at least one."""
         check_keys(env.observation_space, keys, env.env_id)
         self._env, self._keys = env, tuple(keys)
         self.observation_space: ObservationSpace = select(env.observation_space, keys)

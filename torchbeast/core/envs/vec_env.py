@@ -42,6 +42,7 @@ from torchbeast.core.envs.spaces import (
 )
 from torchbeast.core.factories import names_checked, refuse_unknown
 from torchbeast.core.nest_py import flatten, pack_as
+from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
     from abc import ABCMeta as _ProtocolType
@@ -186,10 +187,6 @@ def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
-class WrongNumber(ValueError):
-    """A function that was asked for a number of environments returned another one."""
-
-
 def vec_env_of(
     env_fn: Callable[..., Any],
     env_kwargs: Mapping[str, Any],
@@ -201,7 +198,7 @@ def vec_env_of(
     num_envs, a VecEnv, or a vector environment of Gymnasium, as gymnasium.make_vec does.
 
     env_id: names them, unless they come as a VecEnv. observation_keys: see SyncVecEnv. Raises
-    WrongNumber when the function returns another number of environments.
+    UsageError when the function returns another number of environments.
     """
     from torchbeast.core.envs.gym_vector import adopted, is_gym_vector  # which needs VecStep
 
@@ -210,7 +207,7 @@ def vec_env_of(
         return SyncVecEnv([make_one] * num_envs, env_id, observation_keys)
     env: VecEnv = env_fn(num_envs=num_envs, **env_kwargs)
     if getattr(env, "num_envs", None) != num_envs:
-        raise WrongNumber(
+        raise UsageError(
             f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv with "
             f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
         )
@@ -218,9 +215,9 @@ def vec_env_of(
 
 
 def check_gives_info(env: VecEnv, keywords: Sequence[str]) -> None:
-    """Raises ValueError when keywords are asked for and the environments have no info."""
+    """Raises UsageError when keywords are asked for and the environments have no info."""
     if keywords and not gives_info(env):
-        raise ValueError(
+        raise UsageError(
             f"info_keywords {' '.join(keywords)} are numbers in the info of a game's last step, "
             f"but {env.env_id} gives no info: leave them out; a VecEnv of your own gives it with "
             "an attribute final_info"
@@ -277,7 +274,7 @@ class SyncVecEnv:
     ) -> None:
         """Makes the environments; observation_keys: entries to keep of dict observations, (): all.
 
-        Raises ValueError when an environment has no usable spaces, or another action space than the
+        Raises UsageError when an environment has no usable spaces, or another action space than the
         first.
         """
         self.env_id = env_id
@@ -344,7 +341,7 @@ class SyncVecEnv:
         spaces = [self._action_space(index) for index in range(self.num_envs)]
         for index, space in enumerate(spaces):
             if space != spaces[0]:
-                raise ValueError(
+                raise UsageError(
                     f"{self._name(index)}: expected the action space {spaces[0]} of environment 0, "
                     f"got {space}"
                 )
@@ -353,31 +350,31 @@ class SyncVecEnv:
     def _action_space(self, index: int) -> ActionSpace:
         space = getattr(self._envs[index], "action_space", None)
         if hasattr(self._envs[index], "single_action_space"):
-            raise ValueError(
+            raise UsageError(
                 f"{self._name(index)} is a vector environment itself: let the function that makes "
                 "it have a parameter num_envs, as gymnasium.make_vec does"
             )
         if space is None:
-            raise ValueError(
+            raise UsageError(
                 f"{self._name(index)} has no action_space; give it one, "
                 "for example gymnasium.spaces.Discrete(4)"
             )
         try:
             return from_gymnasium(space)
         except ValueError as error:
-            raise ValueError(f"{self._name(index)}: action space: {error}") from error
+            raise UsageError(f"{self._name(index)}: action space: {error}") from error
 
     def _space_of(self, first: Any) -> ObservationSpace:
         check_keys(first, self.observation_keys, self._name(0))
+        said = getattr(self._envs[0], "observation_space", None)
         try:
-            said = getattr(self._envs[0], "observation_space", None)
             path = f"{self._name(0)}: observation"
             return observation_space_of(select(first, self.observation_keys), said, path)
         except ValueError as error:
             if not (others := sendable_keys(first)):
-                raise
+                raise UsageError(str(error)) from error
             flag = f"--observation_keys {' '.join(others)}"
-            raise ValueError(
+            raise UsageError(
                 f"{error}, or leave it out: {flag}, in Python a wrapper of the environment"
             ) from error
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.spaces import action_space_to_json, observation_space_to_json
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.errors import RunError
 from torchbeast.processes.child_main import Report, exit_now, failure, follow_parent, take_stdout
 from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
 from torchbeast.sources.servers.addresses import host_and_port
@@ -65,7 +66,8 @@ def main(arguments: dict[str, Any]) -> int:
     try:
         server.run()
     except Exception as error:
-        report(failure(error))
+        is_of_address = isinstance(error, ConnectionError)  # the server's own, without a traceback
+        report(failure(RunError(str(error)) if is_of_address else error))
         return 1
     finally:
         stopped.set()
