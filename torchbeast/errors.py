@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import NoReturn, TextIO
 
 EXIT_DONE = 0
 EXIT_FAILURE = 1
@@ -73,6 +73,15 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
         return _report(program, _INTERRUPTED, EXIT_INTERRUPTED)
     finally:
         forget_unwritten(sys.stderr)
+
+
+def exit_now(code: int) -> NoReturn:
+    """Writes what stdout and stderr hold, then ends the process without finalising Python, which
+    would wait for threads or abort the process.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        forget_unwritten(stream)
+    os._exit(code)
 
 
 def forget_unwritten(stream: TextIO | None) -> None:

@@ -6,7 +6,6 @@ python -m torchbeast.monobeast --preset pong
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -24,6 +23,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
+from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.processes.shared_weights import SharedWeights
@@ -99,4 +99,4 @@ def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> Mo
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

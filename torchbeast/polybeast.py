@@ -6,7 +6,6 @@ python -m torchbeast.polybeast --preset pong
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
@@ -87,4 +86,4 @@ def _basename(flags: PolyBeastFlags) -> Iterator[tuple[str, Path | None]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

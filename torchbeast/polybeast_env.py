@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
-from torchbeast.processes.supervisor import Failure, Supervisor
+from torchbeast.processes.supervisor import Failure, Supervisor, end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.metrics import Metric, Metrics
@@ -215,4 +214,4 @@ def _flags_of_learner(flags: PolyBeastEnvFlags, names: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

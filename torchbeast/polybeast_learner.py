@@ -38,7 +38,7 @@ from torchbeast.learning.replay import CHECKPOINT
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.saying import say
@@ -374,4 +374,4 @@ def _check_environment(env: str | None, fleet: Fleet) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

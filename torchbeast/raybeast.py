@@ -7,7 +7,6 @@ python -m torchbeast.raybeast --preset pong --address auto    on the cluster of 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -25,6 +24,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
+from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.schemes.ray_fleet import RayFleet
@@ -116,4 +116,4 @@ def _source_config(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

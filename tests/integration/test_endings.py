@@ -26,6 +26,21 @@ SMALL = [
     "--model",
     "mlp",
 ]
+# An algorithm whose first update stops the run and does not return from torch's code for good.
+ENDLESS = """
+import os, signal, torch
+from torchbeast.core.algos.impala import Impala
+from torchbeast.learning import learner_run
+
+learner_run._JOIN_S = 0.1
+
+class Endless(Impala):
+    def losses(self, minibatch):
+        os.kill(os.getpid(), signal.SIGTERM)
+        matrix = torch.ones(500, 500)
+        while True:
+            matrix @ matrix
+"""
 LEARNING = r"steps ([1-9][\d,]*) of "
 
 
@@ -96,6 +111,20 @@ def test_a_signal_saves_and_the_same_command_resumes(
     rows = list(read_logs(workshop.run_folder("a")))
     assert [row["_tick"] for row in rows] == list(range(len(rows)))
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
+
+
+@each_program("monobeast", "polybeast", "raybeast")
+def test_a_signal_during_an_update_that_does_not_end_still_ends_the_program_in_order(
+    workshop: Workshop, program: str
+) -> None:
+    """If Python were finalised while the learner thread is in torch, the program would abort."""
+    (workshop.folder / "endless.py").write_text(ENDLESS)
+    flags = ["--xpid", "a", "--env", "Catch", "--algo", "endless:Endless", "--num_actors", "2"]
+    run = workshop.start(program, *flags, "--batch_size", "2", "--model", "mlp")
+    assert run.end() == 0, run.said
+    assert "threads that did not end within 0.1 s: ['learner-0']" in run.said
+    assert run.said.endswith("Stopped by SIGTERM.\n") and workshop.meta("a")["successful"]
+    workshop.assert_nothing_is_left()
 
 
 @each_program("polybeast", "monobeast")

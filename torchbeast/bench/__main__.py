@@ -6,12 +6,12 @@ python -m torchbeast.bench --env PongNoFrameskip-v4 --num_actors 32 --png bench.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import parse
 from torchbeast.errors import exit_code_of
+from torchbeast.processes.supervisor import end_program
 
 PROGRAM = "bench"
 
@@ -29,4 +29,4 @@ def run(flags: BenchFlags) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_program(main())

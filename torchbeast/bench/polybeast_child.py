@@ -18,6 +18,7 @@ from torchbeast import polybeast
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.processes.child_main import Report, failure, take_stdin, take_stdout
+from torchbeast.processes.supervisor import end_program
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -44,4 +45,4 @@ def _end_with(stdin: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(json.loads(sys.argv[1])))
+    end_program(main(json.loads(sys.argv[1])))

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO, NoReturn
 
+from torchbeast import errors
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.terminal import is_lost
 
@@ -34,7 +35,7 @@ def follow_parent() -> None:
 def exit_now(code: int) -> NoReturn:
     """Exits without waiting for threads, one of which may be stuck in an environment."""
     _kill_group_of_orphan()
-    os._exit(code)
+    errors.exit_now(code)
 
 
 def _kill_group_of_orphan() -> None:

@@ -15,15 +15,16 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, exit_now
 from torchbeast.processes.terminal import leave_lost_terminal
 
 _log = logging.getLogger("torchbeast.supervisor")
@@ -44,6 +45,21 @@ class Failure:
     def __str__(self) -> str:
         what = str(self.error).strip() or type(self.error).__name__
         return f"{self.origin}: {what}" if self.origin else what
+
+
+class _RunThread(threading.Thread):
+    """A thread that a supervisor has started."""
+
+
+def end_program(code: int) -> NoReturn:
+    """Ends a program whose run has ended, even if some threads of the run have not.
+
+    Such a thread may be inside torch's C++ code. If it returned from there while Python is
+    finalised, it would abort the process: "terminate called without an active exception".
+    """
+    if any(isinstance(thread, _RunThread) for thread in threading.enumerate()):
+        exit_now(code)
+    sys.exit(code)
 
 
 class Supervisor:
@@ -71,7 +87,7 @@ class Supervisor:
 
     def start_thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         """Runs `body` in a thread; its exception fails the run, unless the run has ended before."""
-        thread = threading.Thread(target=self._run, args=(name, body), name=name, daemon=True)
+        thread = _RunThread(target=self._run, args=(name, body), name=name, daemon=True)
         with self._lock:
             self._threads.append(thread)
         thread.start()

@@ -111,5 +111,4 @@ class Answering:
 
 if __name__ == "__main__":
     code = main(json.loads(sys.argv[1]))
-    sys.stderr.flush()
     exit_now(code)  # nothing is left to be saved, and torch takes seconds to be taken down

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from torchbeast.cli.command_line import parse
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
 from torchbeast.processes.child_main import failure, take_stdin, take_stdout
+from torchbeast.processes.supervisor import end_program
 from torchbeast.sweep.config import ProgramName
 from torchbeast.sweep.settings import FLAGS
 
@@ -83,4 +84,4 @@ def _stop_with_stdin() -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main(json.loads(sys.argv[1])))
+        end_program(main(json.loads(sys.argv[1])))
