@@ -97,6 +97,26 @@ def test_workers_learn_as_one_learner_from_all_their_batches(how: Any, kind: Any
     assert counters == whole.counters
 
 
+@pytest.mark.parametrize("how", [CENTRAL, DECENTRAL, FREE], ids=["central", "decentral", "free"])
+def test_a_layer_that_is_frozen_in_the_learner_keeps_its_values_in_all_workers(how: Any) -> None:
+    learning, batches = Learning(), given(2, 9)
+    updates = 3 if how is FREE else 1  # two gradients may be older than the change
+    centre = learning.step()
+    layers = dict(centre.algo.actor.named_children())
+    with running(partial(of_given, learning=learning, batches=batches), centre, **how) as run:
+        workers, step, _ = run
+        rounds, last = workers.batches(), as_arrays(centre)
+        for frozen in ({"policy"}, set(), {"torso", "fc"}):  # before the workers start, and later
+            for name, layer in layers.items():
+                layer.requires_grad_(name not in frozen)
+            for _ in range(updates):
+                step.update(next(rounds))
+            step.state_dict()
+            before, last = last, as_arrays(centre)
+            moved = {name.split(".")[0] for name in last if (last[name] != before[name]).any()}
+            assert moved - {"scale"} == {"torso", "fc", "policy", "baseline"} - frozen
+
+
 def update_with(whole: Any, batch: Rollout, parts: Any) -> dict[str, float]:
     """Updates a learner by a batch; parts: of each worker in each of its minibatches."""
     if parts is not None:

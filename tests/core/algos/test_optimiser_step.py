@@ -173,6 +173,29 @@ def test_a_metric_of_a_batch_that_is_no_scalar_is_named(make_rollout: Make) -> N
         impala(mlp(), MeasuresEveryStep).update(make_rollout(T, B))
 
 
+@pytest.mark.parametrize(
+    "optimiser",
+    [{"momentum": 0.9}, {"optimiser": "adamw", "weight_decay": 0.5}],
+    ids=["momentum", "weight decay"],
+)
+def test_a_layer_keeps_its_values_exactly_while_it_is_frozen(
+    optimiser: dict[str, Any], make_rollout: Make
+) -> None:
+    step, batch = impala(mlp(), learning_rate=0.01, **optimiser), make_rollout(T, B)
+    layers = dict(step.algo.actor.named_children())
+    no_value = {"torso", "fc", "baseline"}  # that the baseline's loss depends on
+    for frozen in (set(), {"fc"}, no_value, {"policy"}, set()):
+        for name, layer in layers.items():
+            layer.requires_grad_(name not in frozen)
+        before = weights(step)
+        assert math.isfinite(step.update(batch)["grad_norm"])
+        moved = {name for name, now in weights(step).items() if not torch.equal(now, before[name])}
+        assert moved == {name for name in before if name.split(".")[0] not in frozen}
+    step.algo.actor.requires_grad_(False)
+    with pytest.raises(ValueError, match="optimiser actor has no parameter to train, because"):
+        step.update(batch)
+
+
 class Empty(Impala):
     def minibatches(self, batch: Rollout) -> Iterable[Rollout]:
         return []

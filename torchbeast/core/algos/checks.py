@@ -97,12 +97,18 @@ def checked_losses(algo: Algorithm[Any], found: Losses) -> Losses:
     for term, loss in found.terms.items():
         _check_scalar(f"{name}: the term {term}", loss, "sum it over the steps, or take the mean")
         require(
-            loss.requires_grad,
+            loss.requires_grad or _has_frozen(algo),
             f"{name}: the term {term} must depend on a parameter, got a constant: compute it "
             "from the network's outputs without detach() and no_grad(), or return it as a metric",
         )
     _check_metrics(name, found.metrics)
     return found
+
+
+def _has_frozen(algo: Algorithm[Any]) -> bool:
+    """Returns whether a parameter of the optimisers is frozen: a term may depend on it alone."""
+    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
+    return not all(parameter.requires_grad for group in groups for parameter in group["params"])
 
 
 def checked_metrics(algo: Algorithm[Any], found: Metrics) -> Metrics:

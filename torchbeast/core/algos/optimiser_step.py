@@ -214,9 +214,11 @@ class OptimiserStep(Generic[BatchT]):
         """Adds the gradients of each optimiser's terms to its own parameters; returns the total."""
         totals = self._totals(terms)
         for number, (minimiser, total) in enumerate(totals, start=1):
-            total.backward(  # type: ignore[no-untyped-call]
-                inputs=minimiser.parameters, retain_graph=number < len(totals)
-            )
+            trained = _trained(self.algo, minimiser)
+            if total.requires_grad:  # else its terms depend on frozen parameters only
+                total.backward(  # type: ignore[no-untyped-call]
+                    inputs=trained, retain_graph=number < len(totals)
+                )
             _check_connected(self.algo, minimiser)
         return torch.stack([total for _, total in totals]).sum()
 
@@ -291,7 +293,7 @@ class OptimiserStep(Generic[BatchT]):
 
 @dataclass(frozen=True, kw_only=True)
 class _Minimiser:
-    """An optimiser and the parameters that it trains."""
+    """An optimiser and its parameters, frozen ones included."""
 
     name: str
     prefix: str  # of the names of its figures
@@ -319,16 +321,12 @@ def _minimisers(algo: Algorithm[Any]) -> list[_Minimiser]:
             name=name,
             prefix="" if is_only else f"{name}_",
             optimiser=optimiser,
-            parameters=_trainable(optimiser),
+            parameters=[p for group in optimiser.param_groups for p in group["params"]],
         )
         for name, optimiser in algo.optimisers.items()
     ]
     for minimiser in minimisers:
-        if not minimiser.parameters:
-            raise ValueError(
-                f"{type(algo).__name__}'s optimiser {minimiser.name} has no parameter to train: "
-                "give it one with requires_grad, or leave the optimiser out"
-            )
+        _trained(algo, minimiser)
     return minimisers
 
 
@@ -346,14 +344,24 @@ def _check_connected(algo: Algorithm[Any], minimiser: _Minimiser) -> None:
     if all(parameter.grad is None for parameter in minimiser.parameters):
         raise ValueError(
             f"{type(algo).__name__}'s optimiser {minimiser.name} minimises terms that depend on "
-            "none of its parameters: give it the parameters of the network that they depend on, "
-            "or give them to another optimiser by minimised_by"
+            "none of its parameters that are not frozen: give it the parameters of the network "
+            "that they depend on, give the terms to another optimiser by minimised_by, or set "
+            "requires_grad of a layer that they depend on"
         )
 
 
-def _trainable(optimiser: Optimizer) -> list[nn.Parameter]:
-    """Returns the optimiser's parameters that are not frozen."""
-    return [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
+def _trained(algo: Algorithm[Any], minimiser: _Minimiser) -> list[nn.Parameter]:
+    """Returns the optimiser's parameters that are not frozen at present; ValueError without any.
+
+    A parameter may be frozen or unfrozen between two updates, so nobody keeps the list.
+    """
+    found = [parameter for parameter in minimiser.parameters if parameter.requires_grad]
+    if not found:
+        raise ValueError(
+            f"{type(algo).__name__}'s optimiser {minimiser.name} has no parameter to train, "
+            "because requires_grad is False for all of them: set it for at least one layer"
+        )
+    return found
 
 
 def _named_parameters(algo: Algorithm[Any]) -> Iterator[tuple[str, nn.Parameter]]:

@@ -53,14 +53,15 @@ class Contribution(NamedTuple):
     """One learner's share of an optimiser step."""
 
     message: dict[str, Any]  # JSON of a Found, and of the parameters that have a gradient
-    gradients: Tensor  # [n] of all parameters; those of means times the number of steps
+    gradients: Tensor  # [n] of the parameters that are not frozen; of means times the steps
 
 
 class Joining:
     """Joins the gradients of all parameters of an algorithm.
 
     Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
-    that the result is the mean over all valid steps of all learners.
+    that the result is the mean over all valid steps of all learners. All of them freeze the same
+    parameters, which are left out.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], reduction: Reduction) -> None:
@@ -71,13 +72,15 @@ class Joining:
 
     def packed(self, found: Found) -> Contribution:
         """Returns the present gradients with what else was found, whose figures are floats."""
-        pieces = [self._gradient(parameter, found.steps) for parameter in self._parameters]
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        pieces = [self._gradient(parameter, found.steps) for parameter in trained]
         message = {
             "figures": dict(found.figures),
             "steps": found.steps,
             "env_steps": found.env_steps,
             "minibatch": found.minibatch,
-            "has_gradient": [int(p.grad is not None) for p in self._parameters],
+            "trained": [int(p.requires_grad) for p in self._parameters],
+            "has_gradient": [int(p.grad is not None) for p in trained],
         }
         return Contribution(message, torch.cat(pieces))
 
@@ -90,10 +93,15 @@ class Joining:
         steps = sum(message["steps"] for message in messages)
         if self._is_mean:
             total = total / max(1, steps)
-        pieces = torch.split(total, [parameter.numel() for parameter in self._parameters])
+        for parameter in self._parameters:
+            parameter.grad = None
+        both = zip(self._parameters, messages[0]["trained"], strict=True)
+        trained = [parameter for parameter, is_trained in both if is_trained]
+        pieces = torch.split(total, [parameter.numel() for parameter in trained])
         have = [any(has) for has in zip(*(m["has_gradient"] for m in messages), strict=True)]
-        for parameter, piece, has in zip(self._parameters, pieces, have, strict=True):
-            parameter.grad = piece.view_as(parameter).to(parameter.dtype) if has else None
+        for parameter, piece, has in zip(trained, pieces, have, strict=True):
+            if has and parameter.requires_grad:  # it may have been frozen meanwhile
+                parameter.grad = piece.view_as(parameter).to(parameter.dtype)
         figures = joined(
             [message["figures"] for message in messages],
             [message["steps"] for message in messages],

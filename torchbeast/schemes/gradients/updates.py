@@ -39,6 +39,7 @@ from torchbeast.schemes.gradients.worker import (
     as_tensor,
     load,
     saved,
+    trained,
 )
 from torchbeast.schemes.gradients.workers import GradientWorkers
 
@@ -172,7 +173,8 @@ class Decentralised(GatheredStep):
 
     def update(self, batch: Round) -> dict[str, float]:
         """Lets all workers learn from their batches together."""
-        answers = _needed(self.workers.ask_all(lambda index: Task("update")))
+        task = Task("update", (trained(self._centre),))
+        answers = _needed(self.workers.ask_all(lambda index: task))
         for answer in answers:
             if isinstance(answer, NotFinite):
                 raise NonFiniteError(answer.error)

@@ -57,11 +57,12 @@ class Meeting(NamedTuple):
 class Weights(NamedTuple):
     """The weights of all models of an algorithm.
 
-    steps: optimiser steps that they are the result of.
+    steps: optimiser steps that they are the result of. trained: see `trained`.
     """
 
     steps: int
     packed: Packed
+    trained: tuple[bool, ...]
 
 
 class Collected(NamedTuple):
@@ -193,9 +194,10 @@ class GradientWorker:
             return next(self._minibatches, Finished())
         return failed.result
 
-    def update(self) -> Updated | NotFinite | Failed:
-        """Learns from the batch, together with the other ranks."""
+    def update(self, trained: tuple[bool, ...]) -> Updated | NotFinite | Failed:
+        """Learns from the batch, together with the other ranks; trained: see `trained`."""
         with self._failing() as failed:
+            self._freeze(trained)
             try:
                 figures = self._step.update(self._batch)
             except NonFiniteError as error:
@@ -293,7 +295,12 @@ class GradientWorker:
     def _load(self, weights: Weights | None) -> None:
         if weights is not None:
             self._models.load_state_dict(unpacked(weights.packed, self._models))
+            self._freeze(weights.trained)
             self._steps = weights.steps
+
+    def _freeze(self, trained: tuple[bool, ...]) -> None:
+        for parameter, is_trained in zip(self._models.parameters(), trained, strict=True):
+            parameter.requires_grad_(is_trained)
 
     def _publish(self, version: int) -> None:
         self._version = version
@@ -328,7 +335,13 @@ def as_tensor(array: np.ndarray) -> Tensor:
 
 def weights_of(step: OptimiserStep[Any]) -> Weights:
     """Returns a copy of the weights of a learner."""
-    return Weights(step.counters.optimiser_steps, packed(nn.ModuleDict(step.algo.models)))
+    models = nn.ModuleDict(step.algo.models)
+    return Weights(step.counters.optimiser_steps, packed(models), trained(step))
+
+
+def trained(step: OptimiserStep[Any]) -> tuple[bool, ...]:
+    """Returns which parameters of a learner are not frozen at present, by requires_grad."""
+    return tuple(p.requires_grad for p in nn.ModuleDict(step.algo.models).parameters())
 
 
 def saved(step: OptimiserStep[Any]) -> bytes:

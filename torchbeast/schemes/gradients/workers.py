@@ -28,7 +28,7 @@ from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Make
 from torchbeast.schemes.gradients.round import Round
-from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, weights_of
+from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, trained, weights_of
 from torchbeast.sources.contract import STALL_S, Away
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
@@ -73,8 +73,9 @@ class GradientWorkers:
         self._doing: dict[int, tuple[str, float]] = {}  # task of a worker, and when it began
         self._latest: dict[int, Collected] = {}  # by worker
         self._revision = 0  # counts changes of the centre's weights
-        self._held: list[int] = []  # the revision that each worker has
-        self._stored: tuple[int, Any] | None = None  # a revision, and the weights for workers
+        # What each worker has: a revision, and which parameters are frozen.
+        self._held = [self._state] * config.num_workers
+        self._stored: tuple[Any, Any] = None, None  # such a state, and the weights for workers
         self.figures: dict[str, float] = {}  # of the updates, for `status`
         self.contributions: Iterator[list[tuple[int, Any]]] = iter(())  # of asynchronous workers
         # The batch that each asynchronous worker learns from, with the figures of its minibatches.
@@ -146,17 +147,26 @@ class GradientWorkers:
             raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
 
     def changed(self) -> None:
-        """The centre's weights have changed: workers get them with their next task."""
+        """The centre's weights have changed: workers get them with their next task.
+
+        The same is true of `requires_grad`, which nobody needs to report.
+        """
         self._revision += 1
 
     def newer_weights(self, index: int) -> Any:
         """Returns the centre's weights for a worker that does not have them yet, else None."""
-        if self._held[index] == self._revision:
+        state = self._state
+        if self._held[index] == state:
             return None
-        self._held[index] = self._revision
-        if self._stored is None or self._stored[0] != self._revision:
-            self._stored = self._revision, self._fleet.put(weights_of(self.centre))
+        self._held[index] = state
+        if self._stored[0] != state:
+            self._stored = state, self._fleet.put(weights_of(self.centre))
         return self._stored[1]
+
+    @property
+    def _state(self) -> tuple[int, tuple[bool, ...]]:
+        """The revision of the centre's weights, and which parameters are frozen at present."""
+        return self._revision, trained(self.centre)
 
     def next_step(self, index: int) -> Task:
         """Returns the next task of an asynchronous worker."""
@@ -201,7 +211,6 @@ class GradientWorkers:
         self._workers = [self._fleet.worker(name) for name in self._names]
         for index, worker in enumerate(self._workers):
             worker.call(functools.partial(self._places.__setitem__, index), "place")
-        self._held = [self._revision] * count
         make, state = self._fleet.put(self._make), self._fleet.put(saved(self.centre))
         return self.ask_all(lambda index: Task("start", (make, index, count, meeting, state)))
 
