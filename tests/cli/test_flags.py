@@ -76,8 +76,13 @@ PROGRAMS = {
     "raybeast": RayBeastFlags,
 }
 WRONG = [
-    (["--no_such_flag", "3"], "Unrecognized options: --no_such_flag, 3."),
     (["stray"], "Unrecognized options: stray."),
+    (["--learnig_rate", "0.1"], "--learnig_rate, 0.1. Did you mean --learning_rate? See"),
+    (["--batch-sise=3"], "--batch_sise=3. Did you mean --batch_size? See"),
+    (["--lr", "0.1"], "--lr, 0.1. Did you mean --learning_rate? See"),
+    (["--seeds", "1", "--num_envs", "4"], "4. Did you mean --seed and --num_actors? See"),
+    (["--algo=ppo", "--clip_parm", "1"], "--clip_parm, 1. Did you mean --clip_param? See"),
+    (["--no_such_flag", "3"], "--no_such_flag, 3. See"),
     (["--batch_size"], "Missing value for argument '--batch_size'."),
     (["--mode", "dance"], "invalid choice 'dance' for argument '--mode'."),
     (["--num_actors", "0"], "--num_actors must be at least 1, got 0."),
@@ -241,6 +246,11 @@ def test_a_terminal_without_box_characters_gets_the_same_sentence(
 def test_names_of_fields_become_flags_and_plain_words_stay(sentence: str, typed: str) -> None:
     flags = {name: f"--{name}" for name in ("num_actors", "num_servers", "model")}
     assert renamed(sentence, flags) == typed
+
+
+def test_flags_with_dashes_mean_the_same_before_and_after_the_algorithm_is_known() -> None:
+    flags = parse(MonoBeastFlags, "monobeast", ["--replay-size", "1000", "--replay-kl-threshold=1"])
+    assert (flags.defaults.algo, flags.replay.replay_size) == ("laser", 1_000)
 
 
 def test_the_originals_name_of_a_flag_is_accepted_in_both_spellings() -> None:

@@ -7,7 +7,7 @@ import re
 
 from scheme_docs import COMBINATIONS, PAGE, pictures, with_table
 
-from torchbeast.core.algos.factory import OTHER_NAMES
+from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.schemes.presets import PRESETS
 
 WRITE = "run python tests/learner/scheme_docs.py and read what changes"

@@ -76,6 +76,7 @@ def test_names_are_folders_and_differ_where_the_settings_do() -> None:
         (["xpid=a,b"], [], "names its agents by their settings"),
         (["seed=1"], ["--mode", "test"], "a sweep trains"),
         (["seed=1"], ["--suppress_logs"], "in one table"),
+        (["seed=1"], ["--paralel", "2"], r"Did you mean --parallel\?"),
     ],
 )
 def test_what_the_program_or_the_sweep_refuses_is_a_sentence(

@@ -13,8 +13,9 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import tyro
@@ -24,6 +25,7 @@ from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import LearnerFlags
 from torchbeast.cli.naming import flag_of
 from torchbeast.cli.resuming import kinds
+from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.core.wording import renamed
 from torchbeast.errors import EXIT_DONE, UsageError
@@ -40,17 +42,26 @@ _ALIASES = {  # names in earlier programs
     "--num_threads": "--num_learner_threads",
     "--use_resnet": "--model=deep",
 }
+# Names in other libraries that are not similar to those of the flags here.
+_ELSEWHERE = {"num_envs": "num_actors", **OTHER_NAMES}
+_SIMILAR = 0.7  # at least, from 0 to 1, for a flag to be suggested
 
 
-def parse(flags_type: type[Flags], program: str, args: Sequence[str] | None) -> Flags:
+def parse(
+    flags_type: type[Flags],
+    program: str,
+    args: Sequence[str] | None,
+    known: Sequence[str] = (),
+) -> Flags:
     """Parses the flags in `args` (None: sys.argv); raises UsageError when they are wrong.
 
+    known: names of flags that were read before, one of which an unknown flag may be meant to be.
     `--help` and `--preset help` print and exit.
     """
     words = _words(args)
     with _as_far_as_it_is_read():
         flags_type, default = _read_first(flags_type, words)
-        with _sentences(flags_type):
+        with _sentences(flags_type, known):
             parsed: Flags = tyro.cli(
                 flags_type,
                 args=words,
@@ -102,7 +113,7 @@ def _as_far_as_it_is_read() -> Iterator[None]:
 
 
 @contextmanager
-def _sentences(flags_type: type) -> Iterator[None]:
+def _sentences(flags_type: type, known: Sequence[str] = ()) -> Iterator[None]:
     """Raises what tyro would print about wrong flags as a UsageError."""
     shown = io.StringIO()
     try:
@@ -111,12 +122,16 @@ def _sentences(flags_type: type) -> Iterator[None]:
     except SystemExit as end:
         if end.code != 2:
             raise
-        raise UsageError(f"{_sentence(shown.getvalue(), flags_type)} See --help.") from None
+        raise UsageError(f"{_sentence(shown.getvalue(), flags_type, known)} See --help.") from None
 
 
 def by_its_name(word: str) -> str:
-    """Replaces an alias of a flag in a word of the command line by the flag's name."""
+    """Replaces an alias of a flag in a word of the command line by the flag's name, which is also
+    accepted with dashes: --learning-rate.
+    """
     flag, equals, value = word.partition("=")
+    if flag.startswith("--"):
+        flag = f"--{flag[2:].replace('-', '_')}"
     return f"{_ALIASES.get(flag, flag)}{equals}{value}"
 
 
@@ -203,20 +218,34 @@ def _replaced(flags: Flags, values: Mapping[str, Any]) -> Flags:
     return replaced
 
 
-def _sentence(box: str, flags_type: type) -> str:
+def _sentence(box: str, flags_type: type, known: Sequence[str]) -> str:
     """Returns the error as a sentence; a check's names of fields become flags as they are typed."""
     said = _first_sentence(box)
     if said.startswith(_UNKNOWN):
-        return " ".join([said, *_of_other_algorithms(said)])
+        unknown, known = re.findall(r"--(\w+)", said), [*names(flags_type), *known]
+        return " ".join([said, *_of_other_algorithms(unknown), *_did_you_mean(unknown, known)])
     if not _OF_A_CHECK.match(said):
         return said
     as_typed = {name: f"--{name}" for name in names(flags_type)}
     return renamed(_OF_A_CHECK.sub("", said), as_typed)
 
 
-def _of_other_algorithms(said: str) -> Iterator[str]:
+def _did_you_mean(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]:
+    """Yields a question for the flags that were probably meant, if there are any."""
+    meant = [name for word in unknown for name in _meant(word, known)]
+    if meant:
+        yield f"Did you mean {' and '.join(f'--{name}' for name in meant)}?"
+
+
+def _meant(word: str, known: Sequence[str]) -> list[str]:
+    """Returns the flag that a word most probably means, or []."""
+    other = _ELSEWHERE.get(word)
+    return [other] if other in known else get_close_matches(word, known, 1, _SIMILAR)
+
+
+def _of_other_algorithms(unknown: Iterable[str]) -> Iterator[str]:
     """Yields which built-in algorithms have a flag that is unknown here."""
-    for word in re.findall(r"--(\w+)", said):
+    for word in unknown:
         having = [algo for algo in ALGOS if word in names(config_of(algo))]
         if having:
             yield f"--{word} is a setting of the algorithms {', '.join(having)}."

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchbeast.cli.command_line import by_its_name, parse
+from torchbeast.cli.command_line import by_its_name, names, parse
 from torchbeast.cli.flags import LearnerFlags, MonoBeastFlags, PolyBeastFlags, RayBeastFlags
 from torchbeast.core.algos.registry import FOR_REPLAY
 from torchbeast.errors import UsageError
-from torchbeast.sweep.config import ProgramName
+from torchbeast.sweep.config import ProgramName, SweepConfig
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
     "monobeast": MonoBeastFlags,
@@ -180,7 +180,7 @@ def _flag_of(word: str) -> str:
     """Returns the flag's name in a word of a command line, as its Config has it; else ""."""
     if not word.startswith("--"):
         return ""
-    flag = by_its_name(word.partition("=")[0].replace("-", "_").replace("__", "--", 1))
+    flag = by_its_name(word)
     return flag.partition("=")[0].removeprefix("--").removeprefix("no_")
 
 
@@ -194,7 +194,7 @@ def _agent(
     """Returns the agent, once the program has accepted its command line, and `check` its flags."""
     name = name_of(settings)
     words = [*common, *typed(settings)]
-    flags = parse(FLAGS[program], program, words)
+    flags = parse(FLAGS[program], program, words, names(SweepConfig))
     check(flags)
     where = ["--savedir", str(folder), "--xpid", name, "--suppress_logs"]
     return Agent(

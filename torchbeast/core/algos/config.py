@@ -19,6 +19,18 @@ if TYPE_CHECKING:
 
     from torchbeast.core.algos.foreach import Foreach
 
+OTHER_NAMES = {
+    "lr": "learning_rate",
+    "eps": "epsilon",
+    "gamma": "discounting",
+    "entropy_coef": "entropy_cost",
+    "value_loss_coef": "baseline_cost",
+    "max_grad_norm": "grad_norm_clipping",
+    "tau": "target_rate",
+    "initial_alpha": "temperature",
+}
+"""The names of flags, by other names of the same hyperparameters."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:

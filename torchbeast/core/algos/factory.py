@@ -16,25 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from torchbeast.core.algos.config import StepConfig
+from torchbeast.core.algos.config import OTHER_NAMES, StepConfig
 from torchbeast.core.factories import refuse_other_types, refuse_unknown
 from torchbeast.core.wording import as_arguments
 
 if TYPE_CHECKING:
     from torchbeast.core.actors.contract import Actor
     from torchbeast.core.algos.base import Algorithm
-
-OTHER_NAMES = {
-    "lr": "learning_rate",
-    "eps": "epsilon",
-    "gamma": "discounting",
-    "entropy_coef": "entropy_cost",
-    "value_loss_coef": "baseline_cost",
-    "max_grad_norm": "grad_norm_clipping",
-    "tau": "target_rate",
-    "initial_alpha": "temperature",
-}
-"""The names of flags, by other names of the same hyperparameters."""
 
 Path = tuple[str, ...]
 
