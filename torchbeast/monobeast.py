@@ -6,6 +6,7 @@ python -m torchbeast.monobeast --preset pong
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -18,6 +19,7 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.wording import counted
 from torchbeast.envs.opening import make_environment
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
@@ -26,6 +28,7 @@ from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.saying import say
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 
@@ -44,7 +47,12 @@ def run(flags: MonoBeastFlags) -> int:
     check_alone(PROGRAM)
     if flags.command.mode != "train":
         return test_run(flags, flags.environment.asked)
+    num_actors = flags.processes.environments()  # a resumed run has as many on any machine
+    processes = dataclasses.replace(flags.processes, num_actors=num_actors)
+    flags = dataclasses.replace(flags, processes=processes)
     with session(flags.run.folder, flatten(flags)) as opened, ExitStack() as ending:
+        workers = counted(processes.processes(), "worker")
+        say(f"{counted(num_actors, 'environment')} in {workers}.")
         train(flags, opened, ending)
     return EXIT_DONE
 
@@ -76,7 +84,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
 def _collection(flags: MonoBeastFlags) -> Collection:
     return Collection(
         program=PROGRAM,
-        num_actors=flags.processes.num_actors,
+        num_actors=flags.processes.environments(),
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
     )

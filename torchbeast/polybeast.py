@@ -6,6 +6,7 @@ python -m torchbeast.polybeast --preset pong
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.torchrun import check_alone
+from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.plan import plans_for_local_servers
@@ -37,6 +39,10 @@ def run(flags: PolyBeastFlags) -> int:
         return test_run(flags, flags.environment.asked)
     import libtorchbeast  # noqa: F401 - raises at once if it was not built
 
+    num_actors = flags.fleet.environments()  # a resumed run has as many on any machine
+    flags = dataclasses.replace(
+        flags, fleet=dataclasses.replace(flags.fleet, num_actors=num_actors)
+    )
     with (
         session(flags.run.folder, flatten(flags)) as opened,
         environment_servers(flags, opened.supervisor) as servers,
@@ -49,6 +55,7 @@ def run(flags: PolyBeastFlags) -> int:
             fleet = ask_all(
                 servers.addresses, timeout=60.0, stopped=lambda: opened.supervisor.wait(0)
             )
+            say(polybeast_learner.found(fleet))
             collection = Collection(
                 program=PROGRAM,
                 num_actors=fleet.num_envs,

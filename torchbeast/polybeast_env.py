@@ -71,8 +71,7 @@ def run(flags: PolyBeastEnvFlags) -> int:
 def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     """Serves until the run ends; returns its failure, if it has one."""
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
-    count = flags.servers.num_servers
-    plans = spread(flags.servers.num_actors or count, count)
+    plans = spread(flags.servers.environments(), flags.servers.servers())
     security = None if flags.servers.listen is None else flags.security.listening()
     supervisor = Supervisor()
     with (
@@ -103,7 +102,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
 @contextmanager
 def _addresses(flags: PolyBeastEnvFlags) -> Iterator[tuple[list[str], Path | None]]:
     """Yields the servers' addresses, and the folder of this run if they are in one."""
-    served, count = flags.servers, flags.servers.num_servers
+    served, count = flags.servers, flags.servers.servers()
     if served.learner is None:
         named = served.listen or served.pipes_basename or user_basename()
         yield server_addresses(named, count), None

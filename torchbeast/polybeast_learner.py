@@ -113,10 +113,10 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         else:
             fleet = _found_together(find, flags, replica, opened.supervisor)
         _check_environment(flags.environment.env, fleet)
-        say(_found(fleet))
+        say(found(fleet))
         of_command = _of_command(flags.fleet)
-        found = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
-        flags = dataclasses.replace(flags, fleet=found)
+        served = dataclasses.replace(flags.fleet, num_actors=fleet.num_envs)
+        flags = dataclasses.replace(flags, fleet=served)
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
@@ -360,7 +360,8 @@ def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
     return Discrete(num_actions)
 
 
-def _found(fleet: Fleet) -> str:
+def found(fleet: Fleet) -> str:
+    """Returns the sentence that says how many environments and servers there are."""
     servers = counted(len(set(fleet.stream_addresses)), "server")
     what = f" of {fleet.env.name}" if fleet.env.name else ""
     return f"Found {counted(fleet.num_envs, 'environment')}{what}, on {servers}."

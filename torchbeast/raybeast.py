@@ -7,6 +7,7 @@ python -m torchbeast.raybeast --preset pong --address auto    on the cluster of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 
@@ -27,6 +28,7 @@ from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.saying import say
 from torchbeast.schemes.ray_fleet import RayFleet
 from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig, rollout_bytes
 from torchbeast.schemes.room import Room, check_object_store, num_workers
@@ -60,7 +62,10 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     room = fleet.room()
     workers = num_workers(flags.ray, room)
     fleet.reserve_for_learner()
-    print(f"{fleet}; {workers} actors of {flags.ray.num_actors} environments.", flush=True)
+    num_actors = flags.ray.num_actors or flags.ray.usual_environments(workers)
+    ray = dataclasses.replace(flags.ray, num_actors=num_actors)
+    flags = dataclasses.replace(flags, ray=ray)  # recorded: a resumed run has as many anywhere
+    say(f"{fleet}; {workers} actors of {num_actors} environments.")
 
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, *spaces, MODEL_FOR_IMAGES)
@@ -90,7 +95,7 @@ def _is_own_code(flags: RayBeastFlags) -> bool:
 def _collection(flags: RayBeastFlags, workers: int, room: Room) -> Collection:
     return Collection(
         program=PROGRAM,
-        num_actors=flags.ray.num_actors,
+        num_actors=flags.ray.environments(),
         processes=workers,
         fixed_lag=None,
         cores=int(sum(node.cpus for node in room.nodes)),

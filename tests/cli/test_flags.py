@@ -8,9 +8,12 @@ import inspect
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from torchbeast import monobeast, polybeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
     MonoBeastFlags,
@@ -22,8 +25,8 @@ from torchbeast.cli.flags import (
 from torchbeast.core.wording import renamed
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
-from torchbeast.sources.processes.config import MAX_FIXED_LAG
-from torchbeast.sources.servers.config import FleetConfig
+from torchbeast.sources.processes.config import MAX_FIXED_LAG, ProcessesConfig
+from torchbeast.sources.servers.config import FleetConfig, ServersConfig
 
 ORIGINAL_LEARNER_FLAGS = [
     "env",
@@ -54,7 +57,6 @@ ORIGINAL_LEARNER_FLAGS = [
     "write_profiler_trace",
 ]
 ORIGINAL_DEFAULTS = {
-    "num_actors": 4,
     "total_steps": 100_000,
     "batch_size": 8,
     "unroll_length": 80,
@@ -89,7 +91,7 @@ WRONG = [
     (["--discounting", "1.5"], "--discounting must be between 0 and 1, got 1.5."),
     (["--discounting", "nan"], "--discounting must be between 0 and 1, got nan."),
     (["--learning_rate", "0"], "--learning_rate must be greater than 0, got 0.0."),
-    (["--num_servers", "8"], "give at most as many as --num_actors 4."),
+    (["--num_servers", "8", "--num_actors", "4"], "give at most as many as --num_actors 4."),
     (["--max_learner_queue_size", "1"], "give at least --batch_size 8."),
     (["--xpid", "a/b"], "--xpid must be a plain name"),
     (["--xpid", "latest"], "--xpid must be a plain name"),
@@ -180,8 +182,7 @@ def test_the_defaults_are_those_of_the_original() -> None:
 
 def test_polybeast_learner_has_the_same_defaults_but_takes_any_served_environment() -> None:
     flags = flatten(PolyBeastLearnerFlags())
-    expected = ORIGINAL_DEFAULTS | {"num_actors": None}
-    assert {name: flags[name] for name in expected} == expected
+    assert {name: flags[name] for name in ORIGINAL_DEFAULTS} == ORIGINAL_DEFAULTS
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -285,6 +286,60 @@ def test_the_number_of_servers_follows_from_cores_and_environments() -> None:
     assert FleetConfig(num_actors=10, num_servers=10).servers() == 10
 
 
+def with_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets the configs see a machine with this number of cores."""
+    for module in ("sources.config", "sources.processes.config", "sources.servers.config"):
+        monkeypatch.setattr(f"torchbeast.{module}.available_cores", lambda: cores)
+
+
+@pytest.mark.parametrize(
+    ("cores", "environments", "processes"),
+    [(1, 16, 1), (2, 32, 2), (4, 64, 4), (6, 48, 6), (8, 64, 8), (48, 48, 48), (100, 100, 100)],
+)
+def test_the_number_of_environments_follows_from_the_cores_unless_it_is_given(
+    cores: int, environments: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_cores(cores, monkeypatch)
+    mono, poly, served = ProcessesConfig(), FleetConfig(), ServersConfig()
+    assert (mono.environments(), mono.processes()) == (environments, processes)
+    assert (poly.environments(), poly.servers()) == (environments, processes)
+    assert (served.environments(), served.servers()) == (environments, processes)
+    assert ProcessesConfig(num_actors=45).environments() == 45
+    assert FleetConfig(num_actors=45).environments() == 45
+    assert ProcessesConfig(num_processes=2).environments() == 32
+    assert ProcessesConfig(num_buffers=10, num_processes=1).environments() == 10
+    assert ServersConfig(num_servers=10).environments() == 10
+
+
+def test_a_reproducible_run_has_the_same_environments_on_any_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = []
+    for cores in (1, 2, 16):
+        with_cores(cores, monkeypatch)
+        processes = parse(MonoBeastFlags, "monobeast", ["--fixed_lag", "1"]).processes
+        found.append((processes.environments(), processes.processes()))
+    assert found == [(4, 2)] * 3
+
+
+@pytest.mark.parametrize("program", [monobeast, polybeast])
+def test_a_run_records_the_number_of_environments_that_was_chosen(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed run then has as many, also on a machine with other cores."""
+    pytest.importorskip("libtorchbeast")
+    with_cores(3, monkeypatch)
+    recorded: dict[str, Any] = {}
+
+    def session(folder: Path, settings: dict[str, Any]) -> None:
+        recorded.update(settings)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(program, "session", session)
+    assert program.main(["--xpid", "a"]) == 2 and "far enough" in capsys.readouterr().err
+    assert recorded["num_actors"] == 48
+
+
 def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceback() -> None:
     command = [sys.executable, "-m", "torchbeast.polybeast", "--no_such_flag"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -362,6 +417,6 @@ def test_the_command_of_the_first_raybeast_is_taken_as_it_is() -> None:
 
 
 def test_buffers_are_counted_in_rollouts_of_one_environment() -> None:
-    assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.num_actors
+    assert MonoBeastFlags().processes.buffers() == 2 * MonoBeastFlags().processes.environments()
     with pytest.raises(UsageError, match="--num_buffers 44 .*give at least --num_actors 45"):
         parse(MonoBeastFlags, "monobeast", ["--num_actors", "45", "--num_buffers", "44"])

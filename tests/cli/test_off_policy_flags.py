@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags
+from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.errors import UsageError
 from torchbeast.sources.config import ReplayConfig
@@ -25,6 +25,13 @@ def test_an_algorithm_changes_the_defaults_of_the_replay() -> None:
     assert flatten(parsed("--algo", "impala"))["replay_size"] == 0
     preset = flatten(parsed("--preset", "pendulum-sac"))
     assert (preset["learn_start"], preset["replay_size"]) == (1_000, 1_000_000)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn", "sac", "td3"])
+def test_an_algorithm_without_v_trace_has_few_environments_unless_servers_decide(algo: str) -> None:
+    assert flatten(parsed("--algo", algo))["num_actors"] == 8
+    learner = parse(PolyBeastLearnerFlags, "polybeast_learner", ["--xpid", "x", "--algo", algo])
+    assert learner.fleet.num_actors is None
 
 
 def test_the_source_collects_one_rollout_at_a_time() -> None:

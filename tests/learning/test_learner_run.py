@@ -212,7 +212,7 @@ def test_resuming_with_other_settings_lists_them(
         == [
             "batch_size 16 (recorded 8)",
             "learning_rate 0.0004 (recorded 0.00048)",
-            "num_actors 8 (recorded 4)",
+            "num_actors 8 (recorded None)",
         ]
     )
 

@@ -34,6 +34,8 @@ TWO = room(node(2.0, is_learners=True), node(3.0, host="10.0.0.2"))
     [
         ({}, TWO, 5),
         ({"num_actors": 3}, TWO, 3),
+        ({"num_actors": None}, TWO, 5),
+        ({"num_actors": None, "num_buffers": 4}, TWO, 4),
         ({"actor_cpus": 2}, TWO, 2),  # a CPU of the second node is of no use
         ({"actor_cpus": 0.5}, TWO, 10),
         ({"learner_cpus": 1}, TWO, 4),

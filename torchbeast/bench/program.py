@@ -123,7 +123,8 @@ def _title(flags: BenchFlags) -> str:
     lstm = " with an LSTM" if flags.model.use_lstm else ""
     return (
         f"{flags.environment.env_id}, --model {flags.model.model}{lstm}, "
-        f"{flags.fleet.num_actors} environments, rollouts of {flags.rollouts.unroll_length} steps, "
+        f"{flags.fleet.environments()} environments, "
+        f"rollouts of {flags.rollouts.unroll_length} steps, "
         f"{flags.rollouts.batch_size} per update; {record.machine()}"
     )
 

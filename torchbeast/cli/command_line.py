@@ -148,18 +148,22 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     algo = _algorithm(words, {**recorded, **of_preset})
     made = with_algorithm(flags_type, algo)
     chosen = {} if algo == DEFAULT else {"algo": algo}
-    usual = {} if resuming.is_test(words) else defaults_of(algo)
+    usual = {} if resuming.is_test(words) else _without_served(flags_type, defaults_of(algo))
     values = {**usual, **resuming.usable(made, recorded, words), **of_preset, **chosen}
     resuming.check_environment(words, values, recorded)
     return made, _replaced(made(), values) if values else None
 
 
 def _of_preset(flags_type: type[LearnerFlags], words: Sequence[str]) -> Mapping[str, Any]:
-    """Returns the flags of the preset, if one is named, without the number of environments where
-    the servers decide it; their environment must be that of the preset.
-    """
+    """Returns the flags of the preset, if one is named; the servers must have its environment."""
+    return _without_served(flags_type, presets.settings(words))
+
+
+def _without_served(
+    flags_type: type[LearnerFlags], settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Returns the settings without the number of environments if the servers decide it."""
     by_servers = set(flags_type.decided_by_servers) - {"env"}
-    settings = presets.settings(words)
     return {name: value for name, value in settings.items() if name not in by_servers}
 
 

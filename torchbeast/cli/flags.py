@@ -172,7 +172,7 @@ class MonoBeastFlags(LearnerFlags):
     @property
     def synchronous_rollouts(self) -> int:
         is_used = self.learns_from_transitions and self.is_reproducible
-        return self.processes.num_actors if is_used else 0
+        return self.processes.environments() if is_used else 0
 
     @property
     def is_reproducible(self) -> bool:

@@ -44,9 +44,9 @@ class RayConfig(BufferedActorsConfig):
         at_least(0, learner_cpus=self.learner_cpus, learner_gpus=self.learner_gpus)
         above(0, actor_cpus=self.actor_cpus)
         require(
-            self.num_workers is None or self.num_workers <= self.num_actors,
+            self.num_workers is None or self.num_workers <= self.environments(),
             f"num_workers {self.num_workers} leaves Ray actors without an environment: "
-            f"give at most as many as num_actors {self.num_actors}",
+            f"give at most as many as num_actors {self.environments()}",
         )
         require(
             self.min_workers is None or self.min_workers <= (self.num_workers or 0),
@@ -58,6 +58,10 @@ class RayConfig(BufferedActorsConfig):
             f"with {CLIENT} the learner runs outside the cluster, which keeps nothing free for it: "
             "leave out learner_cpus and learner_gpus, or submit the run as a job",
         )
+
+    @property
+    def given_processes(self) -> int | None:
+        return self.num_workers
 
     @property
     def reserves_for_learner(self) -> bool:

@@ -190,7 +190,7 @@ class RaySource:
         self._replaced = 0
         self._closed = threading.Event()
         self._supervisor: Supervisor | None = None
-        counts = split_evenly(config.fleet.num_actors, config.num_workers)
+        counts = split_evenly(config.fleet.environments(), config.num_workers)
         first_envs = [0, *itertools.accumulate(counts)]
         self._actors = [_Actor(*both) for both in enumerate(zip(counts, first_envs, strict=False))]
 

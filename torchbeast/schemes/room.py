@@ -54,7 +54,8 @@ def num_workers(config: RayConfig, room: Room) -> int:
         )
     if config.num_workers is not None:
         return config.num_workers
-    return max(1, min(config.num_actors, fitting, math.floor(_free_cpus(config, room))))
+    most = config.num_actors or config.num_buffers or fitting
+    return max(1, min(most, fitting, math.floor(_free_cpus(config, room))))
 
 
 class Group(NamedTuple):

@@ -7,6 +7,10 @@ import math
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least, between, require
+from torchbeast.processes.cores import available_cores
+
+_ENVS_PER_PROCESS = 16
+_USUAL_ENVS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +31,37 @@ class RolloutConfig:
 class ActorsConfig:
     """Environments of a run that starts them itself."""
 
-    num_actors: int = 4
-    """Number of environments in all. Each costs memory; more make larger inference batches."""
+    num_actors: int | None = None
+    """Number of environments in all. Each costs memory; more make larger inference batches.
+    Default: 16 for each process that steps them, thus 16 per core. With more than four processes it
+    is 8, 4, 2 or 1 for each, so that there are at most 64, but one for each process. A resumed run
+    keeps its number."""
 
     def __post_init__(self) -> None:
         at_least(1, num_actors=self.num_actors)
+
+    @property
+    def given_processes(self) -> int | None:
+        """The number of processes that step the environments, if it was given."""
+        raise NotImplementedError
+
+    def environments(self) -> int:
+        """Returns the number of environments; by default one process per core steps them."""
+        processes = self.given_processes or available_cores()
+        return self.num_actors or self.usual_environments(processes)
+
+    def usual_environments(self, processes: int) -> int:
+        """Returns the default number of environments if this number of processes steps them."""
+        return usual_environments(processes)
+
+
+def usual_environments(processes: int) -> int:
+    """Returns the default number of environments if this number of processes steps them.
+
+    Each process has the same power of two, because such numbers divide most batches evenly.
+    """
+    share = min(_ENVS_PER_PROCESS, max(1, _USUAL_ENVS // processes))
+    return processes << (share.bit_length() - 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,11 @@ _CONFIGS = {
     "td3": "torchbeast.core.algos.config:TD3Config",
 }
 
-
+# V-trace allows for the lag of many environments. Algorithms that learn from single steps wait for
+# learning, not for environments.
+_NUM_ACTORS = 8
 _OF_POLICIES = {
+    "num_actors": _NUM_ACTORS,
     "replay_size": 1_000_000,
     "replay_ratio": 256.0,
     "batch_size": 256,
@@ -41,7 +44,9 @@ _OF_POLICIES = {
 }
 # Defaults of other flags, by the name of the algorithm.
 _DEFAULTS: dict[str, dict[str, Any]] = {
+    "ppo": {"num_actors": _NUM_ACTORS},  # as many as the rollouts of a batch
     "dqn": {
+        "num_actors": _NUM_ACTORS,
         "replay_size": 100_000,
         "replay_ratio": 8.0,
         "batch_size": 32,
@@ -70,7 +75,7 @@ def replay_of(algo: type) -> dict[str, Any]:
     of the built-in one that it is, or is a subclass of, otherwise dqn's.
     """
     names = [name_of(base) for base in algo.__mro__]
-    return defaults_of(next((name for name in names if name in _DEFAULTS), "dqn"))
+    return defaults_of(next((name for name in names if "replay_size" in defaults_of(name)), "dqn"))
 
 
 def learns_from_transitions(name: str) -> bool:
@@ -78,7 +83,7 @@ def learns_from_transitions(name: str) -> bool:
     `find`. Built-in algorithms are not imported for it.
     """
     if name in ALGOS:
-        return name in _DEFAULTS
+        return "replay_size" in defaults_of(name)
     from torchbeast.core.storages.transition import Transitions
 
     return issubclass(find(name).takes, Transitions)

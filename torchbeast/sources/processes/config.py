@@ -10,6 +10,7 @@ from torchbeast.processes.cores import available_cores
 from torchbeast.sources.config import ActorsConfig
 
 MAX_FIXED_LAG = 509  # shared memory has room for two more versions of the weights
+_REPRODUCIBLE_ENVS = 4  # on every machine; with two processes their shares divide most batches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +25,31 @@ class BufferedActorsConfig(ActorsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        at_least(1, num_buffers=self.num_buffers)
         require(
-            self.num_buffers is None or self.num_buffers >= self.num_actors,
+            self.num_buffers is None or self.num_buffers >= self.environments(),
             f"num_buffers {self.num_buffers} leaves environments without a buffer: "
-            f"give at least num_actors {self.num_actors}",
+            f"give at least num_actors {self.environments()}",
         )
+
+    def usual_environments(self, processes: int) -> int:
+        usual = super().usual_environments(processes)
+        return min(usual, self.num_buffers or usual)  # each needs a buffer
 
     def buffers(self) -> int:
         """Returns the number of rollouts of one environment that are written or wait."""
-        return self.num_buffers or 2 * self.num_actors
+        return self.num_buffers or 2 * self.environments()
 
     def slots_per_process(self) -> int:
         """Returns the slots per process; a slot holds a rollout of each of its environments."""
-        return self.buffers() // self.num_actors
+        return self.buffers() // self.environments()
 
     def batches_ahead(self, batch_size: int) -> int:
         """Returns the number of batches that can be filled ahead in the buffers beyond the slots.
 
         With them a process with a single slot gets it back early.
         """
-        return (self.buffers() - self.slots_per_process() * self.num_actors) // batch_size
+        return (self.buffers() - self.slots_per_process() * self.environments()) // batch_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +62,8 @@ class ProcessesConfig(BufferedActorsConfig):
     """
     fixed_lag: int | None = None
     """Make the run reproducible: learn from rollouts collected with weights exactly this many
-    updates old, in a fixed order. Costs speed. Default: learn from whatever is ready.
+    updates old, in a fixed order. Costs speed. --num_actors is then 4 by default, on every machine.
+    Default: learn from whatever is ready.
     """
 
     def __post_init__(self) -> None:
@@ -68,18 +75,27 @@ class ProcessesConfig(BufferedActorsConfig):
             f"fixed_lag must be at most {MAX_FIXED_LAG}, got {self.fixed_lag}",
         )
         require(
-            self.num_processes is None or self.num_processes <= self.num_actors,
+            self.num_processes is None or self.num_processes <= self.environments(),
             f"num_processes {self.num_processes} leaves processes without an environment: "
-            f"give at most as many as num_actors {self.num_actors}",
+            f"give at most as many as num_actors {self.environments()}",
         )
+
+    @property
+    def given_processes(self) -> int | None:
+        return self.num_processes
+
+    def usual_environments(self, processes: int) -> int:
+        if self.fixed_lag is not None:
+            return _REPRODUCIBLE_ENVS
+        return super().usual_environments(processes)
 
     def processes(self) -> int:
         """Returns the number of actor processes."""
         if self.num_processes is not None:
             return self.num_processes
         if self.fixed_lag is not None:
-            return 2 if self.num_actors % 2 == 0 else 1
-        return min(self.num_actors, available_cores())
+            return 2 if self.environments() % 2 == 0 else 1
+        return min(self.environments(), available_cores())
 
     def check_fixed_lag(self, batch_size: int) -> None:
         """Raises ValueError if the lag is fixed and whole rollouts of processes cannot fill a
@@ -87,10 +103,10 @@ class ProcessesConfig(BufferedActorsConfig):
         """
         if self.fixed_lag is None:
             return
-        each, rest = divmod(self.num_actors, self.processes())
+        each, rest = divmod(self.environments(), self.processes())
         require(
             not rest and batch_size % each == 0,
-            f"with fixed_lag, num_actors {self.num_actors} must be the same for each of "
+            f"with fixed_lag, num_actors {self.environments()} must be the same for each of "
             f"num_processes {self.processes()}, and batch_size {batch_size} a multiple of each "
             "one's share",
         )

@@ -84,7 +84,7 @@ class MonoSourceConfig:
     seed: int
 
     def __post_init__(self) -> None:
-        wanted, given = self.processes.num_actors, self.rollouts.batch_size
+        wanted, given = self.processes.environments(), self.rollouts.batch_size
         require(
             not self.on_demand or (self.processes.fixed_lag == 0 and given == wanted),
             f"rollouts on demand need fixed_lag 0 and a batch_size of num_actors {wanted}, got "
@@ -135,12 +135,12 @@ class MonoSource:
         processes, num_processes = config.processes, config.processes.processes()
         pin, info_keywords = device.type == "cuda", config.env.options.info_keywords
         num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
-        self._rollout_bytes = slot_bytes(*shape, processes.num_actors, agent.frame_stack)
+        self._rollout_bytes = slot_bytes(*shape, processes.environments(), agent.frame_stack)
         self._collector = Collector(
             Batch(*shape, self._batch_size, pin, config.spare_columns, info_keywords)
             for _ in range(num_batches)
         )
-        counts = split_evenly(processes.num_actors, num_processes)
+        counts = split_evenly(processes.environments(), num_processes)
         self._activities = SharedActivities(num_processes)
         first_envs = [0, *itertools.accumulate(counts)]
         self._actors = [

@@ -12,7 +12,7 @@ from torchbeast.core.wording import counted
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
-from torchbeast.sources.config import ActorsConfig
+from torchbeast.sources.config import ActorsConfig, usual_environments
 
 MIN_TOKEN = 16  # characters; 22 of base64 are as good as an AES key
 MAX_TOKEN = 1000
@@ -90,14 +90,18 @@ class FleetConfig(ActorsConfig):
         super().__post_init__()
         at_least(1, num_servers=self.num_servers)
         require(
-            self.num_servers is None or self.num_servers <= self.num_actors,
+            self.num_servers is None or self.num_servers <= self.environments(),
             f"num_servers {self.num_servers} leaves servers without an environment: "
-            f"give at most as many as num_actors {self.num_actors}",
+            f"give at most as many as num_actors {self.environments()}",
         )
+
+    @property
+    def given_processes(self) -> int | None:
+        return self.num_servers
 
     def servers(self) -> int:
         """Returns the number of server processes."""
-        return self.num_servers or min(self.num_actors, available_cores())
+        return self.num_servers or min(self.environments(), available_cores())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,10 +167,11 @@ class ServedEnvConfig:
 class ServersConfig:
     """Environment servers for a learner in another terminal or on another machine."""
 
-    num_servers: int = 4
-    """Number of server processes. About one per core is best."""
+    num_servers: int | None = None
+    """Number of server processes. Default: one per core."""
     num_actors: int | None = None
-    """Number of environments of all servers together. Default: one per server."""
+    """Number of environments of all servers together. Default: one per server if --num_servers is
+    given, else as many as polybeast has by default."""
     pipes_basename: str | None = None
     """Server i listens at {pipes_basename}.{i}. Default: sockets in a folder of this user."""
     listen: str | None = None
@@ -188,10 +193,18 @@ class ServersConfig:
             "give one of them",
         )
         require(
-            self.num_actors is None or self.num_actors >= self.num_servers,
+            self.num_actors is None or self.num_actors >= self.servers(),
             f"num_actors {self.num_actors} leaves servers without an environment: "
-            f"give at least as many as num_servers {self.num_servers}",
+            f"give at least as many as num_servers {self.servers()}",
         )
+
+    def servers(self) -> int:
+        """Returns the number of server processes."""
+        return self.num_servers or min(self.num_actors or available_cores(), available_cores())
+
+    def environments(self) -> int:
+        """Returns the number of environments."""
+        return self.num_actors or self.num_servers or usual_environments(available_cores())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -52,7 +52,7 @@ def plans_for_local_servers(fleet: FleetConfig, disable_cuda: bool) -> list[Serv
     Each has two streams if the learner uses a GPU, else one.
     """
     on_gpu = seems_to_have_a_gpu() and not disable_cuda
-    return spread(fleet.num_actors, fleet.servers(), num_streams=2 if on_gpu else 1)
+    return spread(fleet.environments(), fleet.servers(), num_streams=2 if on_gpu else 1)
 
 
 def seems_to_have_a_gpu() -> bool:
