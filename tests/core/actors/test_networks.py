@@ -13,9 +13,17 @@ from nets_by_hand import deep_by_hand, shallow_by_hand, shallow_norm_by_hand
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
-from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet, SmallNet
+from torchbeast.core.actors.networks import (
+    AtariNet,
+    DeepNet,
+    LastAction,
+    MLPNet,
+    NormedAtariNet,
+    SmallNet,
+)
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import (
+    ActionSpace,
     ArraySpec,
     Box,
     Discrete,
@@ -40,12 +48,14 @@ def _integers(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.randint(2 if dtype == torch.bool else 128, shape).to(dtype)
 
 
-def random_inputs(space: ObservationSpace, steps: int = T) -> ModelInputs:
+def random_inputs(
+    space: ObservationSpace, steps: int = T, num_actions: int = ACTIONS
+) -> ModelInputs:
     return ModelInputs(
         observation=map_leaves(lambda spec: random_leaf(spec, steps), space),
         reward=2 * torch.randn(steps, B),
         done=torch.rand(steps, B) < 0.3,
-        last_action=torch.randint(ACTIONS, (steps, B)),
+        last_action=torch.randint(num_actions, (steps, B)),
     )
 
 
@@ -56,7 +66,7 @@ def inputs_of(observation: Tensor) -> ModelInputs:
     return ModelInputs(observation, nothing, nothing.bool(), nothing.long())
 
 
-def shapes(model: ActorCritic) -> dict[str, tuple[int, ...]]:
+def shapes(model: torch.nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
 
 
@@ -318,12 +328,15 @@ def test_forward_draws_no_random_number(net: Any, use_lstm: bool) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.parametrize("num_actions", [ACTIONS, 100])
 @pytest.mark.parametrize("use_lstm", [False, True])
 @pytest.mark.parametrize("net", NETS)
-def test_the_learners_forward_equals_acting_step_by_step(net: Any, use_lstm: bool) -> None:
+def test_the_learners_forward_equals_acting_step_by_step(
+    net: Any, use_lstm: bool, num_actions: int
+) -> None:
     """With resets in some columns, and the last action being the one that was acted."""
     space, steps = ArraySpec((5,), "float32"), 12
-    model = net(space, Discrete(ACTIONS), use_lstm)
+    model = net(space, Discrete(num_actions), use_lstm)
     rows = random_inputs(space, steps)
     assert rows.done[1:].any()
     state = model.initial_state(B)
@@ -342,14 +355,50 @@ def test_the_learners_forward_equals_acting_step_by_step(net: Any, use_lstm: boo
     torch.testing.assert_close(learnt.core_state, map_leaves(torch.clone, state))
 
 
+@pytest.mark.parametrize("num_actions", [ACTIONS, 100])
 @pytest.mark.parametrize("net", [AtariNet, MLPNet])
-def test_the_last_action_is_seen_and_the_reward_is_clamped(net: Any) -> None:
+def test_the_last_action_is_seen_and_the_reward_is_clamped(net: Any, num_actions: int) -> None:
     space = ArraySpec((5,), "float32")
-    model, inputs = net(space, Discrete(ACTIONS), False), random_inputs(space)
-    other = inputs._replace(last_action=(inputs.last_action + 1) % ACTIONS)
+    model = net(space, Discrete(num_actions), False)
+    inputs = random_inputs(space, num_actions=num_actions)
+    other = inputs._replace(last_action=(inputs.last_action + 1) % num_actions)
     assert not torch.equal(model(inputs, ()).policy_logits, model(other, ()).policy_logits)
     big, bigger = (inputs._replace(reward=torch.full((T, B), r)) for r in (1.0, 50.0))
     assert torch.equal(model(big, ()).policy_logits, model(bigger, ()).policy_logits)
+
+
+@pytest.mark.parametrize("use_lstm", [False, True])
+@pytest.mark.parametrize("net", NETS)
+def test_only_the_policy_layer_and_the_table_of_actions_grow_with_the_number_of_actions(
+    net: Any, use_lstm: bool
+) -> None:
+    space = ArraySpec((5,), "float32")
+    small, large = (shapes(net(space, Discrete(n), use_lstm)) for n in (100, 2000))
+    grown = {name for name in small if small[name] != large[name]}
+    assert small.keys() == large.keys()
+    assert grown - {"last_action.table"} == {"policy.weight", "policy.bias"}
+
+
+@pytest.mark.parametrize("space", [Discrete(64), MultiDiscrete((32, 32))], ids=str)
+def test_up_to_64_choices_of_a_last_action_are_one_hot(space: ActionSpace) -> None:
+    seen = LastAction(distribution_for(space))
+    assert shapes(seen) == {} and seen.num_features == 64
+
+
+def test_the_embedding_of_a_last_action_is_the_sum_of_its_choices_rows() -> None:
+    seen = LastAction(distribution_for((Discrete(100, start=7), MultiDiscrete((50, 70)))))
+    action = (torch.tensor([7, 12]), torch.tensor([[0, 0], [49, 69]]))
+    table = seen.table
+    assert table is not None
+    rows = torch.stack([table[[0, 100, 150]].sum(0), table[[5, 149, 219]].sum(0)])
+    torch.testing.assert_close(seen(action), rows)
+
+
+@pytest.mark.parametrize("net", [AtariNet, NormedAtariNet])
+def test_the_embedding_of_an_action_starts_about_as_long_as_a_one_hot_vector(net: Any) -> None:
+    model = net(ArraySpec((5,), "float32"), Discrete(1000), False)
+    lengths = model.last_action.table.detach().norm(dim=1)
+    assert lengths.mean() == pytest.approx(1, abs=0.1) and lengths.min() > 0.3
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -13,6 +13,7 @@ checkpoints load.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -33,13 +34,39 @@ from torchbeast.core.actors.torsos import (
     SmallTorso,
     Torso,
 )
-from torchbeast.core.distributions import distribution_for
+from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten
 from torchbeast.core.precision import computing_in
 from torchbeast.core.specs import SpecError
 
 OverImages = Callable[[tuple[int, ...]], Torso] | None
+
+ONE_HOT_ACTIONS = 64  # features of an action that enter the core as they are
+ACTION_SIZE = 32  # features of an action that has more of them
+
+
+class LastAction(nn.Module):
+    """The last action as an input of the core: its features, or an embedding if there are many.
+
+    The embedding keeps the core's size independent of the number of actions. It is the sum of a row
+    of the table for each choice, and of one row for each entry of a Box, times the entry.
+    """
+
+    def __init__(self, actions: ActionDistribution) -> None:
+        super().__init__()
+        self._actions = actions
+        self.num_features = actions.num_features
+        self.register_parameter("table", None)
+        if actions.num_features > ONE_HOT_ACTIONS:
+            self.num_features = ACTION_SIZE
+            rows = torch.randn(actions.num_features, ACTION_SIZE)
+            self.table = nn.Parameter(rows / math.sqrt(ACTION_SIZE))  # about as long as a one-hot
+
+    def forward(self, action: Nest[Tensor]) -> Tensor:
+        """Returns float32 [..., num_features] of actions [..., *shape]."""
+        features = self._actions.features(action)
+        return features if self.table is None else features @ self.table
 
 
 class TorsoNetwork(Actor):
@@ -62,9 +89,9 @@ class TorsoNetwork(Actor):
         super().__init__()
         check_hidden(fc_size)
         self.distribution = distribution_for(action_space)
-        self._sees_last_action = sees_last_action
         self._torsos = self._adopt(torsos)
         self.fc = nn.Linear(sum(torso.num_features for torso in torsos), fc_size)
+        self.last_action = LastAction(self.distribution) if sees_last_action else None
 
     def _adopt(self, torsos: Sequence[Torso]) -> tuple[Torso, ...]:
         """Registers the layers of a single torso as this module's own; several torsos as a list."""
@@ -82,7 +109,8 @@ class TorsoNetwork(Actor):
 
     @property
     def _core_input_size(self) -> int:
-        return self.fc.out_features + 1 + self.distribution.num_features * self._sees_last_action
+        last_action = 0 if self.last_action is None else self.last_action.num_features
+        return self.fc.out_features + 1 + last_action
 
     def _add_core(self, core: Core | None) -> int:
         """Adds the core, or none; returns how many features the heads see."""
@@ -114,8 +142,8 @@ class TorsoNetwork(Actor):
             features.float().view(steps, batch, -1),
             self.seen_reward(inputs.reward).unsqueeze(-1),
         ]
-        if self._sees_last_action:
-            parts.append(self.distribution.features(inputs.last_action))
+        if self.last_action is not None:
+            parts.append(self.last_action(inputs.last_action))
         return torch.cat(parts, -1)
 
 
