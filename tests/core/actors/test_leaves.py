@@ -13,6 +13,7 @@ from fake_nethack import FakeNetHack
 from gymnasium import spaces
 from test_networks import inputs_of
 
+from torchbeast.core.actors.agent import default_model
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of, needs_statistics
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet, SmallNet
 from torchbeast.core.actors.torsos import DeepTorso, ShallowTorso, SmallTorso
@@ -36,11 +37,29 @@ SPACES: list[tuple[Any, Kind, bool]] = [
     (spaces.Box(0, 255, (4, 84, 84), np.uint8), Kind.IMAGE, False),
     (spaces.Box(0, 255, (210, 160), np.uint8), Kind.IMAGE, False),
     (spaces.Box(0, 1, (3, 64, 64)), Kind.IMAGE, False),
+    (spaces.Box(0, 1, (64, 64)), Kind.IMAGE, False),
     (spaces.Box(0, 255, (3, 64, 64)), Kind.IMAGE, False),
+    (spaces.Box(0, 255, (28, 28)), Kind.IMAGE, False),
+    (spaces.Box(0, 255, (40, 40, 3), np.int32), Kind.IMAGE, False),
     (spaces.Box(-INF, INF, (3, 64, 64)), Kind.IMAGE, True),
+    (spaces.Box(-255, 255, (3, 64, 64)), Kind.IMAGE, True),
+    (spaces.Box(0, 1, (10, 10, 4)), Kind.IMAGE, False),
     (spaces.Box(0, 1, (10, 10, 4), np.bool_), Kind.IMAGE, False),
     (spaces.Box(0, 1, (8, 8, 12), np.uint8), Kind.IMAGE, False),
     (spaces.MultiBinary([10, 10, 4]), Kind.IMAGE, False),
+    # stacks of images
+    (spaces.Box(0, 255, (4, 40, 40, 3), np.uint8), Kind.IMAGE, False),
+    (spaces.Box(0, 255, (4, 40, 40, 1), np.uint8), Kind.IMAGE, False),
+    (spaces.Box(0, 255, (4, 3, 40, 40), np.uint8), Kind.IMAGE, False),
+    (spaces.Box(0, 255, (4, 10, 10, 3)), Kind.IMAGE, False),
+    (spaces.MultiBinary([4, 10, 10, 4]), Kind.IMAGE, False),
+    (spaces.Box(0, 255, (4, 7, 7, 3), np.uint8), Kind.MAP, False),
+    # tables of features: windows, stacks of vectors
+    (spaces.Box(-INF, INF, (24, 2)), Kind.NUMBERS, True),
+    (spaces.Box(-1, 1, (24, 2)), Kind.NUMBERS, False),
+    (spaces.Box(-INF, INF, (100, 70)), Kind.NUMBERS, True),
+    (spaces.Box(-INF, INF, (5, 24, 2)), Kind.NUMBERS, True),
+    (spaces.Box(-INF, INF, (4, 5, 24, 2)), Kind.NUMBERS, True),
     # bounded integers
     (spaces.Box(0, 255, (128,), np.uint8), Kind.NAMES, False),
     (spaces.Box(-5, 5, (2,), np.int64), Kind.NAMES, False),
@@ -78,7 +97,8 @@ def test_a_leaf_is_what_its_space_says(space: Any, kind: Kind, normalised: bool)
     ("shape", "dtype", "kind", "normalised"),
     [
         ((4, 84, 84), "uint8", Kind.IMAGE, False),
-        ((10, 5), "float32", Kind.IMAGE, False),
+        ((10, 5), "float32", Kind.NUMBERS, False),
+        ((3, 64, 64), "float32", Kind.IMAGE, False),
         ((10, 10, 4), "bool", Kind.IMAGE, False),
         ((5,), "uint8", Kind.NUMBERS, False),
         ((5,), "float64", Kind.NUMBERS, False),
@@ -144,6 +164,32 @@ def test_every_network_learns_from_every_leaf(
     (output.policy_logits.sum() + output.baseline.sum()).backward()
     assert output.baseline.isfinite().all()
     assert [n for n, p in model.named_parameters() if not p.grad.isfinite().all()] == []
+
+
+@pytest.mark.parametrize("net", [DeepNet, MLPNet])
+def test_a_window_of_features_is_read_like_the_same_numbers_in_a_row(net: Any) -> None:
+    """The second column is a signal of -1 and 1 next to numbers around 50,000."""
+    frames = torch.stack([50_000 + 5_000 * torch.randn(6, 5, 8), torch.randn(6, 5, 8).sign()], -1)
+    window, row = (
+        net(ArraySpec(shape, "float32", -INF, INF), Discrete(3), False) for shape in ((8, 2), (16,))
+    )
+    row.load_state_dict(dict(window.named_parameters()), strict=False)
+    outputs = []
+    for model, seen in ((window, frames), (row, frames.flatten(2))):
+        model.observe(seen)
+        outputs.append(model(inputs_of(seen), ()))
+    torch.testing.assert_close(*outputs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("uint8", (96, 96, 3)), ("float32", (96, 96, 3)), ("bool", (10, 10, 4)), ("uint8", (7, 7, 3))],
+)
+def test_auto_selects_the_same_network_for_a_stack_of_images_as_for_one(
+    dtype: str, shape: tuple[int, ...]
+) -> None:
+    one, stack = (ArraySpec(each, dtype, 0, 255) for each in (shape, (4, *shape)))
+    assert default_model(stack, "deep") == default_model(one, "deep") != "mlp"
 
 
 def test_a_large_image_has_36_pixels_a_side_and_64_without_channels() -> None:

@@ -298,14 +298,27 @@ def test_a_plain_field_pulls_at_no_filter_of_the_shallow_norm_net(level: int) ->
     assert not model.conv1.weight.grad.any()
 
 
-@pytest.mark.parametrize("net", [DeepNet, AtariNet])
-def test_images_with_channels_last_are_seen_as_with_channels_first(net: Any) -> None:
-    first = net(ArraySpec((3, 40, 48), "uint8"), Discrete(ACTIONS), False)
-    last = net(ArraySpec((40, 48, 3), "uint8"), Discrete(ACTIONS), False)
-    last.load_state_dict(first.state_dict())
-    inputs = random_inputs(ArraySpec((3, 40, 48), "uint8"))
-    turned = inputs._replace(observation=inputs.observation.permute(0, 1, 3, 4, 2))
-    torch.testing.assert_close(last(turned, ()), first(inputs, ()))
+@pytest.mark.parametrize(
+    ("shape", "order"),
+    [
+        ((40, 48, 12), (2, 0, 1)),
+        ((4, 3, 40, 48), (0, 1, 2, 3)),
+        ((4, 40, 48, 3), (0, 3, 1, 2)),
+        ((12, 40, 48, 1), (0, 3, 1, 2)),
+        ((40, 48, 3, 4), (2, 3, 0, 1)),
+    ],
+)
+@pytest.mark.parametrize("net", [DeepNet, AtariNet, SmallNet])
+def test_channels_last_and_stacks_are_seen_as_one_image_with_channels_first(
+    net: Any, shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    plain = net(ArraySpec((12, 40, 48), "uint8"), Discrete(ACTIONS), False)
+    other = net(ArraySpec(shape, "uint8"), Discrete(ACTIONS), False)
+    other.load_state_dict(plain.state_dict())
+    inputs = random_inputs(ArraySpec(shape, "uint8"))
+    turned = inputs.observation.permute(0, 1, *(2 + place for place in order))
+    folded = inputs._replace(observation=turned.reshape(T, B, 12, 40, 48))
+    torch.testing.assert_close(other(inputs, ()), plain(folded, ()))
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -84,5 +84,5 @@ def default_model(observation_space: ObservationSpace, for_images: str) -> str:
 
 def _has_places(spec: ArraySpec) -> bool:
     """Returns whether neighbouring entries are related; a 2-d array of floats may be any table."""
-    is_small_image = kind_of(spec) is Kind.IMAGE and len(spec.shape) == 3
+    is_small_image = kind_of(spec) is Kind.IMAGE and len(spec.shape) > 2
     return is_small_image or kind_of(spec) in (Kind.MAP, Kind.STRINGS)

@@ -25,7 +25,7 @@ from torchbeast.core.actors.torsos import SHALLOW_MINIMUM, Torso, VectorTorso, i
 from torchbeast.core.envs.spaces import ArraySpec
 
 VECTOR_SIZE = 128  # features of a leaf that is neither an image nor a map
-FLAT_IMAGE_MINIMUM = 64  # pixels a side; smaller uint8 leaves of rank 2 are terminals or maps
+FLAT_IMAGE_MINIMUM = 64  # pixels a side; smaller leaves of rank 2 are terminals, maps or tables
 ONE_HOT_MAXIMUM = 1024  # entries of all one-hot vectors of a leaf
 NAMES_MAXIMUM = 2**16  # distinct values of integers that are treated as names
 EMBEDDED_MAXIMUM = 2**14  # entries that get an embedding each
@@ -47,28 +47,23 @@ def kind_of(spec: ArraySpec) -> Kind:
     """Returns the kind of data in a leaf."""
     if spec.categories is not None and _num_ones(spec) <= ONE_HOT_MAXIMUM:
         return Kind.ONE_HOT
-    if _has_names(spec) and not _is_picture_of_bytes(spec):
+    if _has_names(spec) and not _has_gray_levels(spec):
         return _kind_of_names(spec)
-    return Kind.IMAGE if is_image(spec.shape) and _may_be_image(spec) else Kind.NUMBERS
+    return Kind.IMAGE if is_image(spec.shape) and _has_pixels(spec) else Kind.NUMBERS
 
 
 def is_large_image(spec: ArraySpec) -> bool:
     """Returns whether a leaf is an image large enough for a deep network."""
-    smallest = SHALLOW_MINIMUM if len(spec.shape) == 3 else FLAT_IMAGE_MINIMUM
-    return kind_of(spec) is Kind.IMAGE and is_image(spec.shape, smallest)
+    return kind_of(spec) is Kind.IMAGE and _is_large(spec.shape)
 
 
 def needs_statistics(spec: ArraySpec) -> bool:
     """Returns whether a leaf holds numbers of unknown scale, to be normalised by running
     statistics.
     """
-    if kind_of(spec) not in (Kind.IMAGE, Kind.NUMBERS) or spec.dtype in ("bool", "uint8"):
+    if kind_of(spec) not in (Kind.IMAGE, Kind.NUMBERS) or not math.prod(spec.shape):
         return False
-    if not math.prod(spec.shape):
-        return False
-    if spec.low is None or spec.high is None:
-        return not spec.dtype.startswith("float")
-    return not _is_float_image(spec) and max(abs(spec.low), abs(spec.high)) > KNOWN_SCALE
+    return not (spec.dtype in ("bool", "uint8") or _has_gray_levels(spec) or _has_known_scale(spec))
 
 
 def over_vectors(shape: tuple[int, ...]) -> Torso:
@@ -112,31 +107,52 @@ def _has_names(spec: ArraySpec) -> bool:
     return found is not None and max(found[0]) > 2 and sum(found[0]) <= NAMES_MAXIMUM
 
 
-def _is_picture_of_bytes(spec: ArraySpec) -> bool:
-    if (spec.dtype, spec.low, spec.high) != ("uint8", 0, 255) or spec.categories is not None:
+def _is_large(shape: tuple[int, ...]) -> bool:
+    """Returns whether a leaf of this shape has the size of a picture."""
+    return is_image(shape, FLAT_IMAGE_MINIMUM if len(shape) == 2 else SHALLOW_MINIMUM)
+
+
+def _has_gray_levels(spec: ArraySpec) -> bool:
+    """Returns whether a leaf is a picture with values from 0 to 255.
+
+    Small leaves of such integers may be names.
+    """
+    if (spec.low, spec.high) != (0, 255) or spec.categories is not None:
         return False
-    smallest = SHALLOW_MINIMUM if len(spec.shape) == 3 else FLAT_IMAGE_MINIMUM
-    return is_image(spec.shape, smallest)
+    return is_image(spec.shape) if spec.dtype.startswith("float") else _is_large(spec.shape)
+
+
+def _has_known_scale(spec: ArraySpec) -> bool:
+    """Returns whether a leaf's numbers can be used unscaled: small ones, and floats without a
+    declared space.
+    """
+    if spec.low is None or spec.high is None:
+        return spec.dtype.startswith("float")
+    return max(abs(spec.low), abs(spec.high)) <= KNOWN_SCALE
 
 
 def _kind_of_names(spec: ArraySpec) -> Kind:
     size, rank = math.prod(spec.shape), len(spec.shape)
     counts, start = counts_of(spec) or ((), ())
     if size <= EMBEDDED_MAXIMUM:
-        return Kind.MAP if rank in (2, 3) and min(spec.shape) > 1 else Kind.NAMES
+        return Kind.MAP if rank in (2, 3, 4) and min(spec.shape) > 1 else Kind.NAMES
     if rank == 2:
         return Kind.MAP
     return Kind.STRINGS if rank == 3 and len(counts) == len(start) == 1 else Kind.NUMBERS
 
 
-def _may_be_image(spec: ArraySpec) -> bool:
-    """Returns whether a leaf of image shape holds pixels: bytes, binary values or floats."""
+def _has_pixels(spec: ArraySpec) -> bool:
+    """Returns whether a leaf of image shape holds pixels: bytes, binary values, gray levels, or
+    floats that are not a table of features.
+
+    The columns of a table, such as a window [time, features], have scales of their own.
+    """
     is_binary = spec.low is not None and spec.low >= 0 and spec.high is not None and spec.high <= 1
-    return is_binary or spec.dtype in ("uint8", "bool") or spec.dtype.startswith("float")
-
-
-def _is_float_image(spec: ArraySpec) -> bool:
-    return spec.dtype.startswith("float") and is_image(spec.shape) and spec.high == 255
+    if not spec.dtype.startswith("float"):
+        return is_binary or spec.dtype in ("uint8", "bool") or _has_gray_levels(spec)
+    if len(spec.shape) == 2:
+        return _has_gray_levels(spec) or (_is_large(spec.shape) and _has_known_scale(spec))
+    return _has_gray_levels(spec) or _is_large(spec.shape) or _has_known_scale(spec)
 
 
 class PreparedTorso(Torso):
@@ -172,7 +188,7 @@ def _prepared(spec: ArraySpec, torso: Torso) -> Torso:
     """Adds the scaling that the torso, which only divides bytes by 255, does not do itself."""
     if needs_statistics(spec):
         return PreparedTorso(RunningNorm(spec.shape), torso)
-    if _is_float_image(spec):
+    if _has_gray_levels(spec) and spec.dtype != "uint8":
         return PreparedTorso(_Scale(1 / 255), torso)
     if spec.dtype == "uint8" and spec.high is not None and spec.high <= 1:
         return PreparedTorso(_Scale(1.0), torso)

@@ -121,7 +121,7 @@ class NamesTorso(Torso):
 class MapTorso(Torso):
     """An embedding of each cell, and convolutions that halve the map until it is small.
 
-    Leaves of three dimensions hold several names per cell, whose embeddings are concatenated.
+    Leaves of more dimensions hold several names per cell, whose embeddings are concatenated.
     """
 
     def __init__(self, spec: ArraySpec) -> None:

@@ -20,8 +20,8 @@ class Moments(NamedTuple):
     """Number, mean and variance of rows of numbers."""
 
     rows: Tensor  # int64 []: how many
-    mean: Tensor  # float64 [entries]
-    variance: Tensor  # float64 [entries]
+    mean: Tensor  # float64 [*entries]
+    variance: Tensor  # float64 [*entries]
 
     def merged(self, other: Moments) -> Moments:
         """Returns the moments of both together (Chan, Golub, LeVeque 1979); one has rows."""
@@ -47,9 +47,8 @@ class Moments(NamedTuple):
 class RunningNorm(nn.Module):
     """Normalises x to (x - mean) / standard deviation, clipped to [-LIMIT, LIMIT].
 
-    Mean and deviation are those of all values observed so far. Each entry of a vector has its own
-    statistics; the entries of a leaf of higher rank share theirs, so that equal values in different
-    places stay equal. Before the first observation x is only clipped.
+    Each entry has its own mean and deviation, computed from all values observed so far. Before the
+    first observation x is only clipped.
     """
 
     mean: Tensor
@@ -58,7 +57,7 @@ class RunningNorm(nn.Module):
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
-        entries = shape if len(shape) == 1 else (1,)
+        entries = shape or (1,)
         # float64, because float32 cannot represent consecutive large integers.
         self.register_buffer("mean", torch.zeros(entries, dtype=torch.float64))
         self.register_buffer("variance", torch.ones(entries, dtype=torch.float64))
@@ -72,7 +71,7 @@ class RunningNorm(nn.Module):
     @torch.no_grad()
     def observe(self, values: Tensor) -> None:
         """Adds values [N, *shape] to the running mean and variance."""
-        rows = values.double().reshape(-1, len(self.mean))
+        rows = values.double().reshape(-1, *self.mean.shape)
         variance, mean = torch.var_mean(rows, 0, correction=0)
         count = torch.full_like(self.count, len(rows))
         self.set_moments(self.moments().merged(Moments(count, mean, variance)))

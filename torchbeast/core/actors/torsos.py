@@ -3,8 +3,9 @@
 
 Inputs become float32: uint8 is divided by 255, every other dtype is used unscaled;
 NormedShallowTorso standardises its images instead. Leaves of two dimensions are images of one
-channel. Leaves of three dimensions are images with channels first, or channels last where the last
-dimension is smaller than both others.
+channel. Leaves of three dimensions are images with channels first, or channels last if the last
+dimension is smaller than both others. Leaves of four dimensions are stacks of images, which become
+channels of one image: [S, H, W, C] and [S, C, H, W] are seen as [S * C, H, W].
 
 Images are stored channels last in memory, whatever their shape: that makes training convolutions of
 few channels twice as fast. The order of weights and features does not change.
@@ -200,22 +201,23 @@ def as_standard_images(frames: Tensor) -> Tensor:
 
 def is_image(shape: tuple[int, ...], smallest: int = 1) -> bool:
     """Returns whether a leaf of this shape is an image at least `smallest` pixels high and wide."""
-    return len(shape) in (2, 3) and min(image_shape(shape)[1:]) >= smallest
+    return len(shape) in (2, 3, 4) and min(image_shape(shape)[1:]) >= smallest
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns channels, height and width of a leaf of two or three dimensions."""
-    if len(shape) == 2:
-        return 1, shape[0], shape[1]
-    first, second, third = shape
-    return (third, first, second) if _channels_are_last(shape) else (first, second, third)
+    """Returns channels, height and width of a leaf of two to four dimensions."""
+    first = _height_of(shape)
+    channels = math.prod(shape[:first]) * math.prod(shape[first + 2 :])
+    return channels, shape[first], shape[first + 1]
 
 
 def channels_first(frames: Tensor) -> Tensor:
-    """Returns frames [N, *shape] as a view [N, channels, height, width]."""
-    if frames.dim() == 3:
-        return frames.unsqueeze(1)
-    return frames.permute(0, 3, 1, 2) if _channels_are_last(frames.shape[1:]) else frames
+    """Returns frames [N, *shape] as [N, channels, height, width], a view where one is possible."""
+    first = 1 + _height_of(frames.shape[1:])
+    if first + 2 == frames.dim():
+        return frames.unsqueeze(1).flatten(1, -3)
+    pixels = frames.movedim((first, first + 1), (1, 2))
+    return pixels.flatten(3).permute(0, 3, 1, 2)
 
 
 def _channels_last(frames: Tensor) -> Tensor:
@@ -230,8 +232,13 @@ def _channels_last(frames: Tensor) -> Tensor:
     return torch.stack(images.unbind(1), -1).permute(0, 3, 1, 2)
 
 
-def _channels_are_last(shape: tuple[int, ...]) -> bool:
-    return shape[2] < min(shape[0], shape[1])
+def _height_of(shape: tuple[int, ...]) -> int:
+    """Returns the dimension of an image's height, which the width follows.
+
+    They are the two neighbours whose smaller is the largest; the others hold channels.
+    """
+    smaller = [min(pair) for pair in pairwise(shape)]
+    return max(place for place, side in enumerate(smaller) if side == max(smaller))
 
 
 def _count_features(torso: Torso, shape: tuple[int, ...]) -> int:
