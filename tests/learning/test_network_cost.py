@@ -48,10 +48,21 @@ def test_the_most_expensive_leaves_are_named_and_the_others_added_up() -> None:
     )
 
 
-@pytest.mark.parametrize("use_lstm", [False, True])
-def test_a_single_leaf_is_reported_with_its_kind(use_lstm: bool) -> None:
-    agent = agent_for(ArraySpec((4,), "float32", -float("inf"), float("inf")), "mlp", use_lstm)
-    assert ", normalised numbers; learning" in sentence(costs_of(agent))
+@pytest.mark.parametrize(
+    ("model", "use_lstm"), [("auto", False), ("auto", True), ("q-auto", False), ("sac-auto", False)]
+)
+@pytest.mark.parametrize(
+    ("spec", "kind"),
+    [
+        (ArraySpec((8, 2), "float32", -float("inf"), float("inf")), "normalised numbers"),
+        (ArraySpec((4, 36, 36, 3), "uint8", 0, 255), "image"),
+    ],
+)
+def test_a_single_leaf_is_reported_with_its_kind(
+    spec: ArraySpec, kind: str, model: str, use_lstm: bool
+) -> None:
+    agent = agent_for(spec, model, use_lstm)
+    assert f", {kind}; learning" in sentence(costs_of(agent))
 
 
 def test_leaves_of_nests_are_named_by_their_path() -> None:

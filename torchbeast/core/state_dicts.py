@@ -17,5 +17,5 @@ def check_fits(module: nn.Module, state: Mapping[str, Tensor]) -> None:
             raise ValueError(
                 f"the checkpoint is another model's: {name} is {found.get(name, 'missing')} in the "
                 f"checkpoint and {shapes.get(name, 'missing')} in the model; "
-                "use the model and environment it was trained with"
+                "use the model, environment and version of torchbeast that it was trained with"
             )

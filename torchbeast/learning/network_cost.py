@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import kind_of, needs_statistics
 from torchbeast.core.actors.networks import TorsoNetwork
+from torchbeast.core.actors.off_policy_networks import QNet, SACNet, TD3Net
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
-from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.precision import computing_in
 from torchbeast.core.threads import one_thread
 
@@ -44,7 +45,7 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
     """
     observation = map_leaves(lambda spec: _ones(spec, model, 1, _ROWS), space)
     whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
-    leaves = list(_of_leaves(model, space)) if isinstance(model, TorsoNetwork) else []
+    leaves = list(_of_leaves(model, space))
     return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
 
 
@@ -73,9 +74,16 @@ def table(found: list[Cost]) -> str:
     )
 
 
-def _of_leaves(model: TorsoNetwork, space: ObservationSpace) -> Iterator[Cost]:
-    names = [name or "observation" for name, _ in _paths(space, "")]
-    for name, spec, torso in zip(names, flatten(space), model.leaf_torsos, strict=True):
+def _torsos(model: Actor) -> Iterable[nn.Module]:
+    """Returns the torsos of a built-in network, one for each leaf."""
+    if isinstance(model, TorsoNetwork):
+        return model.leaf_torsos
+    return model.features.torsos if isinstance(model, QNet | SACNet | TD3Net) else ()
+
+
+def _of_leaves(model: Actor, space: ObservationSpace) -> Iterator[Cost]:
+    for (path, spec), torso in zip(_paths(space, ""), _torsos(model), strict=False):
+        name = path or "observation"
         frames = _ones(spec, model, _ROWS)
         normalised = "normalised " if needs_statistics(spec) else ""
         kind = f"{normalised}{kind_of(spec).value}"
