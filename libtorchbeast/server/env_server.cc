@@ -4,6 +4,7 @@
 
 #include <grpcpp/grpcpp.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <future>
 #include <random>
@@ -78,19 +79,20 @@ class EpisodeCounters {
     }
   }
 
-  Array steps() const { return copied(steps_); }
-  Array returns() const { return copied(returns_); }
+  Array steps() const { return array_of<std::int32_t>(steps_); }
+  Array returns() const { return array_of<float>(returns_); }
 
  private:
-  template <typename T>
-  static Array copied(const std::vector<T>& values) {
-    Array array(kDTypeOf<T>, {static_cast<std::int64_t>(values.size())});
-    std::copy(values.begin(), values.end(), array.as<T>());
+  template <typename To, typename From>
+  static Array array_of(const std::vector<From>& values) {
+    Array array(kDTypeOf<To>, {static_cast<std::int64_t>(values.size())});
+    std::transform(values.begin(), values.end(), array.as<To>(),
+                   [](From value) { return static_cast<To>(value); });
     return array;
   }
 
   std::vector<std::int32_t> steps_;
-  std::vector<float> returns_;
+  std::vector<double> returns_;  // a long sum of floats stops growing
 };
 
 // Resets the environments and returns their first observations as a step.

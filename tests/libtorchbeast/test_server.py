@@ -363,6 +363,19 @@ def test_rewards_of_any_number_type_are_sent(reward: Any, address: str) -> None:
     assert nest[0][0][1].flatten().tolist() == [0, *[float(reward)] * 4]
 
 
+def test_the_return_of_a_long_episode_still_grows(address: str) -> None:
+    """A float of 2**24 does not grow by 1."""
+
+    class Rewarding(Counting):
+        def step(self, action: Any) -> tuple[Any, ...]:
+            self.time += 1
+            return self.observation(), 2.0**24 if self.time == 1 else 1.0, False, False, {}
+
+    with serving(Rewarding, address), playing([address]) as game:
+        nest, _ = game.rollout()
+    assert nest[0][0][4].flatten()[3] == 2**24 + 2
+
+
 class TestEnding:
     def test_stop_before_run_is_an_error(self, address: str) -> None:
         with pytest.raises(RuntimeError) as failure:

@@ -55,6 +55,20 @@ def test_games_are_counted_over_lives_and_anew_after_their_end() -> None:
     assert ends == [on, life, on, life, on, on, over, on, life]
 
 
+def test_the_return_of_a_long_game_still_grows() -> None:
+    """A float32 of 2**24 does not grow by 1."""
+    env = Counting(1)
+    loop = loop_over(env)
+    give = env.step
+    for reward in (2.0**24, 1.0, 1.0):
+        env.step = lambda action, r=reward: give(action)._replace(  # type: ignore[method-assign]
+            reward=np.array([r], np.float32), episode_end=np.zeros(1, bool)
+        )
+        loop.act("sample")
+        loop.step()
+    assert loop.row.episode_return.tolist() == [2**24 + 2]
+
+
 def test_rows_that_were_kept_are_not_written_to() -> None:
     loop = loop_over(Counting(2))
     kept = []

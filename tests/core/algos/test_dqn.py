@@ -116,6 +116,23 @@ def test_epsilon_falls_by_the_collected_steps_and_stays_at_its_end() -> None:
     assert found == pytest.approx([1 - 0.9 * 0.4, 1 - 0.9 * 0.8, 0.1, 0.1])
 
 
+@pytest.mark.parametrize(("before", "schedule"), [(0, 40_000_000), (2_999_900, 10_000_000)])
+def test_epsilon_is_exact_however_little_it_falls_in_an_update(before: int, schedule: int) -> None:
+    """A float32 near 1 cannot become smaller by the 0.95 / 40,000,000 of one step."""
+    algos = [made(exploration_steps=schedule, epsilon_end=0.05) for _ in range(2)]
+    step, resumed = (OptimiserStep(algo, StepConfig(), total_steps=schedule) for algo in algos)
+    one_step = dataclasses.replace(transitions(), env_steps=1)
+    step.counters.env_steps = before
+    for _ in range(99):
+        step.update(one_step)
+    resumed.load_state_dict(step.state_dict())
+    for each in (step, resumed):
+        each.update(one_step)
+    expected = 1 - 0.95 * (before + 100) / schedule
+    found = [algo.actor.epsilon.item() for algo in algos]
+    assert found == pytest.approx([expected, expected], abs=1e-7)
+
+
 def test_the_target_network_is_copied_every_period_and_not_between() -> None:
     algo = made(target_period=3, optimiser=OptimiserConfig(optimiser="adam"))
     step, same = OptimiserStep(algo, StepConfig(), total_steps=100), []

@@ -54,7 +54,8 @@ class EnvLoop:
         self._actor = actor
         self._stacker = FrameStacker(env.frame_stack)
         self._episode_step = np.zeros(env.num_envs, np.int32)
-        self._episode_return = np.zeros(env.num_envs, np.float32)
+        # float64, because a long sum of float32 stops growing
+        self._episode_return = np.zeros(env.num_envs)
         self.row = self._first_row(env.reset(seed))
         self.acted = _nothing_yet(actor, env.num_envs)
 
@@ -83,7 +84,7 @@ class EnvLoop:
             step.truncated,
             step.episode_end,
             self._episode_step.copy(),
-            self._episode_return.copy(),
+            self._episode_return.astype(np.float32),
             final,
             final_info_of(self._env),
         )
@@ -98,7 +99,7 @@ class EnvLoop:
             nothing,
             nothing,
             self._episode_step.copy(),
-            self._episode_return.copy(),
+            self._episode_return.astype(np.float32),
             None,
             {},
         )

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
+from torchbeast.core.algos.counters import Counters
 from torchbeast.core.algos.factory import AlgoFactory, algo_factory
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
@@ -107,6 +108,8 @@ class Algorithm(ABC, Generic[BatchT]):
     """Models by name; "actor" is the one that acts, whose weights are published."""
     optimisers: dict[str, Optimizer]
     """Optimisers by name."""
+    counters: Counters
+    """Counts of the run before the present update, for schedules; OptimiserStep keeps them."""
 
     def __init__(self, actor: Actor, config: Any) -> None:
         """Makes an algorithm without optimisers; config: an instance of Config.
@@ -118,6 +121,7 @@ class Algorithm(ABC, Generic[BatchT]):
         self.config = config
         self.models = {"actor": actor}
         self.optimisers = {}
+        self.counters = Counters()
 
     @classmethod
     def create_factory(cls, **hyperparameters: Any) -> AlgoFactory:

@@ -42,9 +42,10 @@ class DQN(OffPolicy):
         self.optimisers = {"actor": config.optimiser.make(actor.parameters())}
 
     def prepare(self, batch: Transitions) -> Transitions:
-        """Lowers epsilon by the steps that were collected for the batch."""
-        share = (1.0 - self.config.epsilon_end) * batch.env_steps / self.config.exploration_steps
-        self.actor.epsilon.sub_(share).clamp_(min=self.config.epsilon_end)
+        """Sets epsilon by the number of steps that were collected until now."""
+        collected = self.counters.env_steps + batch.env_steps
+        share = min(1.0, collected / self.config.exploration_steps)
+        self.actor.epsilon.fill_(1.0 + share * (self.config.epsilon_end - 1.0))
         return batch
 
     def losses(self, minibatch: Transitions) -> Losses:

@@ -77,7 +77,6 @@ class OptimiserStep(Generic[BatchT]):
         """
         above(0, total_steps=total_steps)
         self.algo = algo
-        self.counters = Counters()
         self._config = config
         self._ranks = ranks
         self._minimisers = _minimisers(algo)
@@ -87,6 +86,11 @@ class OptimiserStep(Generic[BatchT]):
         self._schedule = LinearDecay(algo.optimisers.values(), total_steps, config.warmup_steps)
         cut = (bytes_at_once, num_threads) if is_separable(algo) else (None, 1)
         self._slices = Slices(algo.actor, *cut)
+
+    @property
+    def counters(self) -> Counters:
+        """Counts from the start of the run, across restarts, which the algorithm reads too."""
+        return self.algo.counters
 
     @property
     def version(self) -> int:
@@ -287,7 +291,7 @@ class OptimiserStep(Generic[BatchT]):
         saving.check_state(self.algo, state)
         counters.load_state_dict(state["scheduler_state_dict"])
         saving.restore(self.algo, state)
-        self.counters = counters
+        self.algo.counters = counters
         self._schedule.set(counters.env_steps)
 
 
