@@ -354,6 +354,33 @@ def test_a_recurrent_network_learns_whole_columns_from_their_initial_state(
 
 
 @pytest.mark.parametrize(
+    ("use_lstm", "length", "parts", "settings", "warnings"),
+    [
+        (False, 2, B, {}, 0),
+        (False, 2, B + 1, {}, 1),  # eight steps in five parts: one part has a single step
+        (False, 2, B + 1, {"normalise_advantages": False}, 0),
+        (True, 2, B, {}, 0),  # minibatches are whole rollouts
+        (True, 1, B, {}, 1),
+    ],
+)
+def test_minibatches_of_a_single_step_are_warned_of_once(
+    make_rollout: Make,
+    use_lstm: bool,
+    length: int,
+    parts: int,
+    settings: dict[str, Any],
+    warnings: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = mlp(use_lstm)
+    step = ppo(net, num_mini_batch=parts, num_epochs=2, **settings)
+    for _ in range(2):
+        step.update(make_rollout(length, B, state=net.initial_state(B)))
+    assert len(caplog.messages) == warnings
+    assert all("makes it 0, so the policy does not learn" in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize(
     ("use_lstm", "message"),
     [(True, "5 cannot be made of 4 rollouts"), (False, "5 cannot be made of 4 steps")],
 )

@@ -24,7 +24,7 @@ from torchbeast.errors import UsageError
 
 WIDTH = 2.0  # half of the box
 W, LOG_STD = 0.5, -0.3  # the mean of u is w s
-CRITICS = [(1.0, 2.0), (0.5, 3.0)]  # Q_i(s, a) = u_i s + v_i a
+CRITICS = [(1.0, 2.0), (-1.0, 3.0)]  # Q_i(s, a) = u_i s + v_i a; they err to opposite sides
 TARGETS = [(2.0, -1.0), (1.0, 1.0)]
 ALPHA, GAMMA = 0.2, 0.9
 
@@ -115,7 +115,9 @@ def test_the_three_losses_are_the_papers() -> None:
     errors = [[value - y[b] for value in values[b]] for b in range(2)]
     squares = [0.5 * sum(error**2 for error in pair) for pair in errors]
     assert losses.terms["critic_loss"].item() == pytest.approx((0.5 * squares[0] + squares[1]) / 2)
-    assert priorities.tolist() == pytest.approx([abs(sum(pair) / 2) for pair in errors], rel=1e-5)
+    assert any(first * second < 0 for first, second in errors), "nothing would cancel"
+    sizes = [(abs(first) + abs(second)) / 2 for first, second in errors]
+    assert priorities.tolist() == pytest.approx(sizes, rel=1e-5)
     assert losses.terms["actor_loss"].item() == pytest.approx(actor_loss(W), rel=1e-5)
     entropy = -(sampled(1.0)[1] + sampled(-2.0)[1]) / 2
     expected = math.log(ALPHA) * (entropy - -1.0)

@@ -80,8 +80,10 @@ def mean_loss(losses: Tensor, batch: Transitions) -> Tensor:
 
 @torch.no_grad()
 def write_priorities(batch: Transitions, errors: Tensor) -> None:
-    """Writes the sizes of errors [B] of values as the transitions' priorities, if they are asked
-    for (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
+    """Writes the absolute errors of values as the transitions' priorities, if the batch has memory
+    for them (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
+
+    errors: [B], or [N, B] of N critics, whose absolute errors are averaged.
     """
     if batch.priorities is not None:
-        batch.priorities.copy_(errors.abs())
+        batch.priorities.copy_(errors.abs().reshape(-1, errors.shape[-1]).mean(0))

@@ -13,6 +13,7 @@ the actions, rewards and dones of rows 1..T; V of row T is the bootstrap.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -27,7 +28,10 @@ from torchbeast.core.algos.unroll import policies_and_values, unroll
 from torchbeast.core.losses import Mean
 from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.wording import worded
 from torchbeast.errors import UsageError
+
+_log = logging.getLogger("torchbeast.ppo")
 
 
 class PPO(OnPolicy):
@@ -38,6 +42,7 @@ class PPO(OnPolicy):
     separable = True
     reduction = "mean"
     config: PPOConfig
+    _has_warned = False
 
     def prepare(self, batch: Rollout) -> Rollout:
         """Adds advantages, old_values and value_targets to the extras, [T+1, B] like the actions
@@ -95,8 +100,24 @@ class PPO(OnPolicy):
                 f"{'rollouts' if take == batch.take else 'steps'}: give at most {count}, or a "
                 "larger --batch_size"
             )
+        steps_each = batch.unroll_length * batch.batch_size // count
+        self._warn_of_single_steps(count // parts * steps_each)
         order = torch.randperm(count).to(batch.reward.device)
         yield from (take(which) for which in order.tensor_split(parts))
+
+    def _warn_of_single_steps(self, smallest: int) -> None:
+        """Warns once if the smallest minibatch has a single step, whose advantage becomes 0."""
+        if smallest > 1 or self._has_warned or not self.config.normalise_advantages:
+            return
+        self._has_warned = True
+        _log.warning(
+            worded(
+                "a minibatch has a single step, and normalising the advantage of a single step "
+                "makes it 0, so the policy does not learn from it: give a smaller "
+                "--num_mini_batch, a larger --batch_size or --unroll_length, or "
+                "--no_normalise_advantages"
+            )
+        )
 
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, with costs, the mean entropy, and how

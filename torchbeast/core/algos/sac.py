@@ -90,7 +90,7 @@ class SAC(OffPolicy):
             targets = self.targets(minibatch, after.values - alpha * after.log_probs)
         values = policies.values_of(self.critics, seen, minibatch.action)
         errors = values - targets
-        write_priorities(minibatch, errors.mean(0))
+        write_priorities(minibatch, errors)
         now = policies.evaluate(self.critics, seen)
         terms = {
             "critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch),

@@ -66,7 +66,7 @@ class TD3(OffPolicy):
             targets = self.targets(minibatch, after.min(0).values)
         values = self.critics(seen, distribution.features(minibatch.action))
         errors = values - targets
-        write_priorities(minibatch, errors.mean(0))
+        write_priorities(minibatch, errors)
         terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
         if (int(self.target.steps) + 1) % self.config.policy_period == 0:
             terms["actor_loss"] = -self.critics(seen, self.actor(seen).tanh())[0].mean()
