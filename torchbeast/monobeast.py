@@ -20,7 +20,7 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
@@ -60,7 +60,7 @@ def run(flags: MonoBeastFlags) -> int:
 def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the actor processes."""
     spec = flags.environment.spec
-    with closing(make_environment(spec, 1)) as env:
+    with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
 
     def agent(spec: ActorSpec) -> Agent:

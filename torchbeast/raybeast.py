@@ -20,7 +20,7 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
@@ -55,7 +55,7 @@ def run(flags: RayBeastFlags) -> int:
 def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     """Learns until the run ends; `ending` then ends the workers, and Ray if it was started."""
     spec = flags.environment.spec
-    with closing(make_environment(spec, 1)) as env:
+    with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
     seen = stacked_space(spaces[0], spaces[2])
     fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, _is_own_code(flags)))

@@ -195,3 +195,20 @@ def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: 
     )
     assert found.stdout.strip() == "[]"
     assert len(CONFIGS) > 5
+
+
+IN_CHILDREN = {
+    "torchbeast.bench.env_child",
+    "torchbeast.bench.fixed_env",
+    "torchbeast.envs.env_process_main",
+    "torchbeast.sources.processes.player",
+    "torchbeast.sources.servers.server_main",
+}
+
+
+def test_only_modules_of_child_processes_make_environments_in_their_process() -> None:
+    """Environments fork, and set signal handlers: no program may run them itself."""
+    importing = {
+        module_name(path) for path in MODULES if "import make_environment" in path.read_text()
+    }
+    assert importing == IN_CHILDREN

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
-from torchbeast.envs import EnvError, EnvSpec
-from torchbeast.envs.goals import outcome_of
+from torchbeast.envs import EnvOptions, EnvSpec, goals, make
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.supervisor import Supervisor
 
 ACHIEVED = np.array([[0.0, 1.0], [1.0, 1.0], [0.0, 0.0]], np.float32)
 DESIRED = np.array([[0.0, 1.0], [0.0, 1.0], [0.0, 0.0]], np.float32)
@@ -38,27 +40,40 @@ class Reach:
         return distance.sum() if self._is_scalar else distance
 
 
+def outcome_of(name: str, **kwargs: Any) -> goals.Outcome:
+    with closing(make(EnvSpec(name, kwargs), 1)) as env:
+        return goals.outcome_in(env, name)
+
+
 def test_a_built_in_environment_says_rewards_and_ends() -> None:
-    rewards, terminated = outcome_of(EnvSpec("BitFlip", {"bits": 2}))(ACHIEVED, DESIRED)
+    rewards, terminated = outcome_of("BitFlip", bits=2)(ACHIEVED, DESIRED)
     assert rewards.tolist() == [0, -1, 0] and rewards.dtype == np.float32
     assert terminated.tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("keys", [(), ("achieved_goal", "desired_goal")])
-def test_a_gymnasium_environment_without_ends_never_terminates(keys: tuple[str, ...]) -> None:
-    from torchbeast.envs import EnvOptions
-
-    spec = EnvSpec(f"{__name__}:Reach", options=EnvOptions(observation_keys=keys))
-    rewards, terminated = outcome_of(spec)(ACHIEVED, DESIRED)
+def test_a_gymnasium_environment_without_ends_never_terminates() -> None:
+    rewards, terminated = outcome_of(f"{__name__}:Reach")(ACHIEVED, DESIRED)
     assert rewards.tolist() == [0, -1, 0] and not terminated.any()
 
 
 def test_an_environment_without_goals_is_a_sentence() -> None:
-    with pytest.raises(EnvError, match=r"Catch has no compute_reward.*leave out --hindsight_share"):
-        outcome_of(EnvSpec("Catch"))
+    with pytest.raises(UsageError, match=r"Catch has no compute_reward.*leave out --hindsight_sha"):
+        outcome_of("Catch")
 
 
 def test_rewards_of_another_shape_are_a_sentence() -> None:
-    outcome = outcome_of(EnvSpec(f"{__name__}:Reach", {"is_scalar": True}))
-    with pytest.raises(EnvError, match=r"compute_reward returns shape \[\] for 3 goals"):
+    outcome = outcome_of(f"{__name__}:Reach", is_scalar=True)
+    with pytest.raises(UsageError, match=r"compute_reward returns shape \[\] for 3 goals"):
+        outcome(ACHIEVED, DESIRED)
+
+
+def test_a_run_asks_for_outcomes_in_a_process_that_ends_with_it() -> None:
+    """The entries of observations that the run selects do not matter."""
+    supervisor = Supervisor()
+    keys = EnvOptions(observation_keys=("desired_goal",))
+    outcome = goals.outcome_of(EnvSpec("BitFlip", {"bits": 2}, options=keys), supervisor)
+    rewards, terminated = outcome(ACHIEVED, DESIRED)
+    assert rewards.tolist() == [0, -1, 0] and terminated.tolist() == [True, False, True]
+    supervisor.stop("the test is over")
+    with pytest.raises(RunError, match="the run has ended"):
         outcome(ACHIEVED, DESIRED)

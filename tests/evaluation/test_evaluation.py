@@ -410,12 +410,12 @@ def test_an_evaluation_uses_the_recorded_options_of_a_game_by_default(tmp_path: 
     run = save_run(tmp_path, "ALE/Pong-v5", model="mlp", **recorded)
     made: list[envs.EnvSpec] = []
 
-    def make(spec: envs.EnvSpec, num_envs: int, render: bool) -> VecEnv:
+    def make(spec: envs.EnvSpec, num_envs: int, **_: Any) -> VecEnv:
         made.append(spec)
         return envs.make(spec, num_envs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(player, "make_environment", make)
+        patch.setattr(player, "EnvProcess", make)
         patch.setattr(player, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
         run_test(run)
         asked = envs.EnvOptions(frame_skip=4, sticky_actions=0.0)
@@ -590,7 +590,7 @@ class Drawing:
 
 def test_an_environment_that_can_render_is_filmed_by_its_render(tmp_path: Path) -> None:
     env = SyncVecEnv([Drawing], "Drawing")
-    frame = picture(env, env.reset(0))
+    frame = picture(env.render(), env.reset(0))
     assert frame.shape == (480, 240, 3) and (frame == (255, 0, 0)).all()
     with VideoWriter(tmp_path / "video.mp4") as video:
         video.write(frame)

@@ -24,6 +24,7 @@ from torchbeast import envs, monobeast
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.opening import make_environment
+from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import player
 from torchbeast.evaluation.config import EvaluationConfig
@@ -462,11 +463,11 @@ def test_evaluations_of_the_same_weights_are_the_same(
     monkeypatch.setattr(player, "play", play)
     made: list[Any] = []
 
-    def make(*how: Any) -> Any:
-        made.append(how)
-        return make_environment(*how)
+    def make(spec: EnvSpec, num_envs: int, **_: Any) -> Any:
+        made.append((spec, num_envs))
+        return make_environment(spec, num_envs)
 
-    monkeypatch.setattr(player, "make_environment", make)
+    monkeypatch.setattr(player, "EnvProcess", make)
     watch = Watched()
     save(run, 500, 0.0)  # every action is as likely as the others
     follow(

@@ -23,8 +23,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout_specs import rollout_specs
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
-from torchbeast.envs import EnvSpec
-from torchbeast.envs.goals import outcome_of
+from torchbeast.envs.goals import outcome_in
 from torchbeast.envs.toy import BitFlip
 from torchbeast.sources.transitions import transitions_of
 
@@ -67,7 +66,7 @@ def learnt(hindsight_share: float, seed: int = 5) -> float:
     )
     step = OptimiserStep(DQN(actor, config), StepConfig(), total_steps=2 * ROUNDS * ENVS)
     fields = rollout_specs(actor, env.observation_space, (), 1, ENVS)
-    outcome = outcome_of(EnvSpec("BitFlip", {"bits": BITS})) if hindsight_share else None
+    outcome = outcome_in(env, "BitFlip") if hindsight_share else None
     sampling = replace(UNIFORM, hindsight=outcome, hindsight_share=hindsight_share)
     replay = TransitionReplay(fields, 20_000, seed=seed, sampling=sampling)
     seen = env.reset(seed)

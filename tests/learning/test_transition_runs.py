@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torchbeast.learning.assemble import LearnerConfig, assemble_alone
 from torchbeast.learning.learner_run import Played
 from torchbeast.learning.replay import make_transition_replay
 from torchbeast.monobeast import main
+from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.log_files import read_logs
 
 BUFFERS = 1_000_000
@@ -39,8 +41,8 @@ def agent(spec: ActorSpec) -> Agent:
 
 def replay_of(size: int, *words: str, free: int | None = None) -> TransitionReplay:
     settings = config("--algo", "dqn", "--replay_size", str(size), *words)
-    played = Played(env=EnvSpec("Catch"))
-    made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, played.outcome
+    outcome = functools.partial(Played(env=EnvSpec("Catch")).outcome, Supervisor())
+    made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, outcome
     return make_transition_replay(settings, *made)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
@@ -19,14 +20,14 @@ from torchbeast.bench.limits import (
     TRANSPORT,
 )
 from torchbeast.bench.replay import replay, shared_replay
-from torchbeast.bench.sample import Measure
+from torchbeast.bench.sample import Measure, check_goes_on
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs.env_process import EnvProcess
 from torchbeast.learning.assemble import assemble_alone
 from torchbeast.learning.learner_run import check_batches
 from torchbeast.processes.supervisor import Supervisor
@@ -48,7 +49,8 @@ class Stages:
         self._config = learner_config(flags, self._env.name)
         check_batches(Rollout, self._config.algo, "bench makes")
         self._plans = plans_for_local_servers(flags.fleet, flags.hardware.stays_on_cpu)
-        with closing(make_environment(self._env, 1)) as env:
+        check = functools.partial(check_goes_on, supervisor)
+        with closing(EnvProcess(self._env, 1, check_goes_on=check)) as env:
             spaces = env.observation_space, env.action_space, env.frame_stack
 
         def agent(spec: ActorSpec) -> Agent:

@@ -11,30 +11,33 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import numpy as np
 
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.envs import make
+from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.errors import EnvError
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.processes.supervisor import Supervisor
 
 Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
-def outcome_of(spec: EnvSpec) -> Outcome:
+def outcome_of(spec: EnvSpec, supervisor: Supervisor) -> Outcome:
     """Returns a function of achieved and desired goals [N, *shape] that gives rewards float32 [N]
     and terminated bool [N].
 
-    It makes one environment, which is never stepped. EnvError when that has no goals.
+    It asks an environment that is never stepped, in a process that ends with the run. Raises
+    UsageError when that has no goals.
     """
     whole = dataclasses.replace(
         spec, options=dataclasses.replace(spec.options, observation_keys=())
     )
-    with closing(make(whole, 1)) as env:
-        return outcome_in(env, spec.name)
+    env = EnvProcess(whole, 1, check_goes_on=supervisor.check_goes_on)
+    supervisor.on_close(env.close)
+    env.check_goals()
+    return env.outcome
 
 
 def outcome_in(env: VecEnv, name: str) -> Outcome:

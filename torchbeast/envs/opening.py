@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes environments in the program's own process, with errors that a user can read."""
+"""Makes environments in this process, with errors that a user can read."""
 
 from __future__ import annotations
 

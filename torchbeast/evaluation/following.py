@@ -28,6 +28,7 @@ from torchbeast.evaluation.player import ENV_OF_THE_RUN, NEEDED, Player
 from torchbeast.evaluation.run_watch import RunWatch
 from torchbeast.evaluation.scores import Scores, weights_of
 from torchbeast.learning import checkpoint as checkpoints
+from torchbeast.processes.child_process import show_output
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.lossy_output import lossy_output
 
@@ -51,6 +52,7 @@ def follow(
     default to those of training. seed: of every evaluation. check: of the first checkpoint.
     """
     supervisor = Supervisor()
+    show_output()
     with lossy_output(), supervisor.signals(), ExitStack() as ending:
         with suppress(KeyboardInterrupt):
             Follower(folder, config, asked, seed, supervisor, ending, check).run()
@@ -150,7 +152,7 @@ class Follower:
         if scores.knows(weights):
             return
         player.load(saved, self._path)
-        played = player.play(self._interrupt)
+        played = player.play(lambda _: self._check_goes_on())
         is_best = self._keep(saved, statistics.fmean(played.returns))
         try:
             scores.add(weights, played)
@@ -163,7 +165,14 @@ class Follower:
         if self._check is not None:
             self._check(saved, self._path)
         best.kept_score(self._folder)  # raises if it is damaged, before anything is played
-        player = Player(saved, self._path, self._config, self._asked, seed=self._seed)
+        player = Player(
+            saved,
+            self._path,
+            self._config,
+            self._asked,
+            seed=self._seed,
+            check_goes_on=self._check_goes_on,
+        )
         self._ending.enter_context(closing(player))
         scores = self._ending.enter_context(closing(Scores(self._folder)))
         _say(
@@ -174,7 +183,7 @@ class Follower:
             _say(f"Step {self._learnt:,} was evaluated before.")
         return _Opened(player, scores)
 
-    def _interrupt(self, observation: Any) -> None:
+    def _check_goes_on(self) -> None:
         """Ends an evaluation when a signal has come."""
         if self._supervisor.wait(0):
             raise KeyboardInterrupt

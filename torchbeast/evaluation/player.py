@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import SpecError
 from torchbeast.core.threads import one_thread
 from torchbeast.envs.atari import is_atari
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.evaluation.config import EvaluationConfig
@@ -44,13 +44,15 @@ class Player:
         *,
         seed: int | None = None,
         film: bool = False,
+        check_goes_on: Callable[[], None] = lambda: None,
     ) -> None:
-        """Makes the environments, and the agent with the weights of a checkpoint.
+        """Starts the environments, and makes the agent with the weights of a checkpoint.
 
         saved: the checkpoint; path: its file, for messages.
         asked: the environment; its name and options default to those of training.
         seed: of every evaluation; None: a random one.
         film: the environment, which is a single one then, renders itself if it can.
+        check_goes_on: raises an exception to give up a wait for the environments.
         """
         self._config = config
         self._seed = secrets.randbits(31) if seed is None else seed
@@ -58,7 +60,11 @@ class Player:
         check_named(saved["flags"], asked)
         spec = _played(asked, checkpoints.env_spec(saved))
         num_envs = 1 if film else min(config.num_episodes, MAX_PARALLEL)
-        self.env = _environment(spec, num_envs, film)
+        if spec.name in ("", UNKNOWN):
+            raise UsageError(
+                "the checkpoint does not name the environment it was trained on: give --env"
+            )
+        self.env = EnvProcess(spec, num_envs, render=film, check_goes_on=check_goes_on)
         try:
             with _fitting(self._trained_on, spec.name):
                 self._agent = _agent(saved, self.env, path)
@@ -133,14 +139,6 @@ def _played(asked: EnvSpec, trained_on: EnvSpec) -> EnvSpec:
         return dataclasses.replace(asked, options=options)
     kwargs = asked.kwargs or trained_on.kwargs
     return dataclasses.replace(trained_on, kwargs=kwargs, options=options)
-
-
-def _environment(spec: EnvSpec, num_envs: int, film: bool) -> VecEnv:
-    if spec.name in ("", UNKNOWN):
-        raise UsageError(
-            "the checkpoint does not name the environment it was trained on: give --env"
-        )
-    return make_environment(spec, num_envs, film)
 
 
 @contextmanager

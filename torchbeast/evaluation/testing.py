@@ -17,6 +17,7 @@ from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, report
 from torchbeast.evaluation.player import ENV_OF_THE_RUN, NEEDED, Player
 from torchbeast.learning import kept_checkpoints
+from torchbeast.processes.child_process import show_output
 
 
 def test(
@@ -38,9 +39,11 @@ def test(
     saved, path = found.checkpoint, found.path
     if said := kept_checkpoints.sentence(found, newest):
         print(f"Warning: {said}.", file=sys.stderr, flush=True)
+    show_output()
     with closing(Player(saved, path, config, asked, seed=seed, film=film)) as player:
+        print(f"{player.where}, {path}, {_step(saved)}{player.how}", flush=True)
         episodes = _filmed(player, folder / "video.mp4") if film else player.play()
-        print(f"{player.where}, {path}, {_step(saved)}{player.how}\n{report(episodes)}")
+        print(report(episodes))
     return EXIT_DONE
 
 
@@ -55,7 +58,7 @@ def _filmed(player: Player, video: Path) -> Episodes:
     with VideoWriter(video) as writer:
 
         def film(observation: Any) -> None:
-            writer.write(picture(player.env, observation))
+            writer.write(picture(player.env.render(), observation))
 
         episodes = player.play(film)
     print(f"The video is {writer.path}")

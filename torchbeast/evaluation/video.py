@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import flatten
 from torchbeast.errors import UsageError
 
@@ -62,13 +61,12 @@ class VideoWriter:
         return writer
 
 
-def picture(env: VecEnv, observation: Any) -> np.ndarray:
+def picture(drawn: np.ndarray | None, observation: Any) -> np.ndarray:
     """Returns a frame of environment 0, uint8 [H, W, 3].
 
-    observation: nest of arrays [1, ...]. Raises UsageError when the environment neither renders
-    itself nor has an image among its observations.
+    drawn: what the environment renders, None if it does not. observation: nest of arrays [1, ...].
+    Raises UsageError when there is neither a rendering nor an image among the observations.
     """
-    drawn = env.render() if isinstance(env, SyncVecEnv) else None
     return to_frame(observation) if drawn is None else _enlarged(drawn)
 
 

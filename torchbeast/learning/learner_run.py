@@ -58,6 +58,7 @@ from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.memory import free_memory
+from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.config import FILES, DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
 from torchbeast.reporting.logger import LoggedRun, Logger, Logs
@@ -103,10 +104,13 @@ class Played:
     others_serve: bool = False  # by servers that the program did not start
     make: Callable[[int], VecEnv] | None = None  # so many of it; None: by its spec
 
-    def outcome(self) -> Outcome:
-        """Returns what other goals would bring in it; raises EnvError where there are none."""
+    def outcome(self, supervisor: Supervisor) -> Outcome:
+        """Returns what other goals would bring in it; raises UsageError where there are none.
+
+        supervisor: of the run, with which a process that is asked for this ends.
+        """
         if self.make is None:
-            return outcome_of(self.env)
+            return outcome_of(self.env, supervisor)
         with closing(self.make(1)) as env:
             return outcome_in(env, self.env.name)
 
@@ -271,7 +275,8 @@ class LearnerRun:
     ) -> TransitionSource:
         """Returns the source of single steps of a replay; seed, free: see _replay."""
         config = self._settings.learner
-        taken, outcome = online.num_bytes, self._played.outcome
+        taken = online.num_bytes
+        outcome = functools.partial(self._played.outcome, self._session.supervisor)
         replay = make_transition_replay(
             config, made.agent, made.algo.needs, seed, taken, free, outcome
         )

@@ -4,18 +4,23 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import os
+import queue
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NoReturn
 
 from torchbeast import errors
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.terminal import is_lost
+
+_GRACE_S = 3.0  # for the present step once stdin is closed; a stuck environment is abandoned
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -77,6 +82,29 @@ def take_stdout() -> Report:
             pipe.flush()
 
     return report
+
+
+def read_messages() -> Iterator[dict[str, Any]]:
+    """Yields the parent's messages, one line of JSON each, until stdin is closed; those that were
+    not taken by then are dropped. The process exits a few seconds after the end of stdin.
+
+    A thread reads stdin, so that its end is noticed while the main thread is busy.
+    """
+    stdin = take_stdin()
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def read() -> None:
+        for line in stdin:
+            lines.put(line)
+        ended.set()
+        lines.put(b"")
+        time.sleep(_GRACE_S)
+        exit_now(0)
+
+    threading.Thread(target=read, daemon=True).start()
+    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
+    return map(json.loads, until_ended)
 
 
 def take_stdin() -> BinaryIO:

@@ -155,6 +155,8 @@ class ChildProcess:
                 report = _parse(line)
                 if "error" in report:
                     self._error_report = report
+                    if not self._has_ended.wait(_GRACE_S):  # it may wait for a process it forked
+                        self._process.kill()
                 elif report:
                     self._on_report(report)
 
@@ -215,6 +217,12 @@ class Deaths:
             return None
         many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
         return ProcessDied(f"{many}. The last one: {error}")
+
+
+def show_output() -> None:
+    """Shows what children write to stderr, in programs that have no out.log for it."""
+    logging.basicConfig(format="%(message)s")
+    _log.setLevel(logging.INFO)
 
 
 def end_all(children: Iterable[ChildProcess]) -> None:

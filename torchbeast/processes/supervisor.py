@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from torchbeast.errors import UsageError, exit_now
+from torchbeast.errors import RunError, UsageError, exit_now
 from torchbeast.processes.terminal import leave_lost_terminal
 
 _log = logging.getLogger("torchbeast.supervisor")
@@ -148,6 +148,11 @@ class Supervisor:
         for thread in list(self._threads):
             thread.join(max(0.0, deadline - time.monotonic()))
         return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def check_goes_on(self) -> None:
+        """Raises RunError once the run has ended, or a signal has asked for its end."""
+        if self.ended or self._signal is not None:
+            raise RunError("the run has ended")
 
     @contextmanager
     def signals(self) -> Iterator[None]:

@@ -12,29 +12,22 @@ actions. Weights, rollouts and the activity of the process (see activity.py) are
 
 from __future__ import annotations
 
-import itertools
 import json
-import queue
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from torchbeast.processes.child_main import (
     Report,
-    exit_now,
     failure,
     follow_parent,
-    take_stdin,
+    read_messages,
     take_stdout,
 )
 from torchbeast.sources.processes.activity import SharedActivities
 from torchbeast.sources.processes.player import Player, acting
 from torchbeast.sources.processes.rollout_buffers import SharedRollouts, SlotWriter
 from torchbeast.sources.processes.shared_weights import SharedWeights
-
-_GRACE_S = 3.0  # for the current step once stdin is closed; a stuck environment is abandoned
 
 Grant = dict[str, Any]  # {"slot": int, "rollout": int, "version": int | None}
 
@@ -43,7 +36,7 @@ def main(arguments: dict[str, Any]) -> int:
     """Collects until stdin is closed; returns the exit code."""
     follow_parent()
     report = take_stdout()
-    grants = _read_grants()
+    grants = read_messages()
     try:
         _act(arguments, grants, report)
     except Exception as error:
@@ -76,28 +69,6 @@ def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> 
             writer = SlotWriter(slot, loop.acted.state, first_env, grant["rollout"])
             player.play(writer, arguments["unroll_length"], grant["version"])
             report({"slot": grant["slot"]})
-
-
-def _read_grants() -> Iterator[Grant]:
-    """Yields grants until stdin is closed; those not yet begun are then dropped.
-
-    A thread reads stdin, so that its end is noticed during a rollout too.
-    """
-    stdin = take_stdin()
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    ended = threading.Event()
-
-    def read() -> None:
-        for line in stdin:
-            lines.put(line)
-        ended.set()
-        lines.put(b"")
-        time.sleep(_GRACE_S)
-        exit_now(0)
-
-    threading.Thread(target=read, daemon=True).start()
-    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
-    return map(json.loads, until_ended)
 
 
 if __name__ == "__main__":

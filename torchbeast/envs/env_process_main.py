@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The main module of an EnvProcess's child; started by env_process.py, never by a user.
+
+    stdin   one line of JSON for each call; the process ends when stdin is closed
+    stdout  one line of JSON for each answer, the first one a Description
+
+The process never imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.nest_py import map_leaves
+from torchbeast.envs.env_process import Description, packed, unpacked
+from torchbeast.envs.goals import Outcome, outcome_in
+from torchbeast.envs.opening import make_environment
+from torchbeast.envs.spec import EnvSpec
+from torchbeast.errors import RunError, UsageError, what_it_raised
+from torchbeast.processes.child_main import (
+    Report,
+    failure,
+    follow_parent,
+    read_messages,
+    take_stdout,
+)
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Answers calls until stdin is closed; returns the exit code."""
+    follow_parent()
+    report = take_stdout()
+    calls = read_messages()
+    spec = EnvSpec.from_parent(arguments["env"])
+    try:
+        env = make_environment(spec, arguments["num_envs"], arguments["render"])
+        with closing(env):
+            _report(report, _described(env))
+            served = _Served(env, spec.name)
+            for call in calls:
+                _report(report, served.answer(call["call"], unpacked(call["arguments"])))
+    except Exception as error:
+        report(failure(error))
+        return 1
+    return 0
+
+
+def _report(report: Report, answer: Any) -> None:
+    report({"answer": packed(answer)})
+
+
+def _described(env: VecEnv) -> Description:
+    return Description(env.env_id, env.observation_space, env.action_space, env.frame_stack)
+
+
+class _Served:
+    """The methods of EnvProcess on the environment's side."""
+
+    def __init__(self, env: VecEnv, name: str) -> None:
+        self._env, self._name = env, name
+
+    def answer(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Calls a method; raises UsageError, or RunError with the environment's traceback."""
+        try:
+            return getattr(self, method)(*arguments)
+        except (UsageError, RunError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise RunError(f"{self._name} failed: {what_it_raised(error)}") from error
+
+    def reset(self, seed: int) -> Any:
+        return _arrays(self._env.reset(seed))
+
+    def step(self, action: Any) -> VecStep:
+        step = self._env.step(action)
+        final = step.final_observation
+        return VecStep(
+            observation=_arrays(step.observation),
+            reward=np.asarray(step.reward),
+            terminated=np.asarray(step.terminated),
+            truncated=np.asarray(step.truncated),
+            episode_end=np.asarray(step.episode_end),
+            final_observation=None if final is None else _arrays(final),
+        )
+
+    def render(self) -> np.ndarray | None:
+        draw = getattr(self._env, "render", None)
+        return None if draw is None else draw()
+
+    def check_goals(self) -> None:
+        self._outcome: Outcome = outcome_in(self._env, self._name)
+
+    def outcome(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return self._outcome(achieved, desired)
+
+
+def _arrays(observation: Any) -> Any:
+    """Returns plain arrays, so that the parent needs no class of the environment's."""
+    return map_leaves(np.asarray, observation)
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
