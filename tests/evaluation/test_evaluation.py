@@ -31,6 +31,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.config import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
+from torchbeast.evaluation import play as play_module
 from torchbeast.evaluation import player, testing
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.evaluation.play import Episodes, RandomStarts, play, report
@@ -113,6 +114,25 @@ def test_short_episodes_are_not_favoured() -> None:
 def test_exactly_num_episodes_episodes_are_counted(episodes: int, parallel: int) -> None:
     agent = agent_of(CatchPlayer())
     assert len(play(envs.make("Catch", parallel), agent, episodes, seed=1).returns) == episodes
+
+
+def test_an_evaluation_says_now_and_then_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(play_module, "_SAY_S", 0.0)
+    play(SyncVecEnv([lambda: Lengths(2)], "Lengths"), agent_of(CatchPlayer()), 2, seed=0)
+    so_far = "episodes have ended; steps so far of the longest one that is running"
+    expected = [f"{ended} of 2 {so_far}: {steps}." for ended, steps in [(0, 1), (1, 2), (1, 1)]]
+    assert capsys.readouterr().out.splitlines()[:3] == expected
+
+
+def test_an_episode_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert play_module.MAX_EPISODE_STEPS > 108_000, "frames of an Atari game"
+    monkeypatch.setattr(play_module, "MAX_EPISODE_STEPS", 20)
+    endless = [lambda: Lengths(2), lambda: Lengths(0)]
+    agent = agent_of(CatchPlayer())
+    with pytest.raises(RunError, match="Odd: an episode has not ended within 20 steps: give .*tim"):
+        play(SyncVecEnv(endless, "Odd"), agent, 2, seed=0)
 
 
 def test_stacked_frames_reach_the_policy() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays whole episodes with a checkpoint and reports their returns.
 
-The environments run in this process. Each of them plays its own share of the episodes: counting the
+Each environment plays its own share of the episodes: counting the
 first N that end in any environment would favour short ones.
 
 Greedy actions repeat the same game in a deterministic environment: games of Pong that start a few
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import collections
 import statistics
+import time
 import zlib
 from typing import Any, NamedTuple, Protocol
 
@@ -25,10 +26,13 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.random_actions import random_action
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import Nest, flatten, map_leaves2
+from torchbeast.errors import RunError
 from torchbeast.seeds import seed_of
 
 MAX_PARALLEL = 8
 COMPARED_STEPS = 100  # last steps of episodes, by which they are compared
+MAX_EPISODE_STEPS = 500_000  # env steps; the longest Atari game has 27,000, of 108,000 frames
+_SAY_S = 8.0  # between two messages about the progress
 
 
 class Episodes(NamedTuple):
@@ -119,6 +123,9 @@ def play(
 ) -> Episodes:
     """Plays `num_episodes` whole episodes, `env.num_envs` of them at a time.
 
+    Prints now and then how many have ended. Raises RunError if one takes more than
+    MAX_EPISODE_STEPS.
+
     greedy: take the most likely actions; else sample them with torch's generator.
     random_start: start each episode with 0 to this many random actions.
     """
@@ -127,6 +134,7 @@ def play(
     starts = RandomStarts(env, random_start, seed_of(seed, "random starts"))
     endings = Endings(env.num_envs)
     loop = EnvLoop(env, agent.model, seed)
+    say_at = time.monotonic() + _SAY_S
     while left.any():
         if watch is not None:
             watch(loop.row.observation)
@@ -142,7 +150,23 @@ def play(
         played.lengths.extend(loop.row.episode_step[counted].tolist())
         played.endings.extend(ended[index] for index in _indices(counted))
         left -= counted
+        longest = int(loop.row.episode_step[left > 0].max(initial=0))
+        if longest > MAX_EPISODE_STEPS:
+            raise RunError(
+                f"{env.env_id}: an episode has not ended within {MAX_EPISODE_STEPS:,} steps: give "
+                "the environment a time limit, for example max_episode_steps of gymnasium.make"
+            )
+        if time.monotonic() >= say_at:
+            print(_progress(len(played.returns), num_episodes, longest), flush=True)
+            say_at = time.monotonic() + _SAY_S
     return played
+
+
+def _progress(ended: int, num_episodes: int, longest: int) -> str:
+    return (
+        f"{ended} of {num_episodes} episodes have ended; steps so far of the longest one that is "
+        f"running: {longest:,}."
+    )
 
 
 def _indices(mask: np.ndarray) -> list[int]:
