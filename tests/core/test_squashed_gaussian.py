@@ -183,11 +183,3 @@ def test_it_may_be_asked_for_wherever_a_space_has_a_box() -> None:
     assert distribution.sample(params)["aim"].abs().max() <= 1.0
     assert isinstance(distribution_for(BOX), Gaussian)
     assert not isinstance(distribution_for(BOX), SquashedGaussian)
-
-
-@pytest.mark.parametrize(
-    "box", [Box(-math.inf, 1.0, (2,)), Box(0.0, (1.0, math.inf), (2,)), Box(0.0, (1.0, 0.0), (2,))]
-)
-def test_a_box_without_bounds_is_refused(box: Box) -> None:
-    with pytest.raises(ValueError, match="needs bounds in every entry, got Box"):
-        SquashedGaussian(box)

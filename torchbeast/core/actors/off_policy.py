@@ -123,7 +123,8 @@ class StochasticActorCritic(ActorWithCritics):
 
 
 class DeterministicActorCritic(ActorWithCritics):
-    """A policy for TD3: forward gives u [N, n], whose tanh is the action in units of the Box.
+    """A policy for TD3: forward gives u [N, n], whose tanh is the action in units of the Box (u
+    itself in entries without usable bounds).
 
     noise: float32 [], deviation of what is added to actions in mode explore, in units of the Box.
     """
@@ -137,7 +138,7 @@ class DeterministicActorCritic(ActorWithCritics):
 
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
         """Takes the action of the policy, in mode explore with noise."""
-        units = outputs.tanh()
+        units = self.distribution.squash(outputs)
         if mode != "explore":
             return Chosen(self.distribution.in_box(units), {})
         noisy = self.distribution.in_box(units + self.noise * torch.randn_like(units))

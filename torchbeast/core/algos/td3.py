@@ -69,16 +69,17 @@ class TD3(OffPolicy):
         write_priorities(minibatch, errors)
         terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
         if (int(self.target.steps) + 1) % self.config.policy_period == 0:
-            terms["actor_loss"] = -self.critics(seen, self.actor(seen).tanh())[0].mean()
+            units = distribution.squash(self.actor(seen))
+            terms["actor_loss"] = -self.critics(seen, units)[0].mean()
         return Losses(terms, {"mean_value": values.detach().mean()})
 
     def _next_units(self, minibatch: Transitions) -> Tensor:
         """Returns the target policy's actions with clipped noise, [B, n]."""
-        units = self.target_actor.network(minibatch.next_observation).tanh()
+        distribution = self.actor.distribution
+        units = distribution.squash(self.target_actor.network(minibatch.next_observation))
         limit = self.config.target_noise_clip
         noise = (self.config.target_noise * torch.randn_like(units)).clamp(-limit, limit)
-        noisy: Tensor = (units + noise).clamp(-1.0, 1.0)
-        return noisy
+        return distribution.clip(units + noise)
 
     def after_step(self) -> None:
         """Lets the targets follow, when it is time."""
