@@ -153,3 +153,24 @@ def test_a_reward_that_is_not_finite_is_an_error() -> None:
     env.reset(0)
     with pytest.raises(ValueError, match="environment 1 of x: expected a finite reward, got inf"):
         env.step(np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("make", "at"), [(cartpole, 3), (pendulum, 4)])
+def test_an_observation_that_is_not_finite_is_an_error(make: Any, mode: Any, at: int) -> None:
+    """Pendulum's step 4 is the last one of an episode that its time limit cuts."""
+
+    class Diverging(gymnasium.ObservationWrapper):  # type: ignore[type-arg]
+        time = -1
+
+        def observation(self, observation: Any) -> Any:
+            self.time += 1
+            return observation + (np.nan if self.time == at else 0)
+
+    env = GymVectorEnv(SyncVectorEnv([make, lambda: Diverging(make())], autoreset_mode=mode), "x")
+    env.reset(0)
+    action = random_action(env.action_space, 2, np.random.default_rng(0))
+    message = f"^environment 1 of x, step {at} of the episode: expected finite float32 in the obs"
+    with pytest.raises(ValueError, match=message):
+        for _ in range(5):
+            env.step(action)

@@ -220,31 +220,37 @@ def test_observation_spaces_read_back_from_the_json_that_is_documented() -> None
     assert observation_space_from_json(data, bare) == space
 
 
-def test_a_space_that_does_not_match_the_observation_is_ignored() -> None:
-    image, small = np.zeros((8, 8), np.uint8), np.zeros((4, 8), np.uint8)
-    scaled = np.zeros((8, 8), np.float32)
-    box, number = gym_spaces.Box(0, 255, (8, 8), np.uint8), gym_spaces.Discrete(3)
+class Unknown(gym_spaces.Space):  # type: ignore[type-arg]
+    """A space of a class that Gymnasium does not have."""
 
-    def seen(observation: Any, space: Any) -> Any:
-        return observation_space_of(observation, space, "observation")
 
-    known = ArraySpec((8, 8), "uint8", 0, 255)
-    assert seen(image, box) == known
-    for observation, space in [
-        (image, None),
-        (small, box),
-        (scaled, box),
-        (image, number),
-        (image, gym_spaces.Text(3)),
-        (image, gym_spaces.Tuple([box])),
-        ((image,), box),
-        ((image, image), gym_spaces.Tuple([box])),
-        ({"a": image}, gym_spaces.Dict(b=box)),
-        ({"a": image}, gym_spaces.Tuple([box])),
+def test_the_observation_decides_only_where_its_space_declares_nothing_usable() -> None:
+    image, box = np.zeros((8, 8), np.uint8), gym_spaces.Box(0, 255, (8, 8), np.float32)
+    declared, seen = ArraySpec((8, 8), "float32", 0, 255), ArraySpec((8, 8), "uint8")
+    for space, observation, expected in [
+        (box, image, declared),
+        (None, image, seen),
+        (Unknown((3,), np.float32), image, seen),
+        (gym_spaces.Tuple([box, Unknown((3,), np.float32)]), (image, image), (declared, seen)),
+        (gym_spaces.Dict(a=box, b=gym_spaces.Tuple([box])), {"a": image, "b": [image]}, None),
+        ({"a": box, "b": None}, {"a": image, "b": (image,)}, {"a": declared, "b": (seen,)}),
     ]:
-        assert seen(observation, space) == spec_of(observation)
-    both = seen({"a": image, "b": image}, gym_spaces.Dict(a=box, c=box))
-    assert both == {"a": known, "b": ArraySpec((8, 8), "uint8")}
+        expected = expected or {"a": declared, "b": (declared,)}
+        assert observation_space_of(observation, space, "observation") == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "name"),
+    [
+        (gym_spaces.Sequence(gym_spaces.Discrete(3)), "Sequence"),
+        (gym_spaces.Graph(gym_spaces.Box(0, 1, (2,)), None), "Graph"),
+        (gym_spaces.OneOf([gym_spaces.Discrete(3), gym_spaces.Discrete(2)]), "OneOf"),
+    ],
+)
+def test_a_space_without_a_fixed_shape_is_refused_by_its_type(space: Any, name: str) -> None:
+    for nested, path in ((space, "seen"), (gym_spaces.Dict(a=space), r"seen\['a'\]")):
+        with pytest.raises(ValueError, match=rf"^{path} has a space of type {name}, .*; pad it"):
+            observation_space_of(nested.sample(), nested, "seen")
 
 
 PAIR = (ArraySpec((2,), "int64"), ArraySpec((2,), "float32"))

@@ -5,11 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.spaces import ActionSpace, Discrete, MultiDiscrete, from_gymnasium
+from torchbeast.core.envs.contract import check_environment
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    Discrete,
+    MultiDiscrete,
+    declared,
+    from_gymnasium,
+)
 from torchbeast.envs.errors import EnvError
 
 KEY = "action_mask"
@@ -27,11 +34,12 @@ class MaskFromInfo:
 
     def __init__(self, env: Any) -> None:
         """Raises EnvError unless the actions can be masked."""
+        check_environment(env, _name(env))
         self._env = env
         self._size = _num_choices(from_gymnasium(env.action_space), _name(env))
         self.action_space = env.action_space
-        said = getattr(env, "observation_space", None)
-        self.observation_space = _Spaces(_with_mask(said, None, getattr(said, "spaces", None)))
+        said = declared(getattr(env, "observation_space", None))
+        self.observation_space = _with_mask(said, None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
@@ -47,15 +55,13 @@ class MaskFromInfo:
         observation, info = result
         return self._masked(observation, info, is_last=False), info
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Executes an action; returns the five values of Gymnasium, the observation masked."""
-        observation, reward, terminated, truncated, info = self._env.step(action)
-        masked = self._masked(observation, info, is_last=bool(terminated or truncated))
-        return masked, reward, terminated, truncated, info
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """Executes an action; returns the values of the environment, the observation masked."""
+        observation, reward, *ends, info = self._env.step(action)
+        return self._masked(observation, info, is_last=any(ends)), reward, *ends, info
 
     def _masked(self, observation: Any, info: Mapping[str, Any], is_last: bool) -> Any:
-        entries = observation if isinstance(observation, dict) else None
-        return _with_mask(observation, self._mask(info, is_last), entries)
+        return _with_mask(observation, self._mask(info, is_last))
 
     def _mask(self, info: Mapping[str, Any], is_last: bool) -> np.ndarray:
         """Returns the mask bool [n]."""
@@ -76,12 +82,6 @@ class MaskFromInfo:
         return mask.astype(bool)
 
 
-class _Spaces(NamedTuple):
-    """The spaces of a dict observation, in the form in which SyncVecEnv reads Gymnasium's."""
-
-    spaces: Mapping[str, Any]
-
-
 def masked_from_info(env_fn: Callable[..., Any]) -> Callable[..., MaskFromInfo]:
     """Returns a function that makes the same environments, with masks in their observations."""
     return partial(_made, env_fn)
@@ -91,9 +91,10 @@ def _made(env_fn: Callable[..., Any], **kwargs: Any) -> MaskFromInfo:
     return MaskFromInfo(env_fn(**kwargs))
 
 
-def _with_mask(observation: Any, mask: Any, entries: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns entries and mask; where there are no entries, observation and mask."""
-    return {**({"observation": observation} if entries is None else entries), KEY: mask}
+def _with_mask(observation: Any, mask: Any) -> dict[str, Any]:
+    """Adds the mask to a dict observation, or makes a dict of any other; or of their spaces."""
+    entries = observation if isinstance(observation, dict) else {"observation": observation}
+    return {**entries, KEY: mask}
 
 
 def _num_choices(space: ActionSpace, name: str) -> int:

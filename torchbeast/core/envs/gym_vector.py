@@ -12,11 +12,12 @@ Gymnasium is not imported: what counts are the names of its classes and attribut
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from torchbeast.core.envs.finite import FiniteCheck, check_rewards
 from torchbeast.core.envs.info import FinalInfo
 from torchbeast.core.envs.spaces import (
     ArrayNest,
@@ -28,7 +29,6 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.core.envs.vec_env import (
     VecStep,
     action_rows,
-    check_rewards,
     environment_seeds,
 )
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
@@ -36,11 +36,6 @@ from torchbeast.errors import UsageError
 
 _SAME_STEP = "SameStep"
 _MODES = (_SAME_STEP, "NextStep", "Disabled")
-
-
-def is_gym_vector(env: Any) -> bool:
-    """Returns whether this is a vector environment of Gymnasium's interface."""
-    return hasattr(env, "single_action_space") and hasattr(env, "single_observation_space")
 
 
 def adopted(env: Any, env_id: str) -> GymVectorEnv:
@@ -73,13 +68,18 @@ class GymVectorEnv:
         self._batch = map_leaves(
             lambda spec: ArraySpec((self.num_envs, *spec.shape), spec.dtype), self.observation_space
         )
+        self._check_finite = FiniteCheck(self.observation_space)
+        self._steps = np.zeros(self.num_envs, np.int64)  # of the running episodes
         self.final_info = {}
 
     def reset(self, seed: int) -> ArrayNest:
         seeds = environment_seeds(seed, self.num_envs)
         observation, _ = self._env.reset(seed=seeds if self._is_own else seeds[0])
         self.final_info = {}
-        return self._copied(observation)
+        self._steps[:] = 0
+        seen = self._copied(observation)
+        self._check(seen, range(self.num_envs))
+        return seen
 
     def step(self, action: ArrayNest) -> VecStep:
         observation, reward, terminated, truncated, infos = self._env.step(self._actions(action))
@@ -88,6 +88,7 @@ class GymVectorEnv:
         terminated = np.array(terminated, bool)
         truncated = np.asarray(truncated, bool) & ~terminated
         ended = terminated | truncated
+        self._steps += 1
         seen, self.final_info = self._copied(observation), {}
         final: ArrayNest | None = None
         if ended.any():
@@ -95,13 +96,25 @@ class GymVectorEnv:
             self.final_info = _each_info(infos["final_info"] if is_same else infos, ended)
             if truncated.any():
                 final = self._final(infos, truncated) if is_same else _rows(seen, truncated)
+                self._check(final, np.flatnonzero(truncated))
             if not is_same:
                 observation, _ = self._env.reset(options={"reset_mask": ended.copy()})
                 seen = self._copied(observation)
+            self._steps[ended] = 0
+        self._check(seen, range(self.num_envs))
         return VecStep(seen, reward, terminated, truncated, ended, final)
 
     def close(self) -> None:
         self._env.close()
+
+    def _check(self, observation: ArrayNest, indices: Sequence[int] | np.ndarray) -> None:
+        """Raises ValueError unless the observations of these environments are finite."""
+
+        def where(row: int) -> str:
+            index = indices[row]
+            return f"environment {index} of {self.env_id}, step {self._steps[index]} of the episode"
+
+        self._check_finite(flatten(observation), where)
 
     def _copied(self, observation: Any) -> ArrayNest:
         """Returns the observations in arrays of their own: the environment may use its again."""

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.info import FinalInfo
-from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace, spec_of
+from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,11 +75,6 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
             )
 
 
-def sendable_keys(observation: Any) -> list[str]:
-    """Returns the keys of the leaves that the wire format can carry: those of numbers."""
-    return [key for key in names(observation) if _can_be_sent(select(observation, [key]))]
-
-
 class SelectedVecEnv:
     """A VecEnv that shows only the selected entries of its observations."""
 
@@ -117,14 +112,6 @@ def _below(name: str, keys: Sequence[str]) -> list[str]:
     """Returns the keys relative to the entry `name`, of those that select inside it."""
     start = f"{name}/"
     return [key.removeprefix(start) for key in keys if key.startswith(start)]
-
-
-def _can_be_sent(entry: Any) -> bool:
-    try:
-        spec_of(entry)
-    except ValueError:
-        return False
-    return True
 
 
 def _hint(key: str, known: Sequence[str]) -> str:

@@ -13,10 +13,11 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
+
+from torchbeast.core.nest_py import map_leaves, pack_as
 
 # Dtypes of the wire format, by numpy's names.
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -276,11 +277,12 @@ def _told(data: Any, specs: Any) -> Any:
 
 
 _KNOWN_KINDS = ("Discrete", "MultiDiscrete", "MultiBinary", "Box", "Tuple", "Dict")
+_UNFIXED = ("Sequence", "Graph", "OneOf")  # spaces whose values have no fixed shape
 
 
 def _kind(space: Any, known: tuple[str, ...]) -> str:
     """Returns the name of the space's first class in `known`; ValueError if there is none."""
-    names = [cls.__name__ for cls in type(space).__mro__]
+    names = _class_names(space)
     for name in names:
         if name in known:
             return name
@@ -288,6 +290,10 @@ def _kind(space: Any, known: tuple[str, ...]) -> str:
         f"a space of type {names[0]} is not supported; "
         f"wrap the environment so that it uses {', '.join(known)}"
     )
+
+
+def _class_names(space: Any) -> list[str]:
+    return [cls.__name__ for cls in type(space).__mro__]
 
 
 def from_gymnasium(space: Any) -> ActionSpace:
@@ -334,11 +340,24 @@ def observation_spec(space: Any) -> ObservationSpace:
 
     Raises ValueError for a kind of space that is not supported.
     """
+    converted: ObservationSpace = map_leaves(_leaf_spec, declared(space))
+    return converted
+
+
+def declared(space: Any) -> Any:
+    """Returns the leaf spaces of a gymnasium.spaces (or gym.spaces) object as a nest.
+
+    Nests of spaces are accepted too. Whatever is neither Dict nor Tuple is a leaf.
+    """
+    names = _class_names(space)
+    parts = space.spaces if "Dict" in names or "Tuple" in names else space
+    if isinstance(parts, Mapping):
+        return {key: declared(parts[key]) for key in _string_keys(parts, "the observation space")}
+    return tuple(map(declared, parts)) if isinstance(parts, (tuple, list)) else parts
+
+
+def _leaf_spec(space: Any) -> ArraySpec:
     kind = _kind(space, _KNOWN_KINDS)
-    if kind == "Tuple":
-        return tuple(observation_spec(entry) for entry in space.spaces)
-    if kind == "Dict":
-        return {key: observation_spec(space.spaces[key]) for key in sorted(space.spaces)}
     spec = ArraySpec(tuple(space.shape), np.dtype(space.dtype).name)
     return dataclasses.replace(spec, **_values(kind, space))
 
@@ -362,41 +381,29 @@ def _values(kind: str, space: Any) -> dict[str, Any]:
 
 
 def observation_space_of(observation: Any, space: Any, path: str) -> ObservationSpace:
-    """Returns the space of an observation, with bounds and categories from the declared space.
+    """Returns the space of an environment's observations, as the environment declares it.
 
-    space: the environment's own Gymnasium space, or None. A leaf of it is used only where shape and
-    kind of number match the observation, because wrappers that change observations often leave the
-    declared space unchanged.
-    path: name of the observation in error messages.
+    space: its Gymnasium space, or a nest of these. A leaf that is None, or a space of an unknown
+    class, declares nothing usable: there the observation decides.
+    path: name of the observation in error messages. Raises ValueError when the observation has
+    another structure, when a space has no fixed shape, or when a leaf cannot be sent.
     """
-    refined: ObservationSpace = _refined(spec_of(observation, path), space)
-    return refined
+    spaces = declared(space)
+    leaves = [_leaf_space(*place) for place in _places(spaces, observation, path)]
+    packed: ObservationSpace = pack_as(spaces, leaves)
+    return packed
 
 
-def _refined(specs: Any, space: Any) -> Any:
-    parts = getattr(space, "spaces", None)
-    if isinstance(specs, dict):
-        by_key = parts if isinstance(parts, Mapping) else {}
-        return {key: _refined(entry, by_key.get(key)) for key, entry in specs.items()}
-    if isinstance(specs, tuple):
-        by_place = list(parts) if isinstance(parts, (tuple, list)) else []
-        return tuple(
-            _refined(*pair)
-            for pair in zip_longest(specs, by_place if len(by_place) == len(specs) else [])
+def _leaf_space(space: Any, leaf: Any, path: str) -> ObservationSpace:
+    if unfixed := [name for name in _class_names(space) if name in _UNFIXED]:
+        raise ValueError(
+            f"{path} has a space of type {unfixed[0]}, whose size may change from step to step; "
+            "pad it to an array of one shape"
         )
-    return _refined_leaf(specs, space)
-
-
-def _refined_leaf(spec: ArraySpec, space: Any) -> ArraySpec:
     try:
-        said = observation_spec(space)
-    except (ValueError, TypeError, AttributeError):  # an unsupported kind of space
-        return spec
-    if not isinstance(said, ArraySpec) or said.shape != spec.shape:
-        return spec
-    if said.dtype.startswith("float") != spec.dtype.startswith("float"):
-        return spec
-    return dataclasses.replace(said, dtype=spec.dtype)
+        return _leaf_spec(space)
+    except (ValueError, TypeError, AttributeError):  # nothing usable
+        return spec_of(leaf, path)
 
 
 def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
@@ -416,7 +423,7 @@ def spec_of(observation: Any, path: str = "observation") -> ObservationSpace:
     return ArraySpec(array.shape, array.dtype.name)
 
 
-def _string_keys(mapping: dict[Any, Any], path: str) -> list[str]:
+def _string_keys(mapping: Mapping[Any, Any], path: str) -> list[str]:
     """Returns the keys in sorted order; raises ValueError when one is not a string."""
     for key in mapping:
         if not isinstance(key, str):
@@ -428,41 +435,76 @@ def _string_keys(mapping: dict[Any, Any], path: str) -> list[str]:
 def matching_leaves(space: ObservationSpace, observation: Any, path: str) -> Iterator[np.ndarray]:
     """Yields the leaves of an observation in order, converted to the space's dtypes.
 
+    Conversions keep values, but for the rounding of floats; a float that is too large becomes
+    infinite, see `FiniteCheck`.
     path: name of the observation in error messages. Raises ValueError when structure, shape or kind
-    of number does not match the space.
+    of number does not match the space, or an integer does not fit.
     """
-    if isinstance(space, ArraySpec):
-        yield _matching_leaf(space, observation, path)
-    elif isinstance(space, dict):
+    for spec, leaf, where in _places(space, observation, path):
+        yield _converted(spec, leaf, where)
+
+
+def leaf_paths(space: ObservationSpace, path: str) -> list[str]:
+    """Returns the names of the leaves in error messages, in order."""
+    return [where for _, _, where in _places(space, space, path)]
+
+
+def leaves_in(space: ObservationSpace, observation: Any) -> list[Any]:
+    """Returns the leaves of an observation of this space, in order and unconverted."""
+    return [leaf for _, leaf, _ in _places(space, observation, "observation")]
+
+
+def _places(space: Any, observation: Any, path: str) -> Iterator[tuple[Any, Any, str]]:
+    """Yields leaves of a nest of spaces, what the observation has there, and the place's name.
+
+    Raises ValueError when the observation's structure differs.
+    """
+    if isinstance(space, dict):
         if not isinstance(observation, dict) or observation.keys() != space.keys():
-            raise _mismatch(path, f"a dict with the keys {sorted(space)}", observation)
+            raise _mismatch(path, f"a dict with the keys {sorted(space)}", _describe(observation))
         for key, entry in space.items():
-            yield from matching_leaves(entry, observation[key], f"{path}[{key!r}]")
-    else:
+            yield from _places(entry, observation[key], f"{path}[{key!r}]")
+    elif isinstance(space, tuple):
         if not isinstance(observation, (tuple, list)) or len(observation) != len(space):
-            raise _mismatch(path, f"a tuple of length {len(space)}", observation)
+            raise _mismatch(path, f"a tuple of length {len(space)}", _describe(observation))
         for index, entry in enumerate(space):
-            yield from matching_leaves(entry, observation[index], f"{path}[{index}]")
+            yield from _places(entry, observation[index], f"{path}[{index}]")
+    else:
+        yield space, observation, path
 
 
-def _matching_leaf(spec: ArraySpec, leaf: Any, path: str) -> np.ndarray:
-    if isinstance(leaf, (dict, tuple, list)):
-        raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", leaf)
-    array = np.asarray(leaf)
-    if array.shape != spec.shape or not _can_become(array.dtype, spec.dtype):
-        raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", array)
-    return array.astype(spec.dtype, copy=False)
+def _converted(spec: ArraySpec, leaf: Any, path: str) -> np.ndarray:
+    try:
+        array = np.asarray(leaf)
+    except ValueError:  # entries of different shapes
+        array = np.asarray(None)
+    dtype = np.dtype(spec.dtype)
+    if array.shape != spec.shape or array.dtype.kind not in _KINDS_FOR[dtype.kind]:
+        raise _mismatch(path, f"{dtype} of shape {spec.shape}", _describe(leaf))
+    if array.dtype == dtype:
+        return array
+    if dtype.kind != "f" and not np.can_cast(array.dtype, dtype):
+        _check_range(array, dtype, path)
+    with np.errstate(all="ignore"):
+        return array.astype(dtype)
 
 
-def _can_become(dtype: np.dtype[Any], expected: str) -> bool:
-    """Returns whether a conversion is safe. Floats may change width: environments mix them."""
-    casting: Literal["same_kind", "safe"] = "same_kind" if expected.startswith("float") else "safe"
-    return dtype == expected or np.can_cast(dtype, expected, casting)
+# The kinds of numpy's dtypes that may become a bool, an integer or a float.
+_KINDS_FOR = {"b": "biu", "i": "biu", "u": "biu", "f": "biuf"}
 
 
-def _mismatch(path: str, expected: str, got: Any) -> ValueError:
+def _check_range(array: np.ndarray, dtype: np.dtype[Any], path: str) -> None:
+    """Raises ValueError when an integer would wrap in the dtype."""
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    for value in (int(array.min(initial=0)), int(array.max(initial=0))):
+        if not low <= value <= high:
+            raise _mismatch(path, f"{dtype} between {low} and {high}", f"{value} of {array.dtype}")
+
+
+def _mismatch(path: str, expected: str, got: str) -> ValueError:
     return ValueError(
-        f"{path}: expected {expected} as in the first observation, got {_describe(got)}"
+        f"{path}: expected {expected}, as the environment's observation_space (without one, its "
+        f"first observation) says, got {got}: make both agree"
     )
 
 

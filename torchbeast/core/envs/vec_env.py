@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from torchbeast.core.envs.contract import check_environment, check_vec_env, is_gym_vector
+from torchbeast.core.envs.finite import FiniteCheck
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.info import FinalInfo, check_keywords, gives_info
-from torchbeast.core.envs.selection import check_keys, select, sendable_keys
+from torchbeast.core.envs.selection import check_keys, names, select
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArrayNest,
@@ -36,6 +38,7 @@ from torchbeast.core.envs.spaces import (
     Box,
     Discrete,
     ObservationSpace,
+    declared,
     from_gymnasium,
     matching_leaves,
     observation_space_of,
@@ -198,19 +201,15 @@ def vec_env_of(
     num_envs, a VecEnv, or a vector environment of Gymnasium, as gymnasium.make_vec does.
 
     env_id: names them, unless they come as a VecEnv. observation_keys: see SyncVecEnv. Raises
-    UsageError when the function returns another number of environments.
+    UsageError when the function returns something else, or another number of environments.
     """
-    from torchbeast.core.envs.gym_vector import adopted, is_gym_vector  # which needs VecStep
+    from torchbeast.core.envs.gym_vector import adopted  # which needs VecStep
 
     if not accepts(env_fn, "num_envs"):
         make_one = functools.partial(env_fn, **env_kwargs)
         return SyncVecEnv([make_one] * num_envs, env_id, observation_keys)
     env: VecEnv = env_fn(num_envs=num_envs, **env_kwargs)
-    if getattr(env, "num_envs", None) != num_envs:
-        raise UsageError(
-            f"{env_id}: called with num_envs={num_envs}, the factory must return a VecEnv with "
-            f"as many environments, got {env!r} with num_envs={getattr(env, 'num_envs', None)}"
-        )
+    check_vec_env(env, num_envs, env_id)
     return adopted(env, env_id) if is_gym_vector(env) else env
 
 
@@ -249,18 +248,23 @@ def check_discrete(action: ArrayNest, space: Discrete, num_envs: int) -> np.ndar
 class SyncVecEnv:
     """E Python environments of one kind, stepped one after the other.
 
-    Both interfaces are accepted and told apart by what the environment returns:
+    Both interfaces are accepted and told apart by the number of values that step returns:
 
-    * Gymnasium: reset(seed=...) -> (observation, info) and
+    * five, Gymnasium: reset(seed=...) -> (observation, info) and
       step(action) -> (observation, reward, terminated, truncated, info);
-    * legacy Gym: reset() -> observation and step(action) -> (observation, reward, done, *anything),
-      where a dict after done may hold "TimeLimit.truncated"; seed(s), if there is one, seeds it.
+    * another number, legacy Gym: reset() -> observation and
+      step(action) -> (observation, reward, done, *anything), where a dict after done may hold
+      "TimeLimit.truncated"; seed(s), if there is one, seeds it.
 
-    The first observation fixes structure, shapes and dtypes of all later ones; values of another
-    dtype are converted where that is safe, for example float64 to float32. Observations are copied
-    immediately, because environments reuse their buffers. Environments receive actions as numpy
-    scalars or arrays; those of a Box are clipped to its bounds. Exceptions of an environment
-    propagate unchanged.
+    A pair that reset returns is an observation and its info, unless the pair fits the observation
+    space itself.
+
+    The first environment's observation_space decides structure, shapes and dtypes; where it
+    declares nothing usable, its first observation does. Values of another dtype are converted where
+    that keeps them, for example float64 to float32, and integers to floats; everything else, and
+    NaN or infinity, is a ValueError. Observations are copied immediately, because environments
+    reuse their buffers. Environments receive actions as numpy scalars or arrays; actions of a Box
+    are clipped to its bounds. Exceptions of an environment propagate unchanged.
     """
 
     frame_stack = 1
@@ -274,8 +278,8 @@ class SyncVecEnv:
     ) -> None:
         """Makes the environments; observation_keys: entries to keep of dict observations, (): all.
 
-        Raises UsageError when an environment has no usable spaces, or another action space than the
-        first.
+        Raises UsageError when what was made is not an environment, when an environment has no
+        usable spaces, or another action space than the first.
         """
         self.env_id = env_id
         self.num_envs = len(env_fns)
@@ -283,9 +287,13 @@ class SyncVecEnv:
         self._envs = [make_env() for make_env in env_fns]
         self.action_space = self._common_action_space()
         self._action_leaves = flatten(self.action_space)
-        first = _reset_observation(_reset(self._envs[0], None))
-        self.observation_space: ObservationSpace = self._space_of(first)
+        self._declared = self._declared_space()
+        self.observation_space: ObservationSpace = self._space_of(self._first(0, None))
         self._specs: list[ArraySpec] = flatten(self.observation_space)
+        self._check_finite = FiniteCheck(self.observation_space)
+        self._given: list[Any] = [None] * self.num_envs  # the newest observations as returned
+        self._steps = 0  # since the environments were made
+        self._began = [0] * self.num_envs  # the step at which the episode began
         self.final_info = {}
 
     @property
@@ -298,10 +306,12 @@ class SyncVecEnv:
         self.final_info = {}
         for index, env_seed in enumerate(environment_seeds(seed, self.num_envs)):
             self._write_first(rows, index, env_seed)
+        self._check_finite(rows, self._at_step, self._given)
         return self._pack(rows)
 
     def step(self, action: ArrayNest) -> VecStep:
         rows = self._empty_rows(self.num_envs)
+        self._steps += 1
         reward = np.empty(self.num_envs, np.float32)
         terminated, truncated = np.zeros((2, self.num_envs), bool)
         finals: list[list[np.ndarray]] = []
@@ -312,10 +322,11 @@ class SyncVecEnv:
             reward[index] = outcome.reward
             terminated[index], truncated[index] = outcome.terminated, outcome.truncated
             if outcome.truncated:
-                finals.append([row[index].copy() for row in rows])
+                finals.append(self._final(rows, index))
             if outcome.terminated or outcome.truncated:
                 infos[index] = dict(outcome.info)  # before the reset, which may write to it
                 self._write_first(rows, index, None)
+        self._check_finite(rows, self._at_step, self._given)
         self.final_info = infos
         ended = terminated | truncated
         final = self._stacked(finals) if finals else None
@@ -337,6 +348,9 @@ class SyncVecEnv:
     def _name(self, index: int) -> str:
         return f"environment {index} of {self.env_id}"
 
+    def _at_step(self, index: int) -> str:
+        return f"{self._name(index)}, step {self._steps - self._began[index]} of the episode"
+
     def _common_action_space(self) -> ActionSpace:
         spaces = [self._action_space(index) for index in range(self.num_envs)]
         for index, space in enumerate(spaces):
@@ -348,35 +362,61 @@ class SyncVecEnv:
         return spaces[0]
 
     def _action_space(self, index: int) -> ActionSpace:
-        space = getattr(self._envs[index], "action_space", None)
-        if hasattr(self._envs[index], "single_action_space"):
-            raise UsageError(
-                f"{self._name(index)} is a vector environment itself: let the function that makes "
-                "it have a parameter num_envs, as gymnasium.make_vec does"
-            )
-        if space is None:
-            raise UsageError(
-                f"{self._name(index)} has no action_space; give it one, "
-                "for example gymnasium.spaces.Discrete(4)"
-            )
+        check_environment(self._envs[index], self._name(index))
         try:
-            return from_gymnasium(space)
+            return from_gymnasium(self._envs[index].action_space)
         except ValueError as error:
             raise UsageError(f"{self._name(index)}: action space: {error}") from error
 
+    def _declared_space(self) -> Any:
+        try:
+            return declared(getattr(self._envs[0], "observation_space", None))
+        except ValueError as error:
+            raise UsageError(f"{self._name(0)}: {error}") from error
+
     def _space_of(self, first: Any) -> ObservationSpace:
         check_keys(first, self.observation_keys, self._name(0))
-        said = getattr(self._envs[0], "observation_space", None)
         try:
-            path = f"{self._name(0)}: observation"
-            return observation_space_of(select(first, self.observation_keys), said, path)
+            return self._space_of_keys(first, self.observation_keys)
         except ValueError as error:
-            if not (others := sendable_keys(first)):
+            if not (others := [key for key in names(first) if self._is_usable(first, key)]):
                 raise UsageError(str(error)) from error
             flag = f"--observation_keys {' '.join(others)}"
             raise UsageError(
                 f"{error}, or leave it out: {flag}, in Python a wrapper of the environment"
             ) from error
+
+    def _space_of_keys(self, first: Any, keys: Sequence[str]) -> ObservationSpace:
+        seen, path = select(first, keys), f"{self._name(0)}: observation"
+        space = observation_space_of(seen, select(self._declared, keys), path)
+        for _ in matching_leaves(space, seen, path):
+            pass  # raises where they differ
+        return space
+
+    def _is_usable(self, first: Any, key: str) -> bool:
+        try:
+            self._space_of_keys(first, [key])
+        except ValueError:
+            return False
+        return True
+
+    def _first(self, index: int, seed: int | None) -> Any:
+        """Resets an environment; returns its observation."""
+        result = _reset(self._envs[index], seed)
+        is_pair = isinstance(result, tuple) and len(result) == 2
+        return result[0] if is_pair and not self._is_observation(result) else result
+
+    def _is_observation(self, pair: tuple[Any, Any]) -> bool:
+        """Returns whether a pair is an observation of legacy Gym, not one with its info."""
+        if isinstance(pair[1], dict) and not isinstance(self._declared, tuple):
+            return False
+        if self._declared is None:
+            return True
+        try:
+            self._space_of_keys(pair, ())
+        except ValueError:
+            return False
+        return True
 
     # --- observations: lists of leaves, written row by row into [E, ...] arrays
 
@@ -384,7 +424,7 @@ class SyncVecEnv:
         return [np.empty((count, *spec.shape), spec.dtype) for spec in self._specs]
 
     def _write(self, rows: list[np.ndarray], index: int, observation: Any) -> None:
-        selected = select(observation, self.observation_keys)
+        self._given[index] = selected = select(observation, self.observation_keys)
         if isinstance(self.observation_space, ArraySpec) and _is_row_of(rows[0], selected):
             rows[0][index] = selected  # the usual case, without the cost of a nest
             return
@@ -394,15 +434,22 @@ class SyncVecEnv:
             row[index] = leaf
 
     def _write_first(self, rows: list[np.ndarray], index: int, seed: int | None) -> None:
-        self._write(rows, index, _reset_observation(_reset(self._envs[index], seed)))
+        self._write(rows, index, self._first(index, seed))
+        self._began[index] = self._steps
+
+    def _final(self, rows: list[np.ndarray], index: int) -> list[np.ndarray]:
+        """Returns the leaves of the last observation of an episode that is cut."""
+        final = [row[index : index + 1].copy() for row in rows]
+        self._check_finite(final, lambda _: self._at_step(index), [self._given[index]])
+        return final
 
     def _pack(self, rows: list[np.ndarray]) -> ArrayNest:
         packed: ArrayNest = pack_as(self.observation_space, rows)
         return packed
 
     def _stacked(self, observations: list[list[np.ndarray]]) -> ArrayNest:
-        """Stacks K observations, each a list of leaves, into leaves [K, ...]."""
-        return self._pack([np.stack(leaf) for leaf in zip(*observations, strict=True)])
+        """Joins K observations, each a list of leaves [1, ...], into leaves [K, ...]."""
+        return self._pack([np.concatenate(leaf) for leaf in zip(*observations, strict=True)])
 
     # --- actions and outcomes
 
@@ -427,7 +474,25 @@ class SyncVecEnv:
                 "(observation, reward, terminated, truncated, info) or "
                 "(observation, reward, done, info)"
             )
-        return _Outcome(result[0], self._finite(index, result[1]), *_end(result))
+        observation, reward, ended, *rest = result
+        reward, ended = self._finite(index, reward), self._flag(index, ended)
+        if len(result) == 5:
+            truncated = self._flag(index, rest[0]) and not ended
+            return _Outcome(observation, reward, ended, truncated, _info(rest[1]))
+        info = _info(rest[0] if rest else None)
+        truncated = ended and bool(info.get("TimeLimit.truncated", False))
+        return _Outcome(observation, reward, ended and not truncated, truncated, info)
+
+    def _flag(self, index: int, value: Any) -> bool:
+        """Returns whether an episode is over, from a value that step returned."""
+        if isinstance(value, (bool, np.bool_)):
+            return bool(value)
+        if math.isnan(number := _single_entry(value)):
+            raise ValueError(
+                f"{self._name(index)}: step returned {value!r}, expected True or False as "
+                "terminated, truncated or done"
+            )
+        return bool(number)
 
     def _finite(self, index: int, reward: Any) -> float:
         try:
@@ -451,39 +516,14 @@ def action_rows(space: Any, leaf: Any, num_envs: int) -> np.ndarray:
     return clipped
 
 
-def check_rewards(reward: np.ndarray, env_id: str) -> None:
-    """Raises ValueError unless the rewards [E] are finite."""
-    for index in np.flatnonzero(~np.isfinite(reward)):
-        raise ValueError(
-            f"environment {index} of {env_id}: expected a finite reward, got {reward[index]}"
-        )
-
-
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
-def _single_entry(reward: Any) -> float:
+def _single_entry(value: Any) -> float:
     """Returns the entry of an array of size 1, as some environments return rewards; else NaN."""
-    array = np.asarray(reward)
+    array = np.asarray(value)
     is_one = array.size == 1 and array.dtype.kind in "biuf"
     return float(array.item()) if is_one else math.nan
-
-
-class _End(NamedTuple):
-    terminated: bool
-    truncated: bool
-    info: Mapping[str, Any]
-
-
-def _end(result: tuple[Any, ...]) -> _End:
-    """Reads Gymnasium's five-tuple or the legacy tuple; termination wins over truncation."""
-    _, _, ended, *rest = result
-    if len(result) == 5 and isinstance(rest[1], dict):
-        terminated = bool(ended)
-        return _End(terminated, bool(rest[0]) and not terminated, rest[1])
-    info = rest[0] if rest and isinstance(rest[0], dict) else {}
-    truncated = bool(ended) and bool(info.get("TimeLimit.truncated", False))
-    return _End(bool(ended) and not truncated, truncated, info)
 
 
 class _Outcome(NamedTuple):
@@ -500,11 +540,8 @@ def _is_row_of(rows: np.ndarray, value: Any) -> bool:
     return is_array and value.dtype == rows.dtype and value.shape == rows.shape[1:]
 
 
-def _reset_observation(result: Any) -> Any:
-    """Returns the observation from the result of reset; Gymnasium adds an info dict."""
-    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
-        return result[0]
-    return result
+def _info(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def _reset(env: Any, seed: int | None) -> Any:
@@ -531,7 +568,9 @@ def _accepts_any(function: Callable[..., Any]) -> bool:
 
 
 def _check_kwargs(env_fn: Callable[..., Any], env_kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError for a keyword argument that env_fn does not take, unless it takes any."""
+    """Raises TypeError unless env_fn is a function that takes the keyword arguments."""
+    if not callable(env_fn):
+        raise TypeError(f"env_fn must be a function that makes an environment, got {env_fn!r}")
     if (names := _parameters(env_fn)) and not _accepts_any(env_fn):
         refuse_unknown("env_fn", env_kwargs, [name for name in names if name != "num_envs"])
 

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user's function returns in place of an environment, and the message for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from example_envs import Counting
+from gymnasium import spaces
+
+from torchbeast.core.envs import VecEnv
+from torchbeast.core.envs.spaces import ArraySpec, Discrete
+from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
+from torchbeast.errors import UsageError
+
+
+class Parallel:
+    """The attributes of PettingZoo's parallel environments."""
+
+    num_envs = 1
+    possible_agents = ("a", "b")
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(2)
+
+    observation_space = action_space
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        return {}, {}
+
+    def step(self, actions: Any) -> Any:
+        return {}, {}, {}, {}, {}
+
+
+class AEC(Parallel):
+    """The attributes of PettingZoo's environments that are played in turns."""
+
+    def agent_iter(self) -> Any:
+        yield from self.possible_agents
+
+
+class StableBaselines:
+    """The attributes of Stable-Baselines3's VecEnv."""
+
+    num_envs = 1
+    observation_space = spaces.Box(0, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self) -> Any:
+        return [[0.0, 0.0]]
+
+    def step_async(self, actions: Any) -> None: ...
+
+    step_wait = step = close = reset
+
+
+def contract(**changes: Any) -> Any:
+    """Returns an object with the attributes of a VecEnv, of which None are left out."""
+    env: dict[str, Any] = {"num_envs": 1, "env_id": "x", "frame_stack": 1, **changes}
+    env = {"observation_space": ArraySpec((), "float32"), "action_space": Discrete(2), **env}
+    env = {"reset": print, "step": print, "close": print, **env}
+    return SimpleNamespace(**{name: value for name, value in env.items() if value is not None})
+
+
+OF_ANY = [
+    (None, "got None: does its function return it"),
+    (Counting, r"got the class Counting: return an instance of it, Counting\("),
+    (AEC(), "of one agent, got a .*AEC with an .* PettingZoo's AEC environments: wrap"),
+    (Parallel(), "of one agent, got a .*Parallel with an .* PettingZoo's parallel env.*: wrap"),
+    (StableBaselines(), "got a .*StableBaselines, a vector environment of Stable-Baselines3: "),
+]
+OF_ONE = [
+    ("CartPole-v1", "expected an environment of Gymnasium's interface, got a str without reset, "),
+    ((Counting(), {}), "got a tuple without reset, step$"),
+    (SimpleNamespace(reset=print, step=print), "has no action_space; give it one"),
+    (contract(), "is a vector environment itself: let the function .* have a parameter num_envs"),
+]
+OF_SEVERAL = [
+    (Counting(), "called with num_envs=1, .*; a function without the parameter num_envs returns"),
+    ([Counting()], "called with num_envs=1, the factory must return a VecEnv"),
+    (contract(frame_stack=None, env_id=None), "expected a VecEnv, got a .* without env_id, frame"),
+    (
+        contract(observation_space=spaces.Box(0, 1, (2,))),
+        r"observation_space of a VecEnv .*, got Box\(.*: convert it by .*observation_spec$",
+    ),
+    (
+        contract(action_space=spaces.Discrete(2)),
+        r"action_space of a VecEnv .*, got Discrete\(2\): convert it by .*from_gymnasium$",
+    ),
+]
+
+
+def refused(make: Callable[..., Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        vec_env_of(make, {}, 1, "mine")
+    assert "mine" in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("returned", "message"), OF_ANY + OF_ONE, ids=lambda v: str(v)[:30])
+def test_what_is_returned_as_one_environment_must_be_one(returned: Any, message: str) -> None:
+    refused(lambda: returned, message)
+
+
+@pytest.mark.parametrize(("returned", "message"), OF_ANY + OF_SEVERAL, ids=lambda v: str(v)[:30])
+def test_what_is_returned_as_several_environments_must_be_so_many(
+    returned: Any, message: str
+) -> None:
+    refused(lambda num_envs: returned, message)
+
+
+def test_the_vector_environments_of_the_contract_are_taken_as_they_are() -> None:
+    for env in (contract(), SyncVecEnv([Counting], "x")):
+        assert vec_env_of(lambda num_envs, env=env: env, {}, 1, "mine") is env
+
+
+def test_an_environment_in_place_of_the_function_that_makes_it_is_refused() -> None:
+    with pytest.raises(TypeError, match="env_fn must be a function that makes an environment, got"):
+        VecEnv.create_factory(env_fn=Counting())  # type: ignore[arg-type]
