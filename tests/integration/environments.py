@@ -83,6 +83,13 @@ class NaNReward(Plain):
         return float("nan") if self.steps == 100 else 1.0
 
 
+class HugeReward(Plain):
+    """Its rewards are finite, but their squares, which the loss adds up, are not."""
+
+    def reward(self):
+        return 1e30 if self.steps > 200 else 1.0
+
+
 class ChangesShape(Plain):
     def observation(self):
         return np.zeros(5 if self.steps == 100 else 4, np.float32)
@@ -159,13 +166,6 @@ class NeverWithTorch(Plain):
     def observation(self):
         assert "torch" not in sys.modules, "torch was imported by an environment server"
         return super().observation()
-
-
-class NaNObservation(Plain):
-    """Observes NaN after 200 steps; servers do not check that, so the update fails."""
-
-    def observation(self):
-        return np.full(4, np.nan if self.steps > 200 else 0.5, np.float32)
 
 
 class Truncated(Plain):

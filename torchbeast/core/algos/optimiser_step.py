@@ -263,7 +263,7 @@ class OptimiserStep(Generic[BatchT]):
         """Returns the message of an update that fails."""
         return (
             f"{what} in optimiser step {self.counters.optimiser_steps}; the weights are as before "
-            "it. Look for NaN in the observations, or lower the learning rate"
+            "it. Look for very large rewards or observations, or lower the learning rate"
         )
 
     def _step(self, figures: Mapping[str, float]) -> None:
