@@ -119,7 +119,7 @@ def test_a_certificate_serves_its_own_side_only(tmp_path: Path, side: str) -> No
         (["--hosts", "a b"], "'a b', which is no name"),
         (["--hosts", "a..-"], "which is no name"),
         (["--hosts", "a", "--days", "0"], "--days must be between 1 and 3650, got 0"),
-        (["--hosts", "a", "--folder", "/proc/nowhere"], "cannot make the folder /proc/nowhere"),
+        (["--hosts", "a", "--folder", "/proc/nowhere"], "/proc/nowhere cannot be used"),
     ],
 )
 def test_wrong_usage_is_one_sentence(

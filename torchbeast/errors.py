@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import itertools
 import os
 import re
@@ -51,6 +53,31 @@ def as_usage_error() -> Iterator[None]:
         raise UsageError(str(error)) from error
 
 
+@contextmanager
+def refusing_paths(remedy: str) -> Iterator[None]:
+    """Raises a UsageError in place of an OSError of the body, which uses paths that the user named.
+
+    remedy: what to do about it, such as "give another --savedir".
+    """
+    try:
+        yield
+    except OSError as error:
+        what = error.filename or "the current folder"  # which os.getcwd does not name
+        raise UsageError(f"{what} cannot be used ({error.strerror}): {remedy}") from None
+
+
+def expanded(path: str | Path) -> Path:
+    """Returns a path with the home directory in place of a leading ~.
+
+    Raises OSError if no home directory is known, as for a container's user without an entry in
+    /etc/passwd.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "its home directory is unknown", str(path)) from None
+
+
 def exit_code_of(program: str, body: Callable[[], int]) -> int:
     """Runs `body` and returns its exit code.
 
@@ -59,6 +86,8 @@ def exit_code_of(program: str, body: Callable[[], int]) -> int:
     """
     if signal.getsignal(signal.SIGINT) is _leave:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() == "utf-8":
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files need not be UTF-8
     try:
         return body()
     except UsageError as error:

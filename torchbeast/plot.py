@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import numpy as np
 import tyro
 
 from torchbeast.cli.command_line import parse
-from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
 
 _SMOOTHED = 20  # updates in the moving average
@@ -86,7 +87,8 @@ def run(flags: PlotFlags) -> int:
     """Draws one line per group of runs; returns the exit code."""
     if not flags.runs:
         raise UsageError("give the folder of a run, such as ~/logs/torchbeast/latest")
-    plot(list(dict.fromkeys(folder.resolve() for folder in flags.runs)), flags.output)
+    folders = [Path(os.path.realpath(folder)) for folder in flags.runs]  # behind `latest`
+    plot(list(dict.fromkeys(folders)), flags.output)
     return EXIT_DONE
 
 
@@ -94,7 +96,8 @@ def plot(folders: Sequence[Path], output: Path) -> None:
     """Draws the curves of runs into a PNG, and prints where it is; raises UsageError without any
     curve, or without matplotlib.
     """
-    groups = group_runs(folders)
+    with refusing_paths("give the folder of a run that can be read"):
+        groups = group_runs(folders)
     _draw(list(zip(labels(groups), map(spread, groups), strict=True)), output)
     print(f"The curves are in {output}")
 

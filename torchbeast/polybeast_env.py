@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags
-from torchbeast.core.wording import counted
+from torchbeast.core.wording import counted, typed
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Failure, Supervisor, end_program
@@ -205,7 +205,7 @@ def _flags_of_learner(flags: PolyBeastEnvFlags, names: Sequence[str]) -> str:
     """
     basename = flags.servers.pipes_basename
     if basename:
-        return f" --pipes_basename {shlex.quote(basename)}"
+        return f" {shlex.join(typed('--pipes_basename', basename))}"
     if not flags.servers.listen:
         return ""
     reached = shown_to_others(flags.servers.listen, names)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 
 import pytest
 from background import wait_for
@@ -82,13 +81,3 @@ def test_environment_servers_serve_their_steps_and_streams(workshop: Workshop) -
 def of(port: int, name: str) -> list[float]:
     """Returns the samples of a metric, one for each server."""
     return [value for (found, *_), value in sorted(scraped(port).items()) if found == name]
-
-
-def test_a_port_in_use_ends_a_run_before_it_learns(workshop: Workshop) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        words = ["--env", "Catch", "--xpid", "a", "--num_processes", "1", *SMALL]
-        code, said = workshop.run("monobeast", *words, "--metrics_port", port)
-    assert code == 2 and "in use" in said and "give another --metrics_port" in said, said
-    assert not workshop.run_folder("a").exists()
-    workshop.assert_nothing_is_left()

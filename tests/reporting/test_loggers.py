@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 import inspect
+import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger
+from torchbeast.reporting.config import FILES
+from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.logger import LoggedRun, Logs
+from torchbeast.reporting.run_folder import RunFolder
 
 
 def run_in(folder: Path, step: int = 0, **settings: Any) -> LoggedRun:
@@ -24,13 +29,15 @@ def run_in(folder: Path, step: int = 0, **settings: Any) -> LoggedRun:
 class Noted:
     """A logger, and its own log, that notes what is called."""
 
-    def __init__(self, name: str, calls: list[Any], fails: str = "") -> None:
-        self.name, self.calls, self.fails = name, calls, fails
+    def __init__(
+        self, name: str, calls: list[Any], fails: str = "", error: type[Exception] = ValueError
+    ) -> None:
+        self.name, self.calls, self.fails, self.error = name, calls, fails, error
 
     def _note(self, what: str, *more: Any) -> None:
         self.calls.append((self.name, what, *more))
         if what == self.fails:
-            raise ValueError(what)
+            raise self.error(what)
 
     def open(self, run: LoggedRun) -> Noted:
         self._note("open", run.name)
@@ -60,6 +67,40 @@ def test_logs_are_closed_when_a_later_one_cannot_be_opened(tmp_path: Path) -> No
     with pytest.raises(ValueError):
         Logs([Noted("a", calls), Noted("b", calls, fails="open")], run_in(tmp_path))
     assert calls[-1] == ("a", "close")
+
+
+@pytest.mark.parametrize("error", [PermissionError, UnicodeError])
+def test_a_run_continues_without_a_log_that_cannot_be_opened_and_warns_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: type[Exception]
+) -> None:
+    calls: list[Any] = []
+    failing = Noted("a", calls, fails="open", error=error)
+    logs = Logs([failing, Noted("b", calls)], run_in(tmp_path))
+    logs.write(10, {"loss": 1.0})
+    logs.close()
+    assert calls[2:] == [("b", "write", 10, {"loss": 1.0}), ("b", "close")]
+    (warned,) = caplog.messages
+    assert warned == "Noted cannot log this run: open. The run continues without it"
+
+
+def test_a_run_in_a_folder_that_is_not_utf_8_is_logged_in_files(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    opened = RunFolder(folder, {"savedir": str(folder)})
+    logs = Logs(FILES, run_in(folder))
+    logging.getLogger("torchbeast").warning("in %s", folder)
+    logs.write(10, {"loss": 1.0})
+    logs.close()
+    opened.finish(successful=True)
+    assert [row["loss"] for row in read_logs(folder)] == [1.0]
+    assert "caf\\udce9" in (folder / "out.log").read_text()
+
+
+def test_a_run_whose_csv_file_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "logs.csv").symlink_to("logs.csv")
+    with pytest.raises(UsageError, match=r"logs\.csv cannot be used \(Too many levels"):
+        Logs(FILES, run_in(tmp_path))
 
 
 def test_logs_are_closed_when_another_one_cannot_be(tmp_path: Path) -> None:
@@ -149,11 +190,14 @@ class FakeWandb(ModuleType):
 
     class Error(Exception): ...
 
+    class Refusal(Error): ...
+
     def __init__(self) -> None:
         super().__init__("wandb")
+        self.errors = SimpleNamespace(UsageError=self.Refusal, AuthenticationError=self.Refusal)
         self.begun: list[dict[str, Any]] = []
         self.runs: list[FakeRun] = []
-        self.refused: str | None = None
+        self.refused: Exception | None = None
 
     def Settings(self, *, console: str) -> str:
         return f"console {console}"
@@ -173,7 +217,7 @@ class FakeWandb(ModuleType):
         tags: Any = None,
     ) -> FakeRun:
         if self.refused is not None:
-            raise self.Error(self.refused)
+            raise self.refused
         self.begun.append(locals())
         self.runs.append(FakeRun())
         return self.runs[-1]
@@ -219,9 +263,17 @@ def test_without_the_package_a_sentence_says_what_to_install(
 
 
 def test_a_refusal_of_weights_and_biases_says_what_to_do(tmp_path: Path, wandb: FakeWandb) -> None:
-    wandb.refused = "api_key not configured (no-tty)"
+    wandb.refused = wandb.Refusal("api_key not configured (no-tty)")
     with pytest.raises(UsageError, match="api_key not configured.*WANDB_MODE=offline"):
         WandbLogger("games").open(run_in(tmp_path))
+
+
+def test_a_run_whose_weights_and_biases_are_out_of_reach_continues(
+    tmp_path: Path, wandb: FakeWandb, caplog: pytest.LogCaptureFixture
+) -> None:
+    wandb.refused = wandb.Error("timed out")
+    Logs([WandbLogger("games")], run_in(tmp_path)).close()
+    assert "WandbLogger cannot log this run: timed out" in caplog.text
 
 
 def test_the_real_package_writes_a_run_offline(
@@ -241,3 +293,5 @@ def test_the_real_package_writes_a_run_offline(
         inspect.signature(real.init).parameters
     )
     assert {"console"} <= set(real.Settings.model_fields), "as of the fake"
+    assert issubclass(real.errors.UsageError, real.Error)
+    assert issubclass(real.errors.AuthenticationError, real.Error)

@@ -17,8 +17,8 @@ def check(output: Path) -> None:
     _figure_class()
     if not output.suffix == ".png":
         raise UsageError(f"--png {output} must end in .png")
-    if not output.absolute().parent.is_dir():
-        raise UsageError(f"--png {output} cannot be written: there is no such folder")
+    if output.is_dir() or not output.absolute().parent.is_dir():
+        raise UsageError(f"--png {output} cannot be written: give a file in a folder that exists")
 
 
 def draw(figures: Mapping[str, Figure], cores: int, title: str, output: Path) -> None:

@@ -17,7 +17,7 @@ from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
 from torchbeast.bench.stages import Stages
 from torchbeast.bench.table import table
 from torchbeast.cli.command_line import flatten
-from torchbeast.errors import EXIT_DONE, RunError, UsageError, what_it_raised
+from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
@@ -47,10 +47,11 @@ def run(flags: BenchFlags) -> int:
 
 def check_outputs(flags: BenchFlags) -> None:
     """Raises UsageError when the results could not be written in the end."""
-    if flags.measuring.json is not None:
-        record.check(flags.measuring.json)
-    if flags.measuring.png is not None:
-        chart.check(flags.measuring.png)
+    with refusing_paths("give a file in a folder that exists"):
+        if flags.measuring.json is not None:
+            record.check(flags.measuring.json)
+        if flags.measuring.png is not None:
+            chart.check(flags.measuring.png)
 
 
 def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:

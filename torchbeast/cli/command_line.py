@@ -28,7 +28,7 @@ from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.core.wording import renamed
-from torchbeast.errors import EXIT_DONE, UsageError
+from torchbeast.errors import EXIT_DONE, UsageError, refusing_paths
 from torchbeast.reporting.lossy_output import lossy_output
 
 Flags = TypeVar("Flags")
@@ -143,7 +143,8 @@ def _read_first(flags_type: type[Flags], words: Sequence[str]) -> tuple[type[Fla
     if not issubclass(flags_type, LearnerFlags):
         return flags_type, None
     of_preset = _of_preset(flags_type, words)  # first: it may print a list and exit
-    with lossy_output():  # it may say where the settings of the run come from
+    # It may say where the settings of the run come from.
+    with lossy_output(), refusing_paths("give another --savedir or --xpid"):
         recorded = resuming.recorded(words)
     algo = _algorithm(words, {**recorded, **of_preset})
     made = with_algorithm(flags_type, algo)

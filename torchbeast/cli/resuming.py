@@ -32,11 +32,12 @@ def recorded(args: Sequence[str]) -> dict[str, Any]:
     """Returns what an earlier run determines for `args`, by the names of its flags. When a run is
     tested, those are its name and what its agent was made of.
     """
-    folder, tests = _savedir(args), is_test(args)
-    xpid = given(args, "--xpid") or (_latest(folder) if tests else None)
+    tests = is_test(args)
+    xpid = given(args, "--xpid") or (_latest(_savedir(args)) if tests else None)
     if not xpid or Path(xpid).name != xpid:
         return {}
-    found = _of_agent(folder / xpid, args) if tests else _recorded(folder / xpid)
+    folder = _savedir(args) / xpid
+    found = _of_agent(folder, args) if tests else _recorded(folder)
     return found | {"xpid": xpid}
 
 
@@ -77,7 +78,7 @@ def _of_agent(folder: Path, args: Sequence[str]) -> dict[str, Any]:
 
     A run that is followed need not have one yet: its flags are read from the first.
     """
-    if "--follow" in args:
+    if not folder.exists() or "--follow" in args:
         return {}
     flags = _of_checkpoint(folder / (given(args, "--checkpoint") or NEWEST)) or {}
     return {name: flags[name] for name in _OF_AGENT if name in flags}

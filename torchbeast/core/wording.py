@@ -21,6 +21,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
+def typed(flag: str, value: object) -> list[str]:
+    """Returns a flag and its value as words of a command line that the programs read back."""
+    text = str(value)
+    return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
+
+
 def renamed(sentence: str, names: Mapping[str, str]) -> str:
     """Replaces names in a sentence by others.
 

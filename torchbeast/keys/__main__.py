@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchbeast.cli.command_line import parse
-from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
 from torchbeast.keys.config import KeysConfig, KeysFlags
 
 if TYPE_CHECKING:
@@ -42,8 +42,7 @@ def run(config: KeysConfig) -> int:
     hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
     if not hosts:
         raise UsageError("give --hosts: the names of machines that listen, such as actors1.lab")
-    names, folder = certificates.names_of(hosts), Path(config.folder).expanduser()
-    _make_folder(folder)
+    names, folder = certificates.names_of(hosts), _made_folder(config.folder)
     authority = _authority(folder)
     _write_pair(folder, "server", certificates.new_server(authority, names, config.days))
     _write_pair(folder, "client", certificates.new_client(authority, config.days))
@@ -61,13 +60,11 @@ def _check_installed() -> None:
         )
 
 
-def _make_folder(folder: Path) -> None:
-    try:
+def _made_folder(name: str) -> Path:
+    with refusing_paths("give another --folder"):
+        folder = expanded(name)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"cannot make the folder {folder} ({error.strerror}): give another --folder"
-        ) from None
+    return folder
 
 
 def _authority(folder: Path) -> Pair:

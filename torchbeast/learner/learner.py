@@ -37,7 +37,7 @@ from torchbeast.core.factories import names_checked
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.threads import one_thread
 from torchbeast.core.wording import as_arguments
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
 from torchbeast.learner.agents import making_agent
 from torchbeast.learner.arguments import arguments, named_by_arguments
@@ -486,7 +486,7 @@ def _count(number: int, what: str) -> str:
 def _run_config(log_dir: str | Path | None, seed: int | None) -> RunConfig:
     if log_dir is None:
         return RunConfig(seed=seed)
-    path = Path(log_dir).expanduser().absolute()
+    path = expanded(log_dir).absolute()
     return RunConfig(xpid=path.name, savedir=str(path.parent), seed=seed)
 
 

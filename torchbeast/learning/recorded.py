@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from torchbeast.core.wording import worded
+from torchbeast.core.wording import typed, worded
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 
@@ -65,7 +65,7 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
 def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
     """Returns the flags that are the command's and not the run's, to be given to the next one."""
     given = {name: recorded[name] for name in _REACHING if recorded.get(name)}
-    words = [[f"--{name}"] + [str(value)] * (value is not True) for name, value in given.items()]
+    words = ([f"--{k}"] if v is True else typed(f"--{k}", v) for k, v in given.items())
     return [word for flag in words for word in flag]
 
 

@@ -23,8 +23,11 @@ class AppendedFile:
         return self._size() == 0
 
     def append(self, text: str) -> None:
-        """Appends all of the text. Raises OSError, and leaves the file as it was, if it cannot."""
-        before, data = self._size(), memoryview(text.encode())
+        """Appends all of the text. Raises OSError, and leaves the file as it was, if it cannot.
+
+        Names of files that are not UTF-8 are written with escapes.
+        """
+        before, data = self._size(), memoryview(text.encode(errors="backslashreplace"))
         try:
             while data:
                 data = data[self._file.write(data) :]

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+from torchbeast.errors import refusing_paths
 from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.logger import LoggedRun
 from torchbeast.reporting.run_folder import write_atomically
@@ -27,8 +28,9 @@ class CsvLogger:
     """Writes logs.csv and fields.csv in the run's folder."""
 
     def open(self, run: LoggedRun) -> LogFiles:
-        """Opens the files."""
-        return LogFiles(run.folder, run.step)
+        """Opens the files. Raises UsageError if it cannot: plots and evaluations need them."""
+        with refusing_paths("make it writable, or give another --savedir"):
+            return LogFiles(run.folder, run.step)
 
 
 class LogFiles:

@@ -45,16 +45,23 @@ class Logger(Protocol):
     """Opens the log of a run."""
 
     def open(self, run: LoggedRun) -> Log:
-        """Opens the log. Raises UsageError with what to install or to change."""
+        """Opens the log.
+
+        Raises UsageError with what to install or to change, which ends the run. Without a log that
+        raises OSError or UnicodeError here the run continues.
+        """
 
 
 class Logs:
     """Several logs as one. Where one cannot be written, as on a full disk, the run goes on."""
 
     def __init__(self, loggers: Sequence[Logger], run: LoggedRun) -> None:
-        """Opens them in order; if one cannot be opened, closes the others."""
+        """Opens them in order; if one ends the run, closes the others."""
+        self._logs: list[Log] = []
         with ExitStack() as opened:
-            self._logs = [_closed_by(opened, _Lossy(logger.open(run))) for logger in loggers]
+            for logger in loggers:
+                if (log := _opened(logger, run)) is not None:
+                    self._logs.append(_closed_by(opened, _Lossy(log)))
             self._opened = opened.pop_all()
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
@@ -113,6 +120,16 @@ class _Lossy:
     def _name(self, error: OSError) -> str:
         """Returns the file that the error names, or else the kind of log."""
         return str(error.filename or type(self._log).__name__)
+
+
+def _opened(logger: Logger, run: LoggedRun) -> Log | None:
+    """Opens a log; warns and returns None if the run has to do without it."""
+    try:
+        return logger.open(run)
+    except (OSError, UnicodeError) as error:
+        name = type(logger).__name__
+        _log.warning("%s cannot log this run: %s. The run continues without it", name, error)
+        return None
 
 
 def _closed_by(stack: ExitStack, log: Log) -> Log:

@@ -9,6 +9,7 @@ totals end in _total and begin at 0 where nothing says otherwise, shares are rat
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from typing import Any, Literal
 
 from torchbeast.core.checks import require
 from torchbeast.errors import UsageError
+
+_log = logging.getLogger("torchbeast.metrics")
 
 _LOOPBACK = "127.0.0.1"
 _PREFIX = "torchbeast_"
@@ -81,12 +84,13 @@ class Metrics:
     def served(self, config: MetricsConfig) -> Iterator[Metrics]:
         """Serves until the block ends; a no-op if nobody asked for it.
 
-        Raises UsageError if the package is missing, or the port cannot be used.
+        Warns if the address cannot be used. Raises UsageError if the package is missing.
         """
-        if config.metrics_port is None:
+        started = None if config.metrics_port is None else _start(config, self)
+        if started is None:
             yield self
             return
-        server, thread = _start(config, self)
+        server, thread = started
         print(f"Metrics are at http://{_shown(config)}/metrics", flush=True)
         try:
             yield self
@@ -108,8 +112,8 @@ class Metrics:
             yield family
 
 
-def _start(config: MetricsConfig, metrics: Metrics) -> tuple[Any, Any]:
-    """Starts the HTTP server; returns it with its thread."""
+def _start(config: MetricsConfig, metrics: Metrics) -> tuple[Any, Any] | None:
+    """Starts the HTTP server; returns it with its thread, or warns and returns None."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError:
@@ -122,10 +126,13 @@ def _start(config: MetricsConfig, metrics: Metrics) -> tuple[Any, Any]:
     try:
         server, thread = start_http_server(port, host, registry)
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UsageError(
-            f"metrics cannot be served at {_shown(config)} ({reason}): give another --metrics_port"
-        ) from None
+        _log.warning(
+            "metrics cannot be served at %s (%s), so this run has none: give another "
+            "--metrics_port next time",
+            _shown(config),
+            getattr(error, "strerror", None) or error,
+        )
+        return None
     return server, thread
 
 

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 from torchbeast.core.checks import at_least, require
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
 from torchbeast.reporting.locks import Lock, lock
 from torchbeast.reporting.out_log import OutLog
 
@@ -68,7 +68,8 @@ class RunConfig:
     @property
     def folder(self) -> Path:
         """The run's folder, {savedir}/{xpid}."""
-        return Path(self.savedir).expanduser().absolute() / self.xpid
+        with refusing_paths("give another --savedir"):
+            return expanded(self.savedir).absolute() / self.xpid
 
 
 class RunFolder:
@@ -76,18 +77,16 @@ class RunFolder:
 
     def __init__(self, path: Path, flags: dict[str, Any], argv: list[str] | None = None) -> None:
         self.path = path
-        self._is_new = not path.exists()
-        _make_folder(path)
-        self._lock, held = _lock(path)
-        if held is Lock.OURS:  # else another process may be writing them
-            _remove_unfinished(path)
+        self._is_new = _make_folder(path)
         self._meta = _new_meta(flags, sys.argv if argv is None else argv)
-        try:
+        with ExitStack() as opened, _beginning_in(path):
+            self._lock, held = _lock(path)
+            opened.callback(self._lock.close)
+            if held is Lock.OURS:  # else another process may be writing them
+                _remove_unfinished(path)
             self._write_meta()
-        except OSError as error:
-            self._lock.close()
-            raise _cannot_begin(path, error) from None
-        self._handlers = _log_to(path / "out.log")
+            self._handlers = _log_to(path / "out.log")
+            opened.pop_all()
         if held is Lock.NONE:
             _log.warning(
                 "%s cannot be locked here, because %s: make sure that no other process uses it",
@@ -170,8 +169,10 @@ def _sync_names(folder: Path) -> None:
         os.close(opened)
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path) -> bool:
+    """Makes the folder if there is none; returns whether it is new."""
     try:
+        is_new = not path.exists()
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK):
             raise PermissionError(13, "not writable")
@@ -179,13 +180,18 @@ def _make_folder(path: Path) -> None:
         raise UsageError(
             f"cannot create the run's folder {path} ({error.strerror}): give another --savedir"
         ) from None
+    return is_new
 
 
-def _cannot_begin(path: Path, error: OSError) -> UsageError:
-    return UsageError(
-        f"nothing can be written into the run's folder {path} ({error.strerror}): make room "
-        "there, or give another --savedir"
-    )
+@contextmanager
+def _beginning_in(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(
+            f"nothing can be written into the run's folder {path} ({error.strerror}): make room "
+            "there, or give another --savedir"
+        ) from None
 
 
 def _warn_of(path: Path, error: OSError, what: str) -> None:

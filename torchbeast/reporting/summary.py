@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchbeast.core.wording import typed
 from torchbeast.reporting.display import clock
 from torchbeast.reporting.progress import Progress
 
@@ -57,7 +58,7 @@ def next_commands(
     """
     python = Path(sys.executable).name
     run = f"{python} -m torchbeast.{program}"
-    where = ["--savedir", str(folder.parent), "--xpid", folder.name]
+    where = [*typed("--savedir", folder.parent), *typed("--xpid", folder.name)]
     commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
     if has_checkpoint:
         commands["Test it:"] = f"{run} --mode test {shlex.join([*where, *to_test])}"

@@ -25,9 +25,12 @@ class WandbLogger:
         self._project, self._init = project, init
 
     def open(self, run: LoggedRun) -> WandbLog:
-        """Begins the run there, or goes on with it: a folder is one run, however often resumed."""
+        """Begins the run there, or goes on with it: a folder is one run, however often resumed.
+
+        Raises UsageError without the package or an account, OSError if it cannot be reached.
+        """
         try:
-            from wandb import Error, Settings, init
+            import wandb
         except ImportError:
             raise UsageError(
                 "logging to Weights & Biases needs its package: pip install 'torchbeast[wandb]'"
@@ -41,14 +44,16 @@ class WandbLogger:
             "allow_val_change": True,  # a resumed run may have other settings
             "resume": "allow",
             "reinit": "create_new",  # beside one that a notebook has begun
-            "settings": Settings(console="off"),  # the display is no log
+            "settings": wandb.Settings(console="off"),  # the display is no log
         }
         try:
-            return WandbLog(init(**of_this_run | self._init))
-        except Error as error:
+            return WandbLog(wandb.init(**of_this_run | self._init))
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
             raise UsageError(
                 f"Weights & Biases: {error}. Call `wandb login`, or set WANDB_MODE=offline"
             ) from error
+        except wandb.Error as error:  # such as one of the network
+            raise OSError(str(error)) from error
 
 
 class WandbLog:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from torchbeast.core.checks import above, at_least, require
+from torchbeast.errors import expanded, refusing_paths
 
 Scheduler = Literal["none", "asha"]
 ProgramName = Literal["monobeast", "polybeast", "raybeast"]
@@ -79,4 +80,5 @@ class SweepConfig:
     def folder(self) -> Path:
         """Returns the sweep's folder, {savedir}/{name}; a new one at each call without a name."""
         new = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        return Path(self.savedir).expanduser().absolute() / (self.name or new)
+        with refusing_paths("give another --savedir"):
+            return expanded(self.savedir).absolute() / (self.name or new)

@@ -13,7 +13,8 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Protocol
 
-from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError
+from torchbeast.core.wording import typed
+from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, refusing_paths
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
@@ -45,7 +46,8 @@ def run(flags: SweepFlags, words: Sequence[str]) -> int:
     """
     config = flags.sweep
     folder = config.folder()
-    what = compared(config, [*words, *_address_of_agents(config)], folder)
+    with refusing_paths("give another --savedir or --name"):
+        what = compared(config, [*words, *_address_of_agents(config)], folder)
     _check_on_ray(config, what)
     agents = agents_of(what.program, what.set, what.words, folder, what.shared_replay)
     with _opened(folder, what) as supervisor:
@@ -150,9 +152,13 @@ def _report(rows: Sequence[Row], config: SweepConfig, supervisor: Supervisor) ->
         print(f"Stopped by {supervisor.reason}.", flush=True)
     report(rows, folder)
     if any(row.state != "done" for row in rows):
-        where = ["--savedir", str(folder.parent), "--name", folder.name, *_words_of_ray(config)]
-        python = Path(sys.executable).name
-        print(f"Continue it:\n  {python} -m torchbeast.sweep {shlex.join(where)}", flush=True)
+        print(f"Continue it:\n  {_continuing(folder, config)}", flush=True)
+
+
+def _continuing(folder: Path, config: SweepConfig) -> str:
+    named = [*typed("--savedir", folder.parent), *typed("--name", folder.name)]
+    python = Path(sys.executable).name
+    return f"{python} -m torchbeast.sweep {shlex.join([*named, *_words_of_ray(config)])}"
 
 
 def _words_of_ray(config: SweepConfig) -> list[str]:

@@ -7,12 +7,12 @@ Only names of files are passed to other processes, which read them again.
 from __future__ import annotations
 
 import os
+import shlex
 import ssl
 import stat
-from pathlib import Path
 
 import libtorchbeast
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, expanded
 from torchbeast.sources.servers.config import (
     MAX_TOKEN,
     MIN_TOKEN,
@@ -62,7 +62,7 @@ def _check_pair(cert: str, key: str) -> None:
     _text(cert, "tls_cert"), _private_text(key, "tls_key")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            Path(cert).expanduser(), Path(key).expanduser(), password=_no_password
+            expanded(cert), expanded(key), password=_no_password
         )
     except _HasPassword:
         raise UsageError(
@@ -102,20 +102,20 @@ def read_token(path: str) -> str:
 
 
 def _private_text(path: str, flag: str) -> str:
-    text, status = _text(path, flag), Path(path).expanduser().stat()
+    text, status = _text(path, flag), expanded(path).stat()
     # As PostgreSQL has it: a file of the administrator may be for a group, as Kubernetes mounts it.
     for_others = 0o027 if status.st_uid == 0 and os.getuid() != 0 else 0o077
     if stat.S_IMODE(status.st_mode) & for_others:
         raise UsageError(
             f"--{flag} {path} can be read by other users (mode "
-            f"{stat.S_IMODE(status.st_mode):04o}): make it private, chmod 600 {path}"
+            f"{stat.S_IMODE(status.st_mode):04o}): make it private, chmod 600 {shlex.quote(path)}"
         )
     return text
 
 
 def _text(path: str, flag: str) -> str:
     try:
-        return Path(path).expanduser().read_text()
+        return expanded(path).read_text()
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise UsageError(

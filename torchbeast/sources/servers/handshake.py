@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from pathlib import Path
 
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, expanded
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import LearnerSecurityConfig
 from torchbeast.sources.servers.hosts import resolved
@@ -64,9 +63,9 @@ def client_tls(files: LearnerSecurityConfig) -> ssl.SSLContext:
     if files.tls_ca is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
-        context.load_verify_locations(Path(files.tls_ca).expanduser())
+        context.load_verify_locations(expanded(files.tls_ca))
     if files.tls_cert is not None and files.tls_key is not None:
-        context.load_cert_chain(Path(files.tls_cert).expanduser(), Path(files.tls_key).expanduser())
+        context.load_cert_chain(expanded(files.tls_cert), expanded(files.tls_key))
     return context
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from torchbeast.errors import RunError, UsageError
+from torchbeast.errors import RunError, UsageError, expanded
 from torchbeast.sources.servers.addresses import host_and_port
 
 _DNS = "dns:///"
@@ -36,7 +36,7 @@ def hosts(named: str, known: Collection[str] = ()) -> list[str]:
     twice, NoAddressError for a dns:/// name that has no address.
     """
     is_list = ":" in named
-    found = _named_here(named, known) if is_list else _listed_in(Path(named).expanduser(), known)
+    found = _named_here(named, known) if is_list else _listed_in(Path(named), known)
     if not found:
         raise UsageError(f"{named} names no host: give one HOST:PORT on a line")
     for address, times in Counter(found).items():
@@ -88,7 +88,7 @@ def _listed_in(path: Path, known: Collection[str]) -> list[str]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text()
+        return expanded(path).read_text()
     except (OSError, UnicodeError) as error:
         raise UsageError(
             f"{path} cannot be read as a list of hosts ({reason(error)}): give --env_servers "

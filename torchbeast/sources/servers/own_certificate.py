@@ -12,10 +12,9 @@ import contextlib
 import ssl
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from torchbeast.errors import UsageError
+from torchbeast.errors import UsageError, expanded
 from torchbeast.sources.servers.config import LearnerSecurityConfig, SecurityConfig
 
 _NO_CHECK_TIME = 0x200000  # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which ssl does not name
@@ -31,7 +30,6 @@ def own_certificate(cert: str, key: str, connects: bool) -> Mapping[str, Any]:
 
     connects: it is the certificate of a side that connects; else of one that listens.
     """
-    chain, private = Path(cert).expanduser(), Path(key).expanduser()
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname, client.verify_mode = False, ssl.CERT_NONE
@@ -39,6 +37,7 @@ def own_certificate(cert: str, key: str, connects: bool) -> Mapping[str, Any]:
     reader.verify_mode = ssl.CERT_REQUIRED
     reader.verify_flags |= ssl.VerifyFlags(ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME)
     with contextlib.suppress(OSError):  # those of ssl are among them
+        chain, private = expanded(cert), expanded(key)
         for side in (server, client):
             side.load_cert_chain(chain, private, password="")  # asks nobody for one
         reader.load_verify_locations(chain)
@@ -76,7 +75,7 @@ def _authorities(path: str) -> list[dict[str, Any]]:
     """Returns the authorities of a file; [] if it cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with contextlib.suppress(OSError):
-        context.load_verify_locations(Path(path).expanduser())
+        context.load_verify_locations(expanded(path))
     return context.get_ca_certs()
 
 

@@ -9,6 +9,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchbeast.core.wording import typed
 from torchbeast.sources.servers.addresses import host_and_port
 from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.own_certificate import own_certificate
@@ -42,14 +43,15 @@ def flags_of_others(own: SecurityConfig) -> str:
     own: those of this side, which listens. Beside a server.pem are the other files that
     torchbeast.keys makes; else words in capitals stand for files of the other side.
     """
-    ca, cert, key = "CA", "CERTIFICATE", "KEY"
-    if own.tls_cert is not None and Path(own.tls_cert).name == "server.pem":
-        files = "ca.pem", "client.pem", "client-key.pem"
-        ca, cert, key = (shlex.quote(str(Path(own.tls_cert).with_name(file))) for file in files)
-    words = [f"--tls_ca {ca}"] if own.tls_cert else ["--insecure"]
-    words += [f"--tls_cert {cert} --tls_key {key}"] if own.tls_client_ca else []
-    words += [f"--token_file {shlex.quote(own.token_file)}"] if own.token_file else []
-    return " ".join(words)
+    files = ["CA", "CERTIFICATE", "KEY"]
+    if own.tls_cert is not None and (server := Path(own.tls_cert)).name == "server.pem":
+        made = "ca.pem", "client.pem", "client-key.pem"
+        files = [str(server.with_name(name)) for name in made]
+    ca, cert, key = files
+    words = typed("--tls_ca", ca) if own.tls_cert else ["--insecure"]
+    words += [*typed("--tls_cert", cert), *typed("--tls_key", key)] if own.tls_client_ca else []
+    words += typed("--token_file", own.token_file) if own.token_file else []
+    return shlex.join(words)
 
 
 def names_in(files: SecurityConfig) -> list[str]:

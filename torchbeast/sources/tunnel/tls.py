@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import ssl
-from pathlib import Path
 
+from torchbeast.errors import expanded
 from torchbeast.sources.servers.config import ServerSecurityConfig
 
 
@@ -14,12 +14,8 @@ def of_door(files: ServerSecurityConfig) -> ssl.SSLContext | None:
     if files.tls_cert is None or files.tls_key is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(_path(files.tls_cert), _path(files.tls_key))
+    context.load_cert_chain(expanded(files.tls_cert), expanded(files.tls_key))
     if files.tls_client_ca is not None:
-        context.load_verify_locations(_path(files.tls_client_ca))
+        context.load_verify_locations(expanded(files.tls_client_ca))
         context.verify_mode = ssl.CERT_REQUIRED
     return context
-
-
-def _path(name: str) -> Path:
-    return Path(name).expanduser()

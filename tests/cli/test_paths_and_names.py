@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Paths that cannot be used end a program with one line, and printed commands are read back."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchbeast import polybeast_env, polybeast_learner
+from torchbeast.cli.command_line import parse, parse_known
+from torchbeast.cli.flags import MonoBeastFlags, PolyBeastEnvFlags, PolyBeastLearnerFlags
+from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
+from torchbeast.keys import __main__ as keys
+from torchbeast.learning.recorded import reaching_flags
+from torchbeast.plot import PlotFlags
+from torchbeast.reporting.summary import next_commands
+from torchbeast.sweep import program as sweep
+from torchbeast.sweep.config import SweepConfig
+from torchbeast.sweep.flags import SweepFlags
+
+LONG = "x" * 300
+HOMELESS = "~no.such.user/a"  # expanded as ~ is for a user without HOME and entry in passwd
+TCP, SWEEP = ["--listen", "localhost:1", "--insecure"], ["--set", "seed=1"]
+UNUSABLE = [
+    ("monobeast", ["--xpid", LONG]),
+    ("monobeast", ["--savedir", LONG, "--xpid", "a"]),
+    ("monobeast", ["--savedir", HOMELESS]),
+    ("monobeast", ["--mode", "test", "--savedir", LONG]),
+    ("monobeast", ["--mode", "test", "--follow", "--xpid", LONG]),
+    ("raybeast", ["--savedir", HOMELESS, "--xpid", "a"]),
+    ("polybeast_learner", ["--savedir", HOMELESS]),
+    ("polybeast_learner", ["--env_servers", "a:1", "--tls_ca", HOMELESS]),
+    ("polybeast_env", [*TCP, "--token_file", HOMELESS]),
+    ("polybeast_env", [*TCP, "--token_file", LONG]),
+    ("status", ["a:1", "--tls_ca", HOMELESS]),
+    ("keys.__main__", ["--hosts", "a", "--folder", HOMELESS]),
+    ("keys.__main__", ["--hosts", "a", "--folder", LONG]),
+    ("plot", [LONG]),
+    ("plot", ["a.link.to.itself"]),
+    ("sweep.__main__", [*SWEEP, "--name", LONG]),
+    ("sweep.__main__", [*SWEEP, "--savedir", HOMELESS]),
+    ("bench.__main__", ["--json", LONG]),
+    ("bench.__main__", ["--png", f"{LONG}.png"]),
+]
+
+
+@pytest.mark.parametrize(("program", "args"), UNUSABLE)
+def test_a_path_that_cannot_be_used_ends_a_program_with_one_line_that_names_it(
+    program: str,
+    args: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "logs" / "torchbeast").mkdir(parents=True)  # of runs without --savedir
+    (tmp_path / "a.link.to.itself").symlink_to("a.link.to.itself")
+    assert importlib.import_module(f"torchbeast.{program}").main(args) == EXIT_USAGE
+    said = capsys.readouterr().err
+    assert args[-1] in said and said.count("\n") == 1
+
+
+AWKWARD = ["-x", "--xpid", 'it\'s "$HOME" *;#& käse', os.fsdecode(b"caf\xe9")]
+FLAGS: dict[str, Any] = {
+    "monobeast": MonoBeastFlags,
+    "plot": PlotFlags,
+    "polybeast_env": PolyBeastEnvFlags,
+    "polybeast_learner": PolyBeastLearnerFlags,
+}
+
+
+def read_back(said: str) -> list[Any]:
+    """Returns the flags of each printed command, as a shell and the program's parser read it."""
+    commands = re.findall(r"-m torchbeast\.(\w+) ((?:.*\\\n)*.*)", said)
+    return [_parsed(program, _words(typed)) for program, typed in commands]
+
+
+def _words(typed: str) -> list[str]:
+    command = ["sh", "-c", f"printf '%s\\0' {typed}"]
+    printed = subprocess.run(command, capture_output=True, check=True).stdout
+    return os.fsdecode(printed).split("\0")[:-1]
+
+
+def _parsed(program: str, words: Sequence[str]) -> Any:
+    if program == "sweep":
+        return parse_known(SweepFlags, program, words)[0]
+    return parse(FLAGS[program], program, words)
+
+
+@pytest.mark.parametrize("name", AWKWARD)
+def test_printed_commands_are_read_back_by_the_program_that_prints_them(
+    name: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / name / name
+    more = reaching_flags({"token_file": name, "env_servers": "a:1", "tls_ca": f"{name}/ca.pem"})
+    plotted, tested, again = read_back(next_commands("monobeast", folder, True))
+    (*_, resumed) = read_back(next_commands("polybeast_learner", folder, True, to_resume=more))
+    assert plotted.runs == (folder,)
+    assert tested.run.folder == again.run.folder == resumed.run.folder == folder
+    assert resumed.security.token_file == name
+    assert resumed.security.tls_ca == f"{name}/ca.pem"
+
+    server = _of_server(name)
+    (learner,) = read_back(polybeast_env._serving(server, ["a:1"], 1))
+    (host,) = read_back(polybeast_learner._waiting("a:1", server.security))
+    for other in (learner, host):
+        assert other.security.token_file == name and other.security.tls_ca == f"{name}/ca.pem"
+
+    (continued,) = read_back(sweep._continuing(folder, SweepConfig()))
+    assert continued.sweep.folder() == folder
+
+
+def _of_server(name: str) -> PolyBeastEnvFlags:
+    files = {"tls_cert": "server.pem", "tls_key": "server-key.pem", "tls_client_ca": "ca.pem"}
+    args = [f"--{flag}={name}/{file}" for flag, file in files.items()]
+    args += ["--listen=a:1", f"--token_file={name}"]
+    return parse(PolyBeastEnvFlags, "polybeast_env", args)
+
+
+def test_the_commands_that_come_with_new_keys_are_read_back() -> None:
+    said = keys._what_goes_where(Path("a"), ["b.lab", "fd00::1"], 365)
+    assert len(read_back(said)) == 4
+
+
+def test_a_name_that_is_not_utf_8_is_printed_as_the_shell_needs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, "utf-8", errors="strict"))
+
+    def run() -> int:
+        print(os.fsdecode(b"caf\xe9"), flush=True)
+        return EXIT_DONE
+
+    assert exit_code_of("plot", run) == EXIT_DONE
+    assert printed.getvalue() == b"caf\xe9\n"
