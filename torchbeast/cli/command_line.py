@@ -244,7 +244,7 @@ def _did_you_mean(unknown: Iterable[str], known: Sequence[str]) -> Iterator[str]
 
 def _meant(word: str, known: Sequence[str]) -> list[str]:
     """Returns the flag that a word most probably means, or []."""
-    other = _ELSEWHERE.get(word)
+    other = _ELSEWHERE.get(word, "")
     return [other] if other in known else get_close_matches(word, known, 1, _SIMILAR)
 
 
