@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import pkgutil
 import re
 import subprocess
 import sys
@@ -58,6 +59,14 @@ def test_public_names_of_environments_need_no_torch() -> None:
         "make_env('Catch', 1); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_takes_the_place_of_the_first_versions_modules_can_be_imported() -> None:
+    (table,) = re.findall(r"\| first version .*", (ROOT / "CHANGELOG.md").read_text(), re.DOTALL)
+    rows = [line.split("|")[1:3] for line in table.splitlines()[2:]]
+    told = re.findall(r"`((?:lib)?torchbeast\.[\w.]+)", " ".join(now for _, now in rows))
+    assert len(rows) == 8 and len(told) >= 12
+    assert all(callable(pkgutil.resolve_name(name)) for name in told)
 
 
 def test_there_is_one_version_number() -> None:

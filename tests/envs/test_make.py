@@ -11,6 +11,7 @@ import gymnasium
 import pytest
 from example_envs import Counting
 
+import torchbeast
 from torchbeast import envs
 from torchbeast.core.envs.vec_env import SyncVecEnv
 from torchbeast.envs import atari, gym
@@ -25,6 +26,10 @@ def test_every_name_makes_the_requested_number_of_environments(env_id: str) -> N
     env = envs.make(env_id, 3)
     assert env.num_envs == 3 and env.env_id == env_id
     env.close()
+
+
+def test_without_a_number_there_is_one_environment() -> None:
+    assert torchbeast.make_env("CartPole-v1").num_envs == 1
 
 
 def test_a_factory_is_called_once_for_each_environment() -> None:

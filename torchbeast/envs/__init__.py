@@ -65,9 +65,9 @@ BUILT_IN = ("BitFlip", "Catch", "Dials", "Memory", "Mock")
 
 
 def make(
-    env: EnvSpec | str, num_envs: int, *, num_threads: int = 1, render: bool = False
+    env: EnvSpec | str, num_envs: int = 1, *, num_threads: int = 1, render: bool = False
 ) -> VecEnv:
-    """Makes num_envs environments, stepped together.
+    """Makes num_envs environments, stepped together; by default one.
 
     env: a name alone is an EnvSpec without keyword arguments and options.
     num_threads: threads that step them; only Atari games use more than one.
