@@ -129,10 +129,15 @@ def test_a_line_of_one_run_is_its_own_curve(tmp_path: Path) -> None:
     assert (line.low == line.high).all()
 
 
-def test_programs_and_flags_that_differ_name_the_lines(tmp_path: Path) -> None:
+def test_programs_flags_and_states_that_differ_name_the_lines(tmp_path: Path) -> None:
     mono = seeds(tmp_path, [1.0, 2.0], "monobeast")
     poly = seeds(tmp_path, [1.0], "polybeast")
     assert plot.labels(plot.group_runs(mono + poly)) == ["monobeast (2 runs)", "polybeast"]
+    states = {mono[0]: "failed", poly[0]: "stopped"}
+    assert plot.labels(plot.group_runs(mono + poly), states) == [
+        "monobeast (2 runs, 1 failed)",
+        "polybeast (1 stopped)",
+    ]
     flags = [{"use_lstm": lstm, "learning_rate": rate} for lstm, rate in ((True, 1), (False, 2))]
     runs = [
         write_kind(tmp_path / f"f{i}", "monobeast", flat(1.0), **each)

@@ -11,13 +11,15 @@ highest, or of one standard deviation on each side if there are more than five.
 
 from __future__ import annotations
 
+import collections
 import csv
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -92,13 +94,17 @@ def run(flags: PlotFlags) -> int:
     return EXIT_DONE
 
 
-def plot(folders: Sequence[Path], output: Path) -> None:
+def plot(
+    folders: Sequence[Path], output: Path, states: Mapping[Path, str] = MappingProxyType({})
+) -> None:
     """Draws the curves of runs into a PNG, and prints where it is; raises UsageError without any
     curve, or without matplotlib.
+
+    states: of runs that did not end as they should, such as "failed", for the legend.
     """
     with refusing_paths("give the folder of a run that can be read"):
         groups = group_runs(folders)
-    _draw(list(zip(labels(groups), map(spread, groups), strict=True)), output)
+    _draw(list(zip(labels(groups, states), map(spread, groups), strict=True)), output)
     print(f"The curves are in {output}")
 
 
@@ -216,13 +222,16 @@ def _on_grid(points: Points, grid: np.ndarray) -> np.ndarray:
     return on_grid
 
 
-def labels(groups: list[Group]) -> list[str]:
-    """Returns a label per group: the settings that differ, or else the folder's name."""
+def labels(groups: list[Group], states: Mapping[Path, str] = MappingProxyType({})) -> list[str]:
+    """Returns a label per group: the settings that differ, or else the folder's name; then the
+    number of runs, and how many are in each of the `states`.
+    """
     differing = _differing([group.settings for group in groups])
     found = [_describe(group.settings, differing) for group in groups]
     if not all(found) or len(set(found)) < len(found):
         found = [_name_of(group) for group in groups]
-    return [_with_count(text, group) for text, group in zip(found, groups, strict=True)]
+    pairs = zip(found, groups, strict=True)
+    return [_with_counts(text, group, states) for text, group in pairs]
 
 
 def _differing(settings: list[Settings]) -> list[str]:
@@ -257,8 +266,12 @@ def _name_of(group: Group) -> str:
     return str(group.settings.get("env") or group.settings.get("program") or name)
 
 
-def _with_count(text: str, group: Group) -> str:
-    return f"{text} ({len(group.folders)} runs)" if len(group.folders) > 1 else text
+def _with_counts(text: str, group: Group, states: Mapping[Path, str]) -> str:
+    """Adds the number of runs and their states, as in "(3 runs, 1 failed)"."""
+    several = [f"{len(group.folders)} runs"] if len(group.folders) > 1 else []
+    found = collections.Counter(states[folder] for folder in group.folders if folder in states)
+    counts = ", ".join([*several, *(f"{count} {state}" for state, count in found.items())])
+    return f"{text} ({counts})" if counts else text
 
 
 def _draw(lines: list[tuple[str, Spread]], output: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from sweeping import agent, finish, log
 
+from torchbeast import plot
 from torchbeast.sweep.ranking import as_csv, ranked, report
 from torchbeast.sweep.table import Board, Row
 
@@ -22,6 +23,14 @@ def row(folder: Path, mean: float, total_steps: int = 100, **settings: str) -> R
     return Row(made)
 
 
+def failed(folder: Path, step: int, mean: float, **settings: str) -> Row:
+    made = agent(folder, **settings)
+    log(made.folder, [(step, 10, mean)])
+    found = Row(made)
+    found.end("ValueError: why")
+    return found
+
+
 def test_settings_are_ranked_by_the_median_over_their_seeds(tmp_path: Path) -> None:
     returns = {"a": [0.0, 9.0, 1.0], "b": [2.0, 3.0, 2.5], "c": [math.nan, 4.0, 6.0]}
     rows = [
@@ -31,7 +40,36 @@ def test_settings_are_ranked_by_the_median_over_their_seeds(tmp_path: Path) -> N
     ]
     ranking = ranked(rows)
     assert [group.rows[0].agent.settings["env"] for group in ranking] == ["c", "b", "a"]
-    assert [group.median for group in ranking] == [5.0, 2.5, 1.0]
+    assert [group.median.mean_return for group in ranking] == [4.0, 2.5, 1.0], "no episode: worst"
+
+
+def test_an_agent_that_failed_is_never_better_than_one_that_is_done(tmp_path: Path) -> None:
+    rows = [
+        failed(tmp_path, 20, 9.0, env="early"),
+        failed(tmp_path, 60, 1.0, env="late"),
+        row(tmp_path, -5.0, env="done"),
+        row(tmp_path, math.nan, env="without an episode"),
+    ]
+    names = [group.rows[0].agent.settings["env"] for group in ranked(rows)]
+    assert names == ["done", "without an episode", "late", "early"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "steps", "median"),
+    [
+        ([3.0, 5.0], [20], "3"),  # the failed one counts as worse than 3
+        ([3.0], [20, 40], "9 at step 40"),
+        ([3.0], [20], "9 at step 20"),  # the two in the middle cannot be compared
+        ([3.0, 5.0, 6.0], [20], "4"),
+    ],
+)
+def test_the_median_of_settings_counts_the_agents_that_failed(
+    finished: list[float], steps: list[int], median: str, tmp_path: Path
+) -> None:
+    rows = [row(tmp_path, mean, seed=f"done-{mean}") for mean in finished]
+    rows += [failed(tmp_path, step, 9.0, seed=f"failed-{step}") for step in steps]
+    (group,) = ranked(rows)
+    assert str(group.median) == median
 
 
 def test_settings_without_an_episode_come_last(tmp_path: Path) -> None:
@@ -46,6 +84,19 @@ def test_the_csv_has_every_agent_with_its_rank(tmp_path: Path) -> None:
     assert (first["rank"], first["env"], first["mean_return"]) == ("1", "c", "2.0")
     assert (second["rank"], second["env"], second["state"]) == ("2", "a,b", "failed")
     assert second["why"] == "ValueError: why" and second["step"] == second["total_steps"] == "100"
+
+
+def test_the_report_says_which_agents_are_not_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels: list[str] = []
+    monkeypatch.setattr(plot, "_draw", lambda lines, _: labels.extend(label for label, _ in lines))
+    rows = [row(tmp_path, 1.0, seed="1"), row(tmp_path, 2.0, seed="2")]
+    report([*rows, failed(tmp_path, 20, 9.0, seed="3")], tmp_path)
+    said = capsys.readouterr().out
+    assert "9 at step 20 (failed), 1, 2" in said and "2 done, 1 failed" in said
+    assert "not done come last, ordered by the steps that they reached" in said
+    assert labels == ["seed=1", "seed=2", "seed=3 (1 failed)"]
 
 
 def test_a_report_without_any_episode_has_no_plot(

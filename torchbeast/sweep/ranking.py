@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The result of a sweep: its settings from best to worst, as a table, a CSV and a plot."""
+"""The result of a sweep: its settings from best to worst, as a table, a CSV and a plot.
+
+Mean returns are compared only where agents have learnt equally long. So agents that are done come
+first, ordered by their mean returns. All others follow, ordered by the steps that they reached: one
+that failed early is never better than one that is done, whatever its mean return was until then.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-import statistics
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +30,25 @@ CSV, PNG = "sweep.csv", "sweep.png"
 _FIGURES = ("state", "step", "total_steps", "episodes", "mean_return", "why")
 
 
+class Standing(NamedTuple):
+    """How good an agent is; a greater one is better."""
+
+    is_done: bool
+    step: int  # that the agent reached; 0 if it is done
+    mean_return: float  # -inf: no episode has ended
+
+    def __str__(self) -> str:
+        value = number(self.mean_return if math.isfinite(self.mean_return) else math.nan)
+        return value if self.is_done else f"{value} at step {self.step:,}"
+
+
+def standing(row: Row) -> Standing:
+    """Returns how good an agent is."""
+    is_done, figures = row.state == "done", row.figures
+    value = -math.inf if math.isnan(figures.mean_return) else figures.mean_return
+    return Standing(is_done, 0 if is_done else figures.step, value)
+
+
 @dataclass(frozen=True)
 class Ranked:
     """Agents that differ in their seed alone."""
@@ -32,24 +56,24 @@ class Ranked:
     rows: Sequence[Row]
 
     @property
-    def returns(self) -> list[float]:
-        """Mean returns of the agents that have finished episodes."""
-        found = [row.figures.mean_return for row in self.rows]
-        return sorted(value for value in found if not math.isnan(value))
-
-    @property
-    def median(self) -> float:
-        """Median of the mean returns; NaN if no episode has ended."""
-        return statistics.median(self.returns) if self.returns else math.nan
+    def median(self) -> Standing:
+        """The median over all agents, those that are not done included. Of two in the middle that
+        cannot be compared it is the worse one.
+        """
+        found = sorted(map(standing, self.rows))
+        lower, upper = found[(len(found) - 1) // 2], found[len(found) // 2]
+        if lower[:2] != upper[:2]:
+            return lower
+        return lower._replace(mean_return=(lower.mean_return + upper.mean_return) / 2)
 
 
 def ranked(rows: Iterable[Row]) -> list[Ranked]:
-    """Returns the settings from best to worst; those without any episode come last."""
+    """Returns the settings from best to worst, by their medians."""
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         groups.setdefault(tuple(row.agent.compared.values()), []).append(row)
     made = [Ranked(group) for group in groups.values()]
-    return sorted(made, key=lambda group: -group.median if group.returns else math.inf)
+    return sorted(made, key=lambda group: group.median, reverse=True)
 
 
 def table(ranking: Sequence[Ranked]) -> Table:
@@ -67,11 +91,16 @@ def table(ranking: Sequence[Ranked]) -> Table:
         made.add_column(name, justify="right")
     made.add_column("agents")
     for place, group in enumerate(ranking, 1):
-        seeds = [", ".join(map(number, group.returns)) or "-"] if with_seeds else []
+        seeds = [", ".join(map(_told, sorted(group.rows, key=standing)))] if with_seeds else []
         settings = group.rows[0].agent.compared.values()
-        cells = [str(place), *settings, number(group.median), *seeds, counts(group.rows)]
+        cells = [str(place), *settings, str(group.median), *seeds, counts(group.rows)]
         made.add_row(*map(Text, cells))
     return made
+
+
+def _told(row: Row) -> str:
+    """Returns an agent's mean return in words, with its state unless it is done."""
+    return f"{standing(row)}{'' if row.state == 'done' else f' ({row.state})'}"
 
 
 def report(rows: Sequence[Row], folder: Path) -> None:
@@ -79,6 +108,8 @@ def report(rows: Sequence[Row], folder: Path) -> None:
     ranking = ranked(rows)
     console = Console()
     (console if console.is_terminal else Console(width=WIDE)).print(table(ranking))
+    if any(row.state != "done" for row in rows):
+        print("Agents that are not done come last, ordered by the steps that they reached.")
     for row in rows:
         if row.state == "failed":
             print(f"{row.agent.name} failed: {row.why}", file=sys.stderr)
@@ -107,10 +138,11 @@ def _figures(row: Row) -> list[str | int | float]:
 
 def _plot(rows: Sequence[Row], output: Path) -> None:
     """Plots the agents that have finished episodes, if any, and if matplotlib is installed."""
-    folders = [row.agent.folder for row in rows if not math.isnan(row.figures.mean_return)]
-    if not folders:
+    plotted = [row for row in rows if not math.isnan(row.figures.mean_return)]
+    if not plotted:
         return
+    states = {row.agent.folder: row.state for row in plotted if row.state != "done"}
     try:
-        plot.plot(folders, output)
+        plot.plot([row.agent.folder for row in plotted], output, states)
     except UsageError as error:
         print(f"There is no plot: {error}.")
