@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The result of a sweep: its settings from best to worst, as a table, a CSV and a plot.
 
-Mean returns are compared only where agents have learnt equally long. So agents that are done come
-first, ordered by their mean returns. All others follow, ordered by the steps that they reached: one
-that failed early is never better than one that is done, whatever its mean return was until then.
+Agents that are done come first, ordered by their mean returns. All others follow, ordered by the
+steps that they reached, because their mean returns cannot be compared: an agent that failed early
+is never better than an agent that is done.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class Ranked:
 
     @property
     def median(self) -> Standing:
-        """The median over all agents, those that are not done included. Of two in the middle that
-        cannot be compared it is the worse one.
+        """The median over all agents, including agents that are not done.
+
+        If two agents are in the middle and cannot be compared, the median is the worse one.
         """
         found = sorted(map(standing, self.rows))
         lower, upper = found[(len(found) - 1) // 2], found[len(found) // 2]
