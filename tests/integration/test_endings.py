@@ -116,7 +116,7 @@ def test_a_signal_saves_and_the_same_command_resumes(
     assert [row["step"] for row in rows] == [40 * (n + 1) for n in range(len(rows))]
 
 
-@each_program("monobeast", "polybeast", "raybeast")
+@each_program("polybeast", "monobeast", "raybeast")
 def test_a_signal_during_an_update_that_does_not_end_still_ends_the_program_in_order(
     workshop: Workshop, program: str
 ) -> None:
