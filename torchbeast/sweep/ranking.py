@@ -39,7 +39,7 @@ class Standing(NamedTuple):
 
     def __str__(self) -> str:
         value = number(self.mean_return if math.isfinite(self.mean_return) else math.nan)
-        return value if self.is_done else f"{value} at step {self.step:,}"
+        return f"{value} at step {self.step:,}" if self.step else value
 
 
 def standing(row: Row) -> Standing:
