@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from background import wait_for
+from background import Background, wait_for
 
 from torchbeast import envs
 from torchbeast.core.nest_py import flatten
@@ -129,3 +130,23 @@ def test_a_hanging_constructor_is_told_and_ends_with_the_run(
         intrusive("Hangs", check_goes_on=check_goes_on)
     said = "Still waiting for intrusive_envs:Hangs to be made.\n"
     assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize("program", ["monobeast", "raybeast"])
+def test_a_signal_while_an_environment_is_made_stops_the_program(
+    program: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = importlib.import_module(f"torchbeast.{program}").main
+
+    def is_being_made() -> bool:
+        started = psutil.Process().children()
+        return any("env_process_main" in " ".join(child.cmdline()) for child in started)
+
+    def stop() -> None:
+        wait_for(is_being_made)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stopping = Background(stop)
+    assert main(["--env", "intrusive_envs:Hangs", "--savedir", str(tmp_path)]) == 0
+    stopping.result()
+    assert "Stopped by SIGTERM." in capsys.readouterr().out
