@@ -42,7 +42,6 @@ def _a2c() -> AlgoFactory:
     return PPO.create_factory(
         num_epochs=1,
         num_mini_batch=1,
-        use_clipped_value_loss=False,
         normalise_advantages=False,
         optimiser="rmsprop",
         lr=7e-4,

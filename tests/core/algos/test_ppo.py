@@ -164,12 +164,23 @@ def slow_terms(old: TinyNet, new: TinyNet, rollout: Rollout, config: Any) -> dic
     }
 
 
+def test_by_default_a_value_follows_returns_of_any_size(make_rollout: Make) -> None:
+    """CartPole's returns are near 100: a value that moves by 0.2 a batch does not get there."""
+    algo: Any = ppo(num_mini_batch=1, num_epochs=1).algo
+    minibatch = whole(algo, acted_by(algo.actor, make_rollout(T, B)))
+    minibatch.extras["value_targets"] += 100
+    bias = algo.actor.baseline.bias
+    bias.data += 10 * CLIP  # in this batch already
+    algo.losses(minibatch).terms["baseline_loss"].backward()
+    assert bias.grad.item() < -10, "further up"
+
+
 @pytest.mark.parametrize("invalid", [[], INVALID], ids=["all", "some"])
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"use_clipped_value_loss": False}, {"normalise_advantages": False}, {"gae_lambda": 0.3}],
-    ids=["usual", "free_values", "raw_advantages", "short"],
+    [{}, {"use_clipped_value_loss": True}, {"normalise_advantages": False}, {"gae_lambda": 0.3}],
+    ids=["usual", "clipped_values", "raw_advantages", "short"],
 )
 def test_losses_and_gradients_equal_a_slow_loop(
     make_rollout: Make, ends: str, invalid: Any, settings: dict[str, Any]

@@ -171,8 +171,9 @@ class PPOConfig(ImpalaConfig):
     clip_param: float = 0.2
     """An action's probability is moved by at most this share, up or down, from what it was when
     the action was chosen."""
-    use_clipped_value_loss: bool = True
-    """Move a value, too, by at most --clip_param from what it was before the first epoch."""
+    use_clipped_value_loss: bool = False
+    """Move a value, too, by at most --clip_param from what it was before the first epoch. Only for
+    returns of about one (--reward_scale, --normalise_returns): values cannot follow larger ones."""
     gae_lambda: float = 0.95
     """Decay of the errors that an advantage adds up: 0 takes the first alone, 1 all until the
     rollout's end."""

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """PPO: several epochs on each batch, with clipped ratios (Schulman et al. 2017, arXiv 1707.06347).
 
-    total = -mean min(r A, clamp(r, 1 - clip, 1 + clip) A) + baseline_cost * 0.5 * mean max((vs -
-    V)^2, (vs - V_clipped)^2) + entropy_cost * mean pi log pi,      r = pi(a) / mu(a)
+    total = -mean min(r A, clamp(r, 1 - clip, 1 + clip) A) + baseline_cost * 0.5 * mean (vs - V)^2
+            + entropy_cost * mean pi log pi,      r = pi(a) / mu(a)
 
 mu is the policy that chose the action, which travels with the rollout and stays the same in all
-epochs. Advantages A (GAE), targets vs = V + A and the V that V_clipped is near to are computed once
-per batch, by the weights before its first optimiser step. Policy and value of rows 0..T-1 belong to
-the actions, rewards and dones of rows 1..T; V of row T is the bootstrap.
+epochs. Advantages A (GAE) and targets vs = V + A are computed once per batch, by the weights before
+its first optimiser step. With use_clipped_value_loss, the error of a value is the larger one of
+(vs - V)^2 and (vs - V_clipped)^2, where V_clipped is within clip of the V before that step. Policy
+and value of rows 0..T-1 belong to the actions, rewards and dones of rows 1..T; V of row T is the
+bootstrap.
 """
 
 from __future__ import annotations
