@@ -3,9 +3,11 @@
 
 usage: PYTHONPATH=.:benchmarks python benchmarks/scheme_learning.py RUNS_FOLDER [--seeds 11 12 13]
 
-Trains one run after the other, evaluates each with greedy actions, writes a CSV for each and a
-curve to docs/results/schemes, and prints the lines of their table. Runs that are there already are
-evaluated only. Use seeds that the settings were not tuned on.
+Trains one run after the other, evaluates each with greedy and with sampled actions, writes a CSV
+for each and a curve to docs/results/schemes, and prints the lines of their table. Runs that are
+there already are only evaluated. Use seeds that the settings were not tuned on.
+
+With --architectures ppo this is the example of README.md.
 """
 
 from __future__ import annotations
@@ -28,14 +30,10 @@ from torchbeast.schemes import Scheme
 TARGET = RESULTS / "schemes"
 
 
-def _ppo(**others: Any) -> AlgoFactory:
-    """Returns PPO with the settings of the preset cartpole-ppo."""
-    settings = {"lr": 1e-3, "max_grad_norm": 0.5, "reward_scale": 0.1}
-    return PPO.create_factory(**{**settings, **others})
-
-
 def _a3c() -> AlgoFactory:
-    return _ppo(lr=7e-4, num_epochs=1, num_mini_batch=1, use_clipped_value_loss=False)
+    return PPO.create_factory(
+        lr=7e-4, max_grad_norm=0.5, reward_scale=0.1, num_epochs=1, num_mini_batch=1
+    )
 
 
 def _of_cartpole(algo: Callable[..., AlgoFactory]) -> Callable[[], AlgoFactory]:
@@ -46,16 +44,16 @@ def _of_cartpole(algo: Callable[..., AlgoFactory]) -> Callable[[], AlgoFactory]:
 class Architecture(NamedTuple):
     """A named architecture: its algorithm, environments of each worker, and how long it learns."""
 
-    algo: Callable[[], AlgoFactory]
+    algo: Callable[[], AlgoFactory] | None  # None: that of the architecture
     num_envs: int
-    steps: int = 150_000
+    steps: int = 100_000
     unroll_length: int | None = None  # of the architecture
 
 
 ARCHITECTURES = {
-    "ppo": Architecture(_ppo, 8),
-    "dppo": Architecture(_ppo, 4),
-    "dd-ppo": Architecture(_ppo, 4),
+    "ppo": Architecture(None, 8),
+    "dppo": Architecture(None, 4),
+    "dd-ppo": Architecture(None, 4),
     "a3c": Architecture(_a3c, 8, 300_000, 16),
     "impala": Architecture(_of_cartpole(IMPALA.create_factory), 8, 250_000),
     "seed": Architecture(_of_cartpole(IMPALA.create_factory), 8, 250_000),
@@ -73,8 +71,10 @@ def main() -> None:
         returns = [learnt(name, folder, seed) for folder, seed in pairs]
         for folder in folders:
             write_thinned(folder, TARGET / f"{folder.name}.csv")
-        found = ", ".join(f"{each:g}" for each in returns)
-        print(f"| {name} | {ARCHITECTURES[name].steps:,} | {found} |", flush=True)
+        found = " | ".join(
+            ", ".join(f"{each:g}" for each in of_one) for of_one in zip(*returns, strict=True)
+        )
+        print(f"| `{name}` | {ARCHITECTURES[name].steps:,} | {found} |", flush=True)
     kept = sorted(map(str, TARGET.glob("*.csv")))
     plot.main([*kept, "--output", str(TARGET / "curve.png")])
 
@@ -87,13 +87,17 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def learnt(name: str, folder: Path, seed: int) -> float:
-    """Returns the mean return of a hundred episodes after training."""
+def learnt(name: str, folder: Path, seed: int) -> tuple[float, float]:
+    """Returns the mean return of a hundred episodes after training, with greedy actions and with
+    sampled ones.
+    """
     architecture = ARCHITECTURES[name]
     envs, _, _ = VecEnv.create_factory(
         env_fn=make_env, env_kwargs={"env": "CartPole-v1"}, vec_env_size=architecture.num_envs
     )
-    others: dict[str, Any] = {"algo_factory": architecture.algo()}
+    others: dict[str, Any] = {}
+    if architecture.algo is not None:
+        others["algo_factory"] = architecture.algo()
     if architecture.unroll_length is not None:
         size = architecture.unroll_length
         others["storage_factory"] = OnPolicyGAEBuffer.create_factory(size=size, gae_lambda=0.95)
@@ -102,7 +106,8 @@ def learnt(name: str, folder: Path, seed: int) -> float:
         if (folder / "model.tar").exists():
             learner.restore()
         learner.train()
-        return statistics.fmean(learner.evaluate(100).returns)
+        greedy, sampled = (learner.evaluate(100, sampled=how, seed=1) for how in (False, True))
+        return statistics.fmean(greedy.returns), statistics.fmean(sampled.returns)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ NUM_ENVS = 8
 
 
 def scheme(workers: int = 0) -> Scheme:
-    """Returns PPO with the settings of --preset cartpole-ppo; workers share the environments."""
+    """Returns PPO with the settings of Scheme.preset("ppo"); workers share the environments."""
     envs, action_space, obs_space = VecEnv.create_factory(
         env_fn=make_env,
         env_kwargs={"env": "CartPole-v1"},
@@ -31,13 +31,13 @@ def scheme(workers: int = 0) -> Scheme:
         actor_factory=OnPolicyActorCritic.create_factory(
             obs_space, action_space, get_feature_extractor("MLP")
         ),
-        algo_factory=PPO.create_factory(lr=1e-3, max_grad_norm=0.5, reward_scale=0.1),
+        algo_factory=PPO.create_factory(num_epochs=10, lr=1e-3, max_grad_norm=0.5),
         storage_factory=OnPolicyGAEBuffer.create_factory(size=128),
         col_remote_workers=workers,
     )
 
 
-def main(seed: int | None = None, workers: int = 0, target_steps: int = 150_000) -> None:
+def main(seed: int | None = None, workers: int = 0, target_steps: int = 100_000) -> None:
     """Trains, and plays a hundred episodes in the end."""
     learner = Learner(scheme(workers), target_steps, seed=seed)
     while not learner.done():

@@ -50,7 +50,8 @@ def _a2c() -> AlgoFactory:
 
 
 def _ppo() -> AlgoFactory:
-    return PPO.create_factory(max_grad_norm=0.5)
+    """With few environments there are few batches, so PPO takes many steps on each."""
+    return PPO.create_factory(num_epochs=10, lr=1e-3, max_grad_norm=0.5)
 
 
 def _prioritised() -> ReplayBuffer:
