@@ -3,6 +3,12 @@
 
 from __future__ import annotations
 
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,10 +64,33 @@ def ray_scheme(make: Any = impala_of, **axes: Any) -> Any:
     )
 
 
+def what_ray_changes() -> dict[str, Any]:
+    """What Ray, and a run for it, change in this process."""
+    logs = [logging.getLogger(name) for name in ("ray", "torchbeast")]
+    return {
+        "variables": dict(os.environ),
+        "faults": faulthandler.is_enabled(),
+        "logs": [(log.level, log.propagate, [*log.handlers]) for log in logs],
+        "printing": ray._private.worker.print_to_stdstream,
+        "signals": [signal.getsignal(number) for number in signal.valid_signals()],
+        "mask": signal.pthread_sigmask(signal.SIG_BLOCK, []),
+        "hooks": (sys.excepthook, threading.excepthook),
+    }
+
+
+@pytest.fixture
+def without_faulthandler() -> Iterator[None]:
+    faulthandler.disable()  # pytest's
+    yield
+    faulthandler.enable()
+
+
+@pytest.mark.usefixtures("without_faulthandler")
 @pytest.mark.parametrize("make", [impala_of, off_policy_of])
 def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
     make: Any, tmp_path: Path
 ) -> None:
+    process = what_ray_changes()
     with Learner(ray_scheme(make), 10**6, tmp_path / "run", seed=1) as learner:
         before = {key: value.clone() for key, value in learner.actor.state_dict().items()}
         for _ in range(3):
@@ -73,7 +102,7 @@ def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
     rows = list(read_logs(tmp_path / "run"))
     ended = [row for row in rows if "mean_episode_return" in row]
     assert all(row.get("info_seven") == (7.0 if row in ended else None) for row in rows)
-    assert not ray.is_initialized()
+    assert not ray.is_initialized() and what_ray_changes() == process
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,24 @@ from contextlib import contextmanager
 
 import torch
 
+set_by_us: set[int] = set()
+"""Every number that `use_threads` has set in this process."""
+
+
+def use_threads(number: int) -> None:
+    """Computes each operation of this thread in so many threads on the CPU.
+
+    The same holds for threads that use torch for the first time later.
+    """
+    set_by_us.add(number)
+    torch.set_num_threads(number)
+
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Computes each operation in one thread on the CPU; afterwards in as many as before."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    use_threads(1)
     try:
         yield
     finally:

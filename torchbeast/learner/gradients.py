@@ -16,6 +16,7 @@ from torchbeast.learner.collection import make_source, make_weights
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.learner_run import Learner
+from torchbeast.processes.malloc import keep_freed_memory
 from torchbeast.schemes.gradients.contract import Made, Place
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of
@@ -37,6 +38,7 @@ class WorkerParts:
         weights = functools.partial(make_weights, scheme)
         config = dataclasses.replace(self.config, hardware=self._hardware)
         made = assemble(config, making_agent(scheme), weights, ranks=place.ranks)
+        keep_freed_memory(made.compute.device.type)
         learner = Learner(
             agent=made.agent,
             weights=made.weights,

@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import torch
 
 from torchbeast.core.actors.contract import Actor
+from torchbeast.core.ambient import OwnProcess, own_settings
 from torchbeast.core.checks import at_least, require
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.selection import names
@@ -82,6 +83,8 @@ class Learner:
     notebook interrupts a step, which is dropped; the next one begins new episodes where it had to.
     """
 
+    _is_taken_over = False  # another Learner was made with its log_dir
+
     @names_checked
     def __init__(
         self,
@@ -120,6 +123,7 @@ class Learner:
             earlier.close()  # the cell of a notebook that is run again
             earlier._is_taken_over = True
         check_goes_on(self.log_dir)
+        self._own = OwnProcess()
         self._open(None)
 
     @property
@@ -168,7 +172,8 @@ class Learner:
         if self._is_in_callback:
             raise RuntimeError("a callback called step(), which is what calls it: leave that out")
         self._start_callbacks()
-        self._learn_from(self._next_batch())
+        with self._own:
+            self._learn_from(self._next_batch())
         try:
             self._step_callbacks()
             self._save_in_time()
@@ -233,10 +238,11 @@ class Learner:
             end of the run.
         """
         target = self._session.folder.checkpoint if path is None else Path(path)
-        if path is None:
-            self._saving.save(self._training)
-        else:
-            checkpoints.save(target, self._saving.checkpoint(self._training))
+        with self._own:
+            if path is None:
+                self._saving.save(self._training)
+            else:
+                checkpoints.save(target, self._saving.checkpoint(self._training))
         return target
 
     @named_by_arguments
@@ -272,6 +278,7 @@ class Learner:
         envs = self.scheme.test_envs_factory or self.scheme.train_envs_factory
         seed = secrets.randbits(31) if seed is None else seed
         with (
+            self._own,
             closing(envs.make(min(num_episodes, MAX_PARALLEL))) as env,
             one_thread(),
             torch.random.fork_rng(devices=[]),
@@ -304,7 +311,8 @@ class Learner:
         # A Learner that is forgotten leaves no workers behind.
         self._finalizer = weakref.finalize(self, self._ending.close)
         try:
-            self._assemble(resumed)
+            with self._own, own_settings():
+                self._assemble(resumed)
         except BaseException:
             self._ending.close()
             raise
@@ -461,10 +469,14 @@ class Learner:
         with ExitStack() as last:  # in reverse order; an interrupt of one leaves out no other
             last.callback(self._release)
             if is_saved:
-                last.callback(self._run.end, self._training, self._saving)
+                last.callback(self._save_at_end)
             last.callback(self._session.supervisor.stop, "the learner was closed")
             last.callback(self._end_callbacks)
         return True
+
+    def _save_at_end(self) -> None:
+        with self._own:
+            self._run.end(self._training, self._saving)
 
     def _release(self) -> None:
         self._is_released = True

@@ -13,6 +13,7 @@ from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.descriptors import limit_kept
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
@@ -25,7 +26,8 @@ from torchbeast.sources.servers.source import PolySource
 def served_source(
     scheme: Scheme, env: EnvSpec, learner: Learner[PublishedWeights], ending: ExitStack
 ) -> PolySource:
-    """Returns the source; `ending` removes its sockets."""
+    """Returns the source; `ending` removes its sockets, and puts back the limit of open files."""
+    ending.enter_context(limit_kept())  # which the source raises
     device = learner.compute.device
     plans = plans_for_local_servers(scheme.fleet, disable_cuda=device.type == "cpu")
     folder = ending.enter_context(run_folder())

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import nn
 
 from torchbeast.core.actors.agent import Agent
@@ -22,9 +21,11 @@ from torchbeast.core.algos.checks import checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.algos.ranks import Ranks
+from torchbeast.core.ambient import own_settings
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
+from torchbeast.core.threads import use_threads
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
@@ -105,37 +106,38 @@ def assemble(
     equalise: gives all of them the same state, before weights are published.
 
     Sets torch's number of threads, which affects initial weights too: call it before other threads
-    use torch. Raises UsageError when the network does not suit the environment, the algorithm or
-    the earlier run.
+    use torch, and in another program's process within OwnProcess. Raises UsageError when the
+    network does not suit the environment, the algorithm or the earlier run.
     """
     earlier = EarlierRun() if earlier is None else earlier
     compute = choose(config.hardware, config.reproducible)
-    if compute.device.type == "cpu":
-        keep_freed_memory()
-    torch.set_num_threads(compute.threads)
+    use_threads(compute.threads)
     agent = make_agent(in_family(earlier.actor(config.actor), config.algo.family))
     earlier.check_same_model(agent.spec)
-    agent.model.to(compute.device)
-    feature_weights = agent.model.feature_weights()
-    agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
-    algo = _algorithm(config, agent)
-    if not is_separable(algo):
-        compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
-    if say is not None:
-        say(compute, agent)
-    if config.hardware.compile:
-        agent.model.compile()  # the copies that act are not compiled
-    step = _optimiser_step(algo, config, compute, agent, ranks)
-    earlier.restore(step)
-    if equalise is not None:
-        equalise(step)
-    weights = make_weights(agent.model, step.version)
+    with own_settings():  # after the import of a user's network, which may set others
+        agent.model.to(compute.device)
+        feature_weights = agent.model.feature_weights()
+        agent.model.compute_dtype = dtype_for(compute.precision, compute.device, feature_weights)
+        algo = _algorithm(config, agent)
+        if not is_separable(algo):
+            compute = dataclasses.replace(compute, bytes_at_once=None, is_whole=True)
+        if say is not None:
+            say(compute, agent)
+        if config.hardware.compile:
+            agent.model.compile()  # the copies that act are not compiled
+        step = _optimiser_step(algo, config, compute, agent, ranks)
+        earlier.restore(step)
+        if equalise is not None:
+            equalise(step)
+        weights = make_weights(agent.model, step.version)
     return Assembled(compute=compute, agent=agent, optimiser_step=step, weights=weights)
 
 
 def assemble_alone(config: LearnerConfig, make_agent: MakeAgent) -> Assembled[PublishedWeights]:
-    """Assembles a new learner whose weights are read by threads of this process."""
-    return assemble(config, make_agent, PublishedWeights)
+    """Assembles a new learner whose weights are read by threads of this process, its own."""
+    made = assemble(config, make_agent, PublishedWeights)
+    keep_freed_memory(made.compute.device.type)
+    return made
 
 
 def _optimiser_step(

@@ -12,6 +12,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.algos.slices import columns_of_a_slice
 from torchbeast.core.choices import Precision
 from torchbeast.core.precision import has_bfloat16
+from torchbeast.core.threads import use_threads
 from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
@@ -87,7 +88,7 @@ def share_cores(compute: Compute, columns: int, unroll_length: int, agent: Agent
     size = columns, (unroll_length + 1) * agent.observation_bytes
     at_once = columns_of_a_slice(agent.model, size, compute.bytes_at_once, compute.threads)
     over_slices = 1 if compute.is_whole else min(compute.threads, -(-columns // at_once))
-    torch.set_num_threads(max(1, compute.threads // over_slices))
+    use_threads(max(1, compute.threads // over_slices))
     return over_slices
 
 

@@ -57,6 +57,7 @@ from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
+from torchbeast.processes.malloc import keep_freed_memory
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.config import FILES, DisplayConfig
@@ -175,6 +176,7 @@ class LearnerRun:
     ) -> None:
         """Trains until the run ends, for whatever reason, and prints a summary."""
         made, progress = self.assemble(make_agent, make_weights)
+        keep_freed_memory(made.compute.device.type)
         if progress.step >= self._total_steps:
             self._say_complete(progress)
             return

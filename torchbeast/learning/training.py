@@ -25,6 +25,7 @@ import torch
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.counters import Counters
 from torchbeast.core.algos.optimiser_step import NonFiniteError
+from torchbeast.core.ambient import own_settings
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
@@ -173,6 +174,10 @@ class Training:
 
         cuda_stream: of the calling thread.
         """
+        with own_settings():
+            return self._learn_from(on_host, cuda_stream)
+
+    def _learn_from(self, on_host: Batch, cuda_stream: CudaStream) -> bool:
         with cuda_stream:  # copies while another thread updates
             batch = on_host.map(cuda_stream.to_device)
         with self._lock:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import resource
+from collections.abc import Iterator
 
 _WHERE_NO_LIMIT_IS = 10_240
 
@@ -23,6 +24,18 @@ def allow_descriptors(most: int | None = None) -> None:
         return
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+@contextlib.contextmanager
+def limit_kept() -> Iterator[None]:
+    """Puts this process's limit back at the end, as far as its user still may."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def allowed_descriptors() -> int:

@@ -21,8 +21,14 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 _NEVER = -1
 
 
-def keep_freed_memory() -> None:
-    """Applies to all threads of this process from now on. A no-op without glibc."""
+def keep_freed_memory(device: str = "cpu") -> None:
+    """Applies to all threads of this process from now on. A no-op without glibc.
+
+    It cannot be undone, so it is for processes of our own only. device: the type of
+    the device that the process computes on; a no-op for a GPU.
+    """
+    if device != "cpu":
+        return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and not any(name in os.environ for name in _TUNED_BY):
         mallopt(_M_MMAP_MAX, 0)

@@ -14,8 +14,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -120,9 +121,7 @@ class RunFolder:
     def finish(self, successful: bool) -> None:
         """Records the end of the run and releases the folder. Call it once."""
         self.update(date_end=_now(), successful=successful)
-        for handler in self._handlers:
-            logging.getLogger(LOGGER_NAME).removeHandler(handler)
-            handler.close()
+        _stop_logging_to(self.path / "out.log", self._handlers)
         self._lock.close()
 
     def discard(self) -> None:
@@ -241,11 +240,40 @@ def _log_to(path: Path) -> list[logging.Handler]:
         logging.Formatter("[%(levelname)s:%(process)d %(asctime)s %(threadName)s] %(message)s")
     )
     logger = logging.getLogger(LOGGER_NAME)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    with _BEFORE.lock:
+        if not _BEFORE.files:
+            _BEFORE.level, _BEFORE.propagates = logger.level, logger.propagate
+        _BEFORE.files.add(path)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     for handler in (file, shown):
         logger.addHandler(handler)
     return [file, shown]
+
+
+def _stop_logging_to(path: Path, handlers: Sequence[logging.Handler]) -> None:
+    """Ends what `_log_to` began; without any run in this process the logger is as before."""
+    logger = logging.getLogger(LOGGER_NAME)
+    for handler in handlers:
+        logger.removeHandler(handler)
+        handler.close()
+    with _BEFORE.lock:
+        _BEFORE.files.discard(path)
+        if not _BEFORE.files:
+            logger.setLevel(_BEFORE.level)
+            logger.propagate = _BEFORE.propagates
+
+
+class _Before:
+    """The settings of our logger before the runs of this process that log now."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.files: set[Path] = set()
+        self.level, self.propagates = logging.NOTSET, True
+
+
+_BEFORE = _Before()
 
 
 def warning_handler() -> logging.Handler:

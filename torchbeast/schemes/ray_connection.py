@@ -6,6 +6,7 @@ Ray is quiet, starts nothing by itself, and leaves the program's signal handlers
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import re
@@ -46,10 +47,28 @@ _ENVIRONMENT = {
 }
 
 
-def prepare_environment() -> None:
-    """Sets what Ray reads when it is imported, unless the user has."""
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+@contextmanager
+def prepared_environment() -> Iterator[None]:
+    """Sets what Ray reads when it is imported, unless the user has: enter it before that.
+
+    At the end the process has the variables of before, and faulthandler is off if it was: Ray sets
+    some, and switches it on, for the rest of the process.
+    """
+    before = {name: value for name, value in os.environ.items() if _is_rays(name)}
+    handles_faults = faulthandler.is_enabled()
+    os.environ.update({**_ENVIRONMENT, **before})
+    try:
+        yield
+    finally:
+        for name in filter(_is_rays, list(os.environ)):
+            del os.environ[name]
+        os.environ.update(before)
+        if not handles_faults:
+            faulthandler.disable()
+
+
+def _is_rays(variable: str) -> bool:
+    return variable.startswith("RAY_") or variable == "PYTHONBREAKPOINT"
 
 
 def import_ray() -> Any:
@@ -93,11 +112,19 @@ def check_reachable(address: str, said_in: str, start: str) -> None:
         ) from error
 
 
-def initialise(ray: Any, address: str, start: str, **options: Any) -> None:
+def initialise(ray: Any, address: str, start: str, **options: Any) -> Callable[[], None]:
     """Connects to the cluster at an address; "local" starts one as the options say.
 
-    start: what to do without a cluster.
+    start: what to do without a cluster. Returns a function that, after the end of the connection,
+    lets Ray print and log as before.
     """
+    worker, log = ray._private.worker, logging.getLogger("ray")
+    prints, level = worker.print_to_stdstream, log.level
+
+    def undo() -> None:
+        worker.print_to_stdstream = prints
+        log.setLevel(level)
+
     try:
         with _hang_up_kept_from_children():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
@@ -107,7 +134,8 @@ def initialise(ray: Any, address: str, start: str, **options: Any) -> None:
         where = "on this machine" if address == "local" else f"at {address}"
         raise RunError(f"Ray {where} cannot be used: {first_sentence(error)}") from error
     # Ray prints a page about every worker that is lost; the program says it in a line.
-    ray._private.worker.print_to_stdstream = _log_what_ray_prints
+    worker.print_to_stdstream = _log_what_ray_prints
+    return undo
 
 
 def runtime_env(folder: str | None) -> dict[str, Any]:

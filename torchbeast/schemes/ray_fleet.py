@@ -50,7 +50,7 @@ from torchbeast.schemes.ray_connection import (
     import_ray,
     initialise,
     last_words,
-    prepare_environment,
+    prepared_environment,
     runtime_env,
     signal_handlers_kept,
 )
@@ -387,7 +387,7 @@ class RayFleet:
         self._address = address_in_use(ray)
 
     def _connect(self, own_code: bool) -> None:
-        prepare_environment()
+        self._closing.enter_context(prepared_environment())
         self._closing.enter_context(last_words(self._user.name, self._user.how_to_go_on))
         folder = self._closing.enter_context(_own_files()) if self._address is None else None
         self._ray = import_ray()
@@ -418,7 +418,8 @@ class RayFleet:
         variables = dict(self._user.environment)
         environment = {**(code or {}), **({"env_vars": variables} if variables else {})}
         start = self._start_instead()
-        initialise(self._ray, address, start, runtime_env=environment or None, **options)
+        undo = initialise(self._ray, address, start, runtime_env=environment or None, **options)
+        self._closing.callback(undo)
         self._closing.callback(_has_made_connection.clear)
         self._closing.callback(end_with, self._ray.shutdown)
         _has_made_connection.set()

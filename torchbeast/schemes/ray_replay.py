@@ -23,7 +23,7 @@ import concurrent.futures
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from torchbeast.schemes.ray_connection import (
     import_ray,
     initialise,
     last_words,
-    prepare_environment,
+    prepared_environment,
     runtime_env,
     signal_handlers_kept,
 )
@@ -317,20 +317,29 @@ def _connected(address: str | None, who: str, **options: Any) -> Iterator[None]:
 
     who: begins the last words of a process that Ray ends by force. options: of a new connection.
     """
-    prepare_environment()
-    ray = import_ray()
-    if ray.is_initialized():
-        yield
-        return
+    with prepared_environment():
+        ray = import_ray()
+        if ray.is_initialized():
+            yield
+            return
+        with _own_connection(ray, address, who, options):
+            yield
+
+
+@contextmanager
+def _own_connection(
+    ray: Any, address: str | None, who: str, options: Mapping[str, Any]
+) -> Iterator[None]:
     at = address or os.environ.get("RAY_ADDRESS") or "auto"
     check_reachable(at, "$RAY_ADDRESS" if address is None else "the address", _WITHOUT_CLUSTER)
     with last_words(who):
         with signal_handlers_kept():
-            initialise(ray, at, _WITHOUT_CLUSTER, **options)
+            undo = initialise(ray, at, _WITHOUT_CLUSTER, **options)
         try:
             yield
         finally:
             end_with(ray.shutdown)
+            undo()
 
 
 def _found(name: str) -> Any:

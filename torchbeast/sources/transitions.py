@@ -33,6 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbeast.core.ambient import own_settings
 from torchbeast.core.envs.info import joined_info
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
@@ -194,7 +195,10 @@ class TransitionSource(WithReplay):
 
     def _prepare(self) -> _Prepared:
         """Samples a batch, which counts what was collected since the last one."""
-        schedule = self._schedule
+        with own_settings():
+            return self._sampled(self._schedule)
+
+    def _sampled(self, schedule: Schedule) -> _Prepared:
         with self._lock:
             sample = self._replay.sample(schedule.batch_size)
             self._facts = self._replay.facts()

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.masks import ActionMask
+from torchbeast.core.ambient import own_torch_settings
 from torchbeast.core.choices import RewardClipping
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.envs.spaces import ArraySpec
@@ -79,14 +80,14 @@ class Actor(nn.Module, ABC):
     reward_input: RewardClipping = ActorSpec.reward_input
     separable: bool = False
 
-    @torch.inference_mode()
     def act(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode = "sample") -> Acted:
         """Chooses an action for one row, [1, B, ...].
 
         No graph is recorded. The results are inference tensors: copy them before learning from
         them. Random numbers come from torch's global generator.
         """
-        return self.choose(inputs, state, mode)
+        with own_torch_settings(), torch.inference_mode():
+            return self.choose(inputs, state, mode)
 
     @abstractmethod
     def choose(self, inputs: ModelInputs, state: Nest[Tensor], mode: Mode) -> Acted:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Acted, Actor, Mode, ModelInputs
+from torchbeast.core.ambient import own_settings
 from torchbeast.core.envs.frame_stack import FrameStacker
 from torchbeast.core.envs.info import FinalInfo, final_info_of
 from torchbeast.core.envs.spaces import ArrayNest
@@ -57,7 +58,8 @@ class EnvLoop:
         # float64, because a long sum of float32 stops growing
         self._episode_return = np.zeros(env.num_envs)
         self.row = self._first_row(env.reset(seed))
-        self.acted = _nothing_yet(actor, env.num_envs)
+        with own_settings():
+            self.acted = _nothing_yet(actor, env.num_envs)
 
     def act(self, mode: Mode) -> None:
         """Chooses the next action and advances the recurrent state past the current row."""

@@ -22,6 +22,7 @@ from torchbeast.core.actors.networks import (
 )
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.off_policy_networks import NETWORKS
+from torchbeast.core.ambient import own_settings
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
@@ -65,9 +66,18 @@ def make_model(
     """
     if not flatten(observation_space):
         raise SpecError("a model needs an observation with at least one array, got none")
-    name, factory = spec.name, _factory(spec)
-    check_takes(factory, spec.kwargs, f"model {name}", positional=3)
-    model = factory(observation_space, action_space, spec.use_lstm, **spec.kwargs)
+    factory = _factory(spec)
+    check_takes(factory, spec.kwargs, f"model {spec.name}", positional=3)
+    with own_settings():  # after the import, which may set others
+        model = factory(observation_space, action_space, spec.use_lstm, **spec.kwargs)
+        return _finished(model, spec, observation_space, action_space)
+
+
+def _finished(
+    model: Any, spec: ActorSpec, observation_space: ObservationSpace, action_space: ActionSpace
+) -> Actor:
+    """Returns the model with what make_model sets; raises SpecError."""
+    name = spec.name
     if not isinstance(model, Actor):
         raise SpecError(
             f"model {name} is a {type(model).__name__}, not an actor: "

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.storages.batch import Batch
+from torchbeast.core.threads import use_threads
 
 # About the size of a row's activations. Measured with an LSTM of 17 MB: slices of 4 columns take
 # 1.2 to 1.4 times as long as all 32 at once, slices of 8 the same time.
@@ -31,7 +32,7 @@ _WORTH_A_THREAD = 42 * 4 * 84 * 84
 
 Figures = dict[str, Tensor]
 Learn = Callable[[Any], Figures]  # learns from a slice: adds its gradients to the parameters
-_Work = tuple[Callable[[], list[Figures]], Future[list[Figures]]]
+_Work = tuple[Callable[[], list[Figures]], Future[list[Figures]], int]
 
 
 class Slices:
@@ -125,13 +126,14 @@ class _Helpers:
     def begin(self, share: Callable[[], list[Figures]]) -> Future[list[Figures]]:
         """Returns the future result of a share, computed by the first free thread."""
         learnt: Future[list[Figures]] = Future()
-        self._work.put((share, learnt))
+        self._work.put((share, learnt, torch.get_num_threads()))
         return learnt
 
 
 def _help(work: SimpleQueue[_Work | None]) -> None:
     while (item := work.get()) is not None:
-        share, learnt = item
+        share, learnt, threads = item
+        use_threads(threads)  # as in the thread that waits for the result
         try:
             learnt.set_result(share())
         except BaseException as error:  # raised again in the thread that asked

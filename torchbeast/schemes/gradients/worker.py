@@ -36,6 +36,7 @@ from torchbeast.core.algos.figures import divided
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.ranks import Contribution
 from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_at
+from torchbeast.core.ambient import own_settings
 from torchbeast.processes.child_main import failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.fleet import Place as Where
@@ -191,7 +192,7 @@ class GradientWorker:
         """Returns the gradients of the batch's next minibatch, with newer weights if any."""
         with self._failing() as failed:
             self._load(weights)
-            return next(self._minibatches, Finished())
+            return self._next_contribution() or Finished()
         return failed.result
 
     def update(self, trained: tuple[bool, ...]) -> Updated | NotFinite | Failed:
@@ -199,7 +200,8 @@ class GradientWorker:
         with self._failing() as failed:
             self._freeze(trained)
             try:
-                figures = self._step.update(self._batch)
+                with own_settings():
+                    figures = self._step.update(self._batch)
             except NonFiniteError as error:
                 return NotFinite(str(error))
             return Updated(figures, self._step.counters.state_dict())
@@ -216,10 +218,13 @@ class GradientWorker:
         with self._failing() as failed:
             self._load(weights)
             if goes_on:
-                return next(self._minibatches, Finished())
+                return self._next_contribution() or Finished()
             self._publish(version)
-            collected = self._collect(self._round + 1)
-            return collected and Begun(collected, next(self._minibatches))
+            if (collected := self._collect(self._round + 1)) is None:
+                return None
+            contributed = self._next_contribution()
+            assert contributed is not None  # minibatches() yields at least one
+            return Begun(collected, contributed)
         return failed.result
 
     def state(self) -> bytes | Failed:
@@ -270,7 +275,8 @@ class GradientWorker:
         self._batch = batch = taken.map(lambda leaf: leaf.to(device))
         observed: list[Moments] = []
         if self._ranks is None:
-            observed = self._step.statistics.observed(batch)
+            with own_settings():
+                observed = self._step.statistics.observed(batch)
             self._minibatches = self._contributions(batch)
         return Collected(
             env_steps=batch.env_steps,
@@ -282,6 +288,10 @@ class GradientWorker:
             status=dict(self._parts.source.status()),
             seconds=self._parts.source.seconds(),
         )
+
+    def _next_contribution(self) -> Contributed | None:
+        with own_settings():
+            return next(self._minibatches, None)
 
     def _contributions(self, batch: Any) -> Iterator[Contributed]:
         begun = self._step.begin(batch)

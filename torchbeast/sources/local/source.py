@@ -234,7 +234,8 @@ def _masked(rollout: Rollout, lengths: list[int]) -> Rollout:
     """
     if min(lengths) == rollout.unroll_length:
         return rollout
-    valid = torch.arange(rollout.unroll_length + 1)[:, None] <= torch.tensor(lengths)
+    rows = torch.arange(rollout.unroll_length + 1, device="cpu")
+    valid = rows[:, None] <= torch.tensor(lengths, device="cpu")
     return dataclasses.replace(rollout, valid=valid, collected=sum(lengths))
 
 

@@ -277,4 +277,5 @@ def _arrays(tensors: Nest[torch.Tensor]) -> Any:
 
 
 def _empty(spec: ArraySpec, pin: bool) -> torch.Tensor:
-    return torch.empty(spec.shape, dtype=getattr(torch, spec.dtype), pin_memory=pin)
+    dtype = getattr(torch, spec.dtype)
+    return torch.empty(spec.shape, dtype=dtype, device="cpu", pin_memory=pin)

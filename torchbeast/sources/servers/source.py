@@ -32,6 +32,7 @@ from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import rollout_bytes
+from torchbeast.core.threads import use_threads
 from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
@@ -111,6 +112,7 @@ class PolySource:
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
+        self._torch_threads = torch.get_num_threads()  # of each of them
         if columns is None:
             columns = rollout_columns(rollouts.batch_size, fleet.envs_per_stream)
         self._columns = columns
@@ -244,6 +246,7 @@ class PolySource:
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
+        use_threads(self._torch_threads)
         replica, version = copy.deepcopy(self._actor), None
         cuda_stream = CudaStream(self._device)
         for batch in self._batcher:
