@@ -14,7 +14,7 @@ import pytest
 
 from torchbeast.learning import learner_run
 from torchbeast.processes import child_process, supervisor
-from torchbeast.sources.contract import STALL_S
+from torchbeast.sources.contract import STALL_S, WAIT_S
 from torchbeast.sources.processes import source as mono_source
 from torchbeast.sources.servers import env_servers, host_list
 from torchbeast.sources.tunnel import dialler, messages, visitors
@@ -40,7 +40,8 @@ STATED = [
     (child_process._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
     (mono_source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
     (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),
-    (STALL_S, 60, "no update for a minute", "once a minute"),
+    (WAIT_S, 10, "no update for ten seconds", "once a minute"),
+    (STALL_S, 60, "no update for ten seconds", "once a minute"),
     (by_default("reconnect_timeout_s"), 60, "fewer than `--min_streams`", "after a minute"),
     (by_default("step_timeout_s"), 600, "a step takes longer than ten minutes", "ten minutes |"),
     (messages.SILENCE_S, 20, "a host that dials in is killed", "or 20 s of silence"),

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import faulthandler
 import gc
@@ -27,7 +28,10 @@ from torchbeast import Learner
 from torchbeast.core.ambient import OwnProcess
 from torchbeast.core.threads import use_threads
 from torchbeast.envs import make
+from torchbeast.learner import watching
+from torchbeast.reporting import waiting
 from torchbeast.schemes import Scheme
+from torchbeast.sources.local import source as local_source
 
 THREADS = 3  # of the caller's operations; a Learner of small batches uses one
 
@@ -195,6 +199,41 @@ def test_a_run_does_not_depend_on_settings_of_its_caller(make_scheme: Any, tmp_p
         with setting():
             found = learnt(make_scheme(), tmp_path / setting.__name__)
         assert found == expected, setting
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_step_that_waits_says_for_what_and_can_be_interrupted(
+    is_interrupted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    has_said = threading.Event()
+
+    def warn(sentence: str) -> None:
+        said.append(sentence)
+        if is_interrupted:
+            _thread.interrupt_main()
+        has_said.set()
+
+    def envs(env: str, num_envs: int) -> Any:
+        made = make(env, num_envs)
+        take_step = made.step
+
+        def step(action: Any) -> Any:
+            assert has_said.wait(10)
+            return take_step(action)
+
+        monkeypatch.setattr(made, "step", step)
+        return made
+
+    monkeypatch.setattr(waiting, "WAIT_S", 0.0)
+    monkeypatch.setattr(watching, "_LOOK_S", 0.001)
+    monkeypatch.setattr(watching, "warn", warn)
+    monkeypatch.setattr(local_source, "WAIT_S", 0.0)
+    scheme = scheme_of({"env_fn": envs, "env_kwargs": {"env": "Catch"}, "vec_env_size": 2})
+    with Learner(scheme, 10**6, tmp_path / "run") as learner:
+        with pytest.raises(KeyboardInterrupt) if is_interrupted else contextlib.nullcontext():
+            learner.step()
+    assert said[0].startswith("nothing was learnt for 0 s: 0 of 2 rollouts of a batch are there: ")
 
 
 def made_by_a_module_that_sets_float64(env: str, num_envs: int) -> Any:

@@ -22,7 +22,11 @@ from callers_ray import callers_ray
 from small_schemes import impala_of, off_policy_of
 
 from torchbeast import Learner, UsageError
+from torchbeast.learner import watching
+from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.schemes import ray_source
+from torchbeast.schemes.gradients import workers
 
 ray = pytest.importorskip("ray")
 
@@ -163,6 +167,39 @@ def test_a_worker_that_collects_for_a_gradient_worker_is_replaced(tmp_path: Path
         next(each for each in below if "TorchBeastActor" in each.name()).kill()
         wait_for(lambda: learner.step()["replaced_actors"] == 1, REPLACED_S)
         wait_for(lambda: learner.step()["live_actors"] == 2, REPLACED_S)
+
+
+@pytest.mark.usefixtures("initialised")
+@pytest.mark.parametrize(
+    ("scheme", "named"),
+    [
+        (lambda: ray_scheme(), "actor 0 has found no room on the cluster for 0 s"),
+        (
+            lambda: collecting_here(grad_backend="ray", grad_remote_workers=1),
+            "gradient worker 0 has not begun: it has found no room yet",
+        ),
+    ],
+)
+def test_a_step_that_waits_for_room_says_so_and_goes_on_when_there_is_some(
+    scheme: Any, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = ray.remote(num_cpus=CPUS)(threading.Event).remote()
+    ray.get(others.is_set.remote())
+    said: list[str] = []
+
+    def warn(sentence: str) -> None:
+        if named in sentence and not said:
+            said.append(sentence)
+            ray.kill(others)
+
+    for module in (waiting, ray_source, workers):
+        monkeypatch.setattr(module, "WAIT_S", 0.0)
+    monkeypatch.setattr(waiting, "STALL_S", 0.0)
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watching, "warn", warn)
+    with Learner(scheme(), 10**6, tmp_path / "run") as learner:
+        learner.step()
+    assert len(said) == 1
 
 
 @pytest.mark.usefixtures("initialised")

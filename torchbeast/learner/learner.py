@@ -57,6 +57,7 @@ from torchbeast.learner.fleets import gradient_fleet
 from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.schedule import Schedule
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
+from torchbeast.learner.watching import Watching
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import CheckpointConfig
@@ -79,8 +80,10 @@ _OPEN: weakref.WeakValueDictionary[Path, Learner] = weakref.WeakValueDictionary(
 class Learner:
     """Trains the agent of a scheme. One thread uses it.
 
-    Nothing of the process is taken over: no signals, and no threads but the scheme's. Ctrl-C in a
-    notebook interrupts a step, which is dropped; the next one begins new episodes where it had to.
+    The process stays the caller's: signals, torch's number of threads and its random numbers are as
+    before after every call. A thread reports what a step waits for when it takes more than 10 s.
+    Ctrl-C in a notebook interrupts a step, which is dropped; the next one begins new episodes where
+    it had to.
     """
 
     _is_taken_over = False  # another Learner was made with its log_dir
@@ -172,7 +175,7 @@ class Learner:
         if self._is_in_callback:
             raise RuntimeError("a callback called step(), which is what calls it: leave that out")
         self._start_callbacks()
-        with self._own:
+        with self._own, self._watching.step():
             self._learn_from(self._next_batch())
         try:
             self._step_callbacks()
@@ -365,6 +368,8 @@ class Learner:
             self._run.training(self._made, self._source, self._progress, saved, also_saved)
         )
         ending.callback(supervisor.stop, "the learner was closed")
+        at_once = settings.learner.online_rollouts.batch_size
+        self._watching = Watching(self._training, self._source, at_once)
         self._cuda_stream = CudaStream(self._made.compute.device)
         self._started: list[Callback] = []  # callbacks whose on_start was called
         load_states(self._callbacks, self._run.recorded_callbacks)
@@ -427,6 +432,7 @@ class Learner:
             if workers := _workers(self.scheme):
                 print(f"Starting {workers}.", flush=True)
             self._source.start(self._session.supervisor)
+            self._watching.start(self._session.supervisor)
             self._batches = self._source.batches()
         batch = next(self._batches, None)
         if batch is None and not self._session.supervisor.ended:

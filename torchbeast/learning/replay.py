@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torchbeast.core.wording import worded
 from torchbeast.envs.goals import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
@@ -196,7 +197,9 @@ def joined_replay(
             seed_of(seed, "replay"),
         )
     size = settings.replay_size
-    with _client(str(settings.replay_service), joining) as replay:
+    with ExitStack() as joined:
+        with waiting_for(f"the shared replay {settings.replay_service}"):
+            replay = joined.enter_context(_client(str(settings.replay_service), joining))
         print(
             f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
             f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "

@@ -38,6 +38,7 @@ from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.processes.torchrun import Launch
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.reporting.waiting import waiting_for
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
 
@@ -213,9 +214,10 @@ def replica(launch: Launch) -> Iterator[Replica]:
     Ranks other than 0 show warnings alone, and errors with their rank.
     """
     with _named(launch.rank):
-        store = store_of_torchrun(MEET_S)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        ranks = TorchRanks(store, launch.rank, launch.size, device=device, timeout_s=SILENT_S)
+        with waiting_for(f"the other learners of this run, {launch.size} in all"):
+            store = store_of_torchrun(MEET_S)
+            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            ranks = TorchRanks(store, launch.rank, launch.size, device=device, timeout_s=SILENT_S)
         try:
             yield Replica(launch, ranks)
         except BaseException as error:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning.training import DONE, Updates
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Away, Shortage, Source
+from torchbeast.sources.contract import WAIT_S, Away, Shortage, Source
 
 PATIENCE_S = 1.0
 """Seconds that a rank waits for its batch before it answers that it has none yet."""
@@ -195,6 +196,7 @@ class JointSource:
         self._source, self._gather, self._rank, self._step = source, gather, rank, step
         self._aside = aside
         self._taking = _Taking(source)
+        self._ready_since: float | None = None  # this rank's batch is there
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
 
     @property
@@ -238,7 +240,16 @@ class JointSource:
     def hanging(self) -> str:
         """Describes what hangs in any rank; "" if nothing does."""
         others = [f"rank {rank}: {r.hanging}" for rank, r in self._others if r.hanging]
-        return "; ".join(filter(None, [self._source.hanging(), *others]))
+        late = "" if others else self._late()
+        return "; ".join(filter(None, [self._source.hanging(), *others, late]))
+
+    def _late(self) -> str:
+        """Names the ranks for which this one has waited for long; "" if there are none."""
+        late = [str(rank) for rank, report in self._others if not report.ready]
+        since = self._ready_since
+        if since is None or not late or time.monotonic() - since < WAIT_S:
+            return ""
+        return f"the other learners of the run wait for a batch of rank {', '.join(late)}"
 
     def away(self) -> list[Away]:
         """Returns the lost streams of all ranks."""
@@ -249,8 +260,10 @@ class JointSource:
         """Calls the roll until all ranks are ready; None: the run ends."""
         self._taking.ask()
         own: Batch | None = None
+        self._ready_since = None
         while self._supervisor.failure is None:  # else this rank leaves, which the others notice
-            own = self._taking.wait(PATIENCE_S) if own is None else own
+            if own is None and (own := self._taking.wait(PATIENCE_S)) is not None:
+                self._ready_since = time.monotonic()
             reports = self._call(own)
             if any(report.stop for report in reports):
                 self._stop(reports)

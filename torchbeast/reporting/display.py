@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import logging
 import math
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from rich.text import Text
 
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
 from torchbeast.reporting.panel import Panel, line_of, table_of
+from torchbeast.reporting.waiting import warn
 from torchbeast.sources.contract import Away, since
 
 _log = logging.getLogger("torchbeast.display")
@@ -114,8 +114,7 @@ class Display(Panel):
 
     def warn(self, sentence: str) -> None:
         """Prints a warning on stderr, which stays visible, and logs it."""
-        _log.info("Warning: %s", sentence)  # the handler of warnings would draw over the panel
-        print(f"Warning: {sentence}", file=sys.stderr, flush=True)
+        warn(sentence)
 
 
 def _cells(shown: Shown, rate: float) -> dict[str, str]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchbeast.reporting.diagnosis import alive
-from torchbeast.sources.contract import STALL_S
+from torchbeast.reporting.waiting import Reminder
+from torchbeast.sources.contract import STALL_S, WAIT_S
 
 _NONE_ALIVE = {
     "streams": "no environment server is connected",
@@ -23,14 +24,18 @@ _LOST = {"streams": "lost_streams", "actors": "replaced_actors"}
 class Watchdog:
     """Produces at most one warning per minute while a run is stuck. Used by one thread."""
 
-    def __init__(self, now: float, batch_size: int, stall_seconds: float = STALL_S) -> None:
+    def __init__(self, now: float, batch_size: int) -> None:
         """Starts the clock; batch_size: rollouts in a batch of the learner."""
         self._batch_size = batch_size
-        self._stall_seconds = stall_seconds
         self._updates = -1
-        self._since = now
-        self._told = now
+        self._stall = Reminder(now)
+        self._hang = Reminder(now, STALL_S - WAIT_S)  # hangs are described after WAIT_S
         self._lost = 0  # streams or actors lost until the last update
+
+    def restart(self, now: float) -> None:
+        """Notes that the learner waits for nothing at this moment."""
+        self._stall.restart(now)
+        self._hang.restart(now)
 
     def check(
         self, updates: int, status: Mapping[str, float], now: float, hanging: str = ""
@@ -40,21 +45,23 @@ class Watchdog:
         hanging: the source's description of workers that hang; empty if none does.
         """
         if updates != self._updates:
-            self._updates, self._since, self._lost = updates, now, _lost(status)
-        is_stalled = now - self._since >= self._stall_seconds
-        if now - self._told < self._stall_seconds or not (is_stalled or hanging):
-            return None
-        self._told = now
-        if not is_stalled:
-            return hanging
+            self._updates, self._lost = updates, _lost(status)
+            self._stall.restart(now)
+        if not hanging:
+            self._hang.restart(now)
+        if (seconds := self._stall.due(now)) is None:
+            return hanging if self._hang.due(now) is not None else None
+        self._hang.delay(now)
         figures = ", ".join(f"{name} {value}" for name, value in status.items())
         suspect = self._suspect(status, _lost(status) - self._lost, hanging)
-        return f"nothing was learnt for {now - self._since:.0f} s: {suspect} ({figures})"
+        return f"nothing was learnt for {seconds:.0f} s: {suspect} ({figures})"
 
     def _suspect(self, status: Mapping[str, float], lost: int, hanging: str) -> str:
         """Describes the probable cause; lost: streams or actors lost since the last update."""
         collectors, count = alive(status)
         rollouts = status.get("learner_queue_size", 0)
+        if f"live_{collectors}" not in status:  # of workers that have collected nothing yet
+            return hanging or "no worker has collected a batch"
         if count == 0:
             return hanging or _NONE_ALIVE[collectors]
         if rollouts >= self._batch_size:
@@ -78,6 +85,8 @@ def _what_is_slow(status: Mapping[str, float], lost: int) -> str:
         return f"{_losses(collectors, lost)} before a rollout is whole"
     if status.get("waiting_actors") == count:
         return "every actor waits for the weights of an update that does not end"
+    if "replay_fill" in status:
+        return "steps are collected for the replay, which is too small yet to learn from"
     return "the environments have not filled a rollout"
 
 

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.cores import available_cores
+from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.config import CLIENT, RayConfig
 from torchbeast.schemes.fleet import LANES, Place, WorkerLost
 from torchbeast.schemes.gradients.worker import GradientWorker
@@ -229,7 +230,8 @@ class RayFleet:
         self._lock = threading.Lock()
         self._closing = contextlib.ExitStack()
         self._address = config.address or os.environ.get("RAY_ADDRESS")
-        with self._closing_on_error(), signal_handlers_kept():
+        where = f"the cluster {self._address}" if self._address else "this machine"
+        with self._closing_on_error(), waiting_for(f"Ray on {where}"), signal_handlers_kept():
             if (callers := connected_ray()) is not None:
                 self._use(callers)
             else:
@@ -269,7 +271,9 @@ class RayFleet:
         bundle = {name: count for name, count in bundle.items() if count} | {here: 0.001}
         group = placement_group([bundle], strategy="STRICT_PACK", name=f"{self._run}: learner")
         self._closing.callback(end_with, remove_placement_group, group)
-        if not group.wait(_RESERVE_S):
+        with waiting_for("CPUs or GPUs of this machine that others have reserved"):
+            is_ready = group.wait(_RESERVE_S)
+        if not is_ready:
             raise UsageError(
                 f"--learner_cpus {self._config.learner_cpus:g} and --learner_gpus "
                 f"{self._config.learner_gpus:g} are not free on this machine: others use them"

@@ -34,6 +34,7 @@ from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.ray_connection import (
     FULL,
     check_reachable,
@@ -298,7 +299,8 @@ def _started(name: str, num_cpus: float, node: str | None) -> tuple[Any, _Served
         ) from error
     served = _ServedOnRay(ON_RAY + name)
     try:
-        served.pid = ray.get(actor.pid.remote(), timeout=_START_S)
+        with waiting_for(f"room on the cluster for the shared replay {ON_RAY}{name}"):
+            served.pid = ray.get(actor.pid.remote(), timeout=_START_S)
     except Exception as error:
         end_with(ray.kill, actor)
         if isinstance(error, ray.exceptions.GetTimeoutError):

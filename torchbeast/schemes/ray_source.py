@@ -58,7 +58,7 @@ from torchbeast.schemes.worker import (
 )
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
 from torchbeast.sources.processes.shared_weights import SharedWeights
@@ -255,14 +255,14 @@ class RaySource:
         return {stage: sum(seconds.get(stage, 0.0) for seconds in each) for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
-        """Describes the workers that have been in one stage, or found no room, for a minute."""
+        """Describes the workers that have been in one stage, or found no room, for WAIT_S."""
         each = [(actor.name, *actor.present()) for actor in self._actors]
         said = [
             f"{name} has found no room on the cluster for {seconds:.0f} s"
             if stage == _WAITING_FOR_ROOM
             else f"{name} has been {_DOING[stage]} for {seconds:.0f} s"
             for name, stage, seconds in each
-            if seconds >= STALL_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
+            if seconds >= WAIT_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
         ]
         return "; ".join(said)
 

@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 ACTOR_STAGES = ("environment", "inference", "queueing")
 """Stages of collecting: stepping, choosing actions, waiting for room for a rollout."""
 
+WAIT_S = 10.0
+"""Seconds without an update after which the cause is reported. `Source.hanging` describes whatever
+has taken that long."""
+
 STALL_S = 60.0
-"""Seconds in one stage after which a worker is reported."""
+"""Seconds in one stage after which a worker is reported while the learner learns from others; and
+between two reports."""
 
 _NAMED = 3  # addresses in a sentence, at most
 
@@ -70,7 +75,7 @@ class Source(Protocol):
         """Returns the seconds that all workers have spent since the start, by ACTOR_STAGES."""
 
     def hanging(self) -> str:
-        """Describes workers that have been in one stage for over a minute; "" if there are none."""
+        """Describes workers that have been in one stage for over WAIT_S; "" if there are none."""
 
     def away(self) -> list[Away]:
         """Returns the streams that were lost and have not reconnected."""

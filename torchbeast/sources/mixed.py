@@ -28,6 +28,7 @@ import logging
 import math
 import queue
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -40,7 +41,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.contract import Source
+from torchbeast.sources.contract import WAIT_S, Source
 from torchbeast.sources.replay import Filled, Replay, ReplayClosed
 from torchbeast.sources.with_replay import WithReplay
 
@@ -85,6 +86,7 @@ class MixedSource(WithReplay):
         """
         super().__init__(online, _EMPTY)
         self._replay = replay
+        self._asked_since: float | None = None
         self._batch_size = batch_size
         self._spare_columns = spare_columns
         self._learn_start = learn_start
@@ -172,8 +174,24 @@ class MixedSource(WithReplay):
         lane.mixed = None
         return True
 
+    def hanging(self) -> str:
+        """Describes workers of the online source that hang, and a replay that does not answer."""
+        seconds = time.monotonic() - self._asked_since if self._asked_since else 0.0
+        late = f"the replay has not answered for {seconds:.0f} s" if seconds >= WAIT_S else ""
+        return "; ".join(filter(None, [late, super().hanging()]))
+
+    @contextlib.contextmanager
+    def _asking(self) -> Iterator[None]:
+        """Notes that the replay, which may be another process, is asked for something."""
+        self._asked_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._asked_since = None
+
     def _insert(self, rollout: Rollout) -> None:
-        self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
+        with self._asking():
+            self._replay.insert(arrays_of(rollout), slice(0, self._batch_size))
         self._facts = self._replay.facts()
         self._warn_if_too_small(self._facts.fill == 1.0 and not self._replay.episodes)
 
@@ -206,7 +224,8 @@ class MixedSource(WithReplay):
         columns = slice(self._batch_size, self._batch_size + self._spare_columns)
         is_walking = bool(flatten(self._initial_state))
         first_walk = lane.number * self._spare_columns if is_walking else None
-        return self._replay.fill(arrays_of(rollout), columns, first_walk)
+        with self._asking():
+            return self._replay.fill(arrays_of(rollout), columns, first_walk)
 
     def _write_states(self, rollout: Rollout, lane: _Lane, begins: list[bool]) -> None:
         """Writes the state before every window: the initial one at an episode's start, else the

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -20,6 +21,7 @@ from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.reporting.waiting import Reminder, warn
 from torchbeast.sources.servers.addresses import runtime_folder
 from torchbeast.sources.shared_replay import Served, serving
 from torchbeast.sweep.config import SweepConfig
@@ -101,12 +103,31 @@ def _train(
         print(f"{title}. Their files are in {folder}", flush=True)
         board = ending.enter_context(Board(title, rows))
 
+        waiting = Reminder(time.monotonic())
+
         def show() -> None:
             board.show()
+            if not all_wait(rows):
+                waiting.restart(time.monotonic())
+            elif (seconds := waiting.due(time.monotonic())) is not None:
+                warn(f"no agent has begun for {seconds:.0f} s: {what_they_wait_for(rows, runner)}")
             if replay is not None and replay.failure is not None:
                 supervisor.fail("the shared replay", replay.failure)
 
         runner.run(rows, supervisor, show)
+
+
+def all_wait(rows: Sequence[Row]) -> bool:
+    """Returns whether there are agents that have not begun, while no other agent runs."""
+    states = {row.state for row in rows}
+    return "waiting" in states and not states & {"running", "stopping"}
+
+
+def what_they_wait_for(rows: Sequence[Row], runner: Runner) -> str:
+    """Says why no agent begins."""
+    if held := [str(row.agent.folder) for row in rows if row.is_held]:
+        return f"another process still runs in {', '.join(held)}"
+    return f"there is no room for one, or it still starts; they run {runner}"
 
 
 @contextmanager

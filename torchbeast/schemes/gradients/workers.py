@@ -23,13 +23,14 @@ from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.waiting import waiting_for
 from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
 from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Make
 from torchbeast.schemes.gradients.round import Round
 from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, trained, weights_of
-from torchbeast.sources.contract import STALL_S, Away
+from torchbeast.sources.contract import WAIT_S, Away
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
 """The class of the workers that a fleet has to make."""
@@ -142,7 +143,8 @@ class GradientWorkers:
         answer: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._workers[0].call(answer.put, method)
         try:
-            return answer.get(timeout=_ANSWER_S)
+            with waiting_for(self._names[0]):
+                return answer.get(timeout=_ANSWER_S)
         except queue.Empty:
             raise RunError(f"{self._names[0]} did not answer within {_ANSWER_S:g} s") from None
 
@@ -188,14 +190,19 @@ class GradientWorkers:
         return dict(total)
 
     def hanging(self) -> str:
-        """Describes workers that have been busy with one task for over a minute."""
+        """Describes workers that have been busy with one task for over WAIT_S."""
         now = time.monotonic()
         doing = sorted(dict(self._doing).items())  # a copy: answers arrive in other threads
         return "; ".join(
-            f"{self._names[index]} is {_DOING.get(method, 'learning')}, for {now - since:.0f} s"
+            f"{self._names[index]} {self._what_it_does(index, method)} for {now - since:.0f} s"
             for index, (method, since) in doing
-            if now - since > STALL_S
+            if now - since > WAIT_S
         )
+
+    def _what_it_does(self, index: int, method: str) -> str:
+        if index not in self._places:  # its process, or the cluster's room for it, is not there yet
+            return "has not begun: it has found no room yet, or its process still starts,"
+        return f"has been {_DOING.get(method, 'learning')}"
 
     def away(self) -> list[Away]:
         """Returns []: a worker that is lost ends the run."""

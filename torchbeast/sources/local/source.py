@@ -38,7 +38,7 @@ from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
 from torchbeast.sources.contract import Weights as AnyWeights
 from torchbeast.sources.processes.activity import local_activity
 from torchbeast.sources.processes.player import Player
@@ -174,9 +174,9 @@ class LocalSource:
         return {stage: seconds[stage] for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
-        """Describes a step of the environments that takes over a minute."""
+        """Describes a step of the environments that takes over WAIT_S."""
         stage, seconds = self._player.activity.present()
-        if stage != "environment" or seconds < STALL_S:
+        if stage != "environment" or seconds < WAIT_S:
             return ""
         return f"the environments have been in one step for {seconds:.0f} s"
 

@@ -46,7 +46,7 @@ from torchbeast.processes.child_process import ChildProcess, Deaths, end_all
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import ACTOR_STAGES, STALL_S, Away
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
 from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.config import ProcessesConfig
@@ -249,11 +249,11 @@ class MonoSource:
         return {stage: sum(seconds[stage] for seconds in each) for stage in ACTOR_STAGES}
 
     def hanging(self) -> str:
-        """Describes the actor processes that have been in one stage for over a minute."""
+        """Describes the actor processes that have been in one stage for over WAIT_S."""
         said = [
             f"{actor.name} has been {_DOING[stage]} for {seconds:.0f} s"
             for actor, stage, seconds in self._busy()
-            if seconds >= STALL_S
+            if seconds >= WAIT_S
         ]
         if said and self._fixed_lag is not None:
             said.append("with a fixed lag the others wait for its turn")

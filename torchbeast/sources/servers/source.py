@@ -37,7 +37,7 @@ from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import (
-    STALL_S,
+    WAIT_S,
     Away,
     Shortage,
     Weights,
@@ -212,13 +212,13 @@ class PolySource:
         return self._pool.seconds()
 
     def hanging(self) -> str:
-        """Describes lost streams that will end the run, or have been away for over a minute; "" if
+        """Describes lost streams that will end the run, or have been away for over WAIT_S; "" if
         there are none.
 
         Steps that take too long need no description: the pool ends their stream.
         """
         away = self.away()
-        is_long = any(stream.seconds >= STALL_S for stream in away)
+        is_long = any(stream.seconds >= WAIT_S for stream in away)
         if not is_long and shortage_of(away) is None:
             return ""
         return describe_away(away, self._pool.live_streams())

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Says what a program waits for, when somebody else keeps it waiting."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torchbeast.sources.contract import STALL_S, WAIT_S
+
+_log = logging.getLogger("torchbeast.waiting")
+
+_LOOK_S = 1.0
+
+
+class Reminder:
+    """Decides when a wait is reported: after some time, then every STALL_S. Used by one thread."""
+
+    def __init__(self, now: float, after: float | None = None) -> None:
+        """after: seconds until the first report; None: WAIT_S."""
+        self._after = WAIT_S if after is None else after
+        self._since = now
+        self._next = now
+
+    def restart(self, now: float) -> None:
+        """Notes that nothing is waited for at this moment."""
+        self._since = now
+
+    def due(self, now: float) -> float | None:
+        """Returns the seconds of the wait if it is to be reported now, else None."""
+        seconds = now - self._since
+        if seconds < self._after or now < self._next:
+            return None
+        self.delay(now)
+        return seconds
+
+    def delay(self, now: float) -> None:
+        """Notes that something else was reported, which may have the same cause."""
+        self._next = now + STALL_S
+
+
+@contextmanager
+def waiting_for(what: str | Callable[[], str]) -> Iterator[None]:
+    """Reports what the block waits for, if it takes long; what: a noun phrase."""
+    ended = threading.Event()
+
+    def remind() -> None:
+        reminder = Reminder(time.monotonic())
+        while not ended.wait(_LOOK_S):
+            if (seconds := reminder.due(time.monotonic())) is not None:
+                named = what if isinstance(what, str) else what()
+                warn(f"waiting for {named}, for {seconds:.0f} s so far")
+
+    thread = threading.Thread(target=remind, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def warn(sentence: str) -> None:
+    """Prints a warning on stderr, and logs it."""
+    _log.info("Warning: %s", sentence)  # the handler of warnings would draw over a panel
+    print(f"Warning: {sentence}", file=sys.stderr, flush=True)
