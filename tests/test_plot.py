@@ -92,12 +92,10 @@ def test_runs_that_differ_only_in_seed_are_one_line_with_a_band(tmp_path: Path) 
     assert (line.mean == 3).all() and (line.low == 1).all() and (line.high == 6).all()
 
 
-def test_the_band_of_many_runs_is_their_standard_deviation(tmp_path: Path) -> None:
-    (group,) = plot.group_runs(seeds(tmp_path, [0.0, 0.0, 0.0, 4.0, 4.0, 4.0]))
+def test_the_band_of_many_runs_stays_within_their_range(tmp_path: Path) -> None:
+    (group,) = plot.group_runs(seeds(tmp_path, [100.0, 500.0, 500.0, 500.0, 500.0, 500.0]))
     line = plot.spread(group)
-    assert np.allclose(line.mean, 2) and np.allclose(line.low, 0) and np.allclose(line.high, 4)
-    (five,) = plot.group_runs(seeds(tmp_path, [0.0, 0.0, 0.0, 0.0, 5.0], "polybeast"))
-    assert (plot.spread(five).high == 5).all(), "of five, the extremes"
+    assert (line.low == 100).all() and (line.high == 500).all()
 
 
 def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) -> None:
@@ -108,18 +106,21 @@ def test_curves_with_points_at_different_steps_are_interpolated(tmp_path: Path) 
     assert np.allclose(line.low, line.steps) and np.allclose(line.high, 2 * line.steps)
 
 
-def test_a_run_counts_only_between_its_first_and_last_point(tmp_path: Path) -> None:
-    group = plot.Group({}, curves=[[(0, 1.0), (100, 1.0)], [(20, 3.0), (60, 3.0)]])
+def test_no_mean_is_taken_over_the_runs_that_are_left(tmp_path: Path) -> None:
+    """The best run of three ends first, and the line with it; the others continue alone."""
+    early, late = [(0.0, 1.0), (10.0, 1.0), (60.0, 9.0)], [(20.0, 1.0), (50.0, 1.0), (100.0, 1.0)]
+    group = plot.Group({}, curves=[early, late, late])
     line = plot.spread(group)
-    within = (line.steps >= 20) & (line.steps <= 60)
-    assert within.any() and (line.mean[within] == 2).all() and (line.mean[~within] == 1).all()
-    assert line.steps[0] == 0 and line.steps[-1] == 100, "half of the runs are enough"
+    assert (line.steps[0], line.steps[-1]) == (20, 60)
+    assert np.allclose(line.mean[-1], (9 + 1 + 1) / 3)
+    assert plot.continued(group) == [[(60.0, 1.0), (100.0, 1.0)]] * 2
 
 
-def test_the_line_ends_where_most_runs_have_ended(tmp_path: Path) -> None:
-    group = plot.Group({}, curves=[[(0, 1.0), (100, 1.0)], *[[(10, 3.0), (60, 3.0)]] * 2])
-    line = plot.spread(group)
-    assert (line.steps[0], line.steps[-1]) == (10, 60)
+def test_runs_without_a_step_in_common_are_only_drawn_one_by_one(tmp_path: Path) -> None:
+    apart = [[(0.0, 1.0), (10.0, 1.0)], [(20.0, 3.0), (60.0, 3.0)]]
+    group = plot.Group({}, curves=apart)
+    assert len(plot.spread(group).steps) == 0
+    assert plot.continued(group) == apart[1:]
 
 
 def test_a_line_of_one_run_is_its_own_curve(tmp_path: Path) -> None:

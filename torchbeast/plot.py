@@ -6,7 +6,8 @@ python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3
 python -m torchbeast.plot docs/results/catch/*.csv
 
 Runs that differ only in their seed form one line, their mean, with a band from the lowest to the
-highest, or of one standard deviation on each side if there are more than five.
+highest. Where the first of them has ended, the others continue as thin lines of their own: a mean
+over those that are left would jump there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from torchbeast.reporting.log_files import read_logs
 _SMOOTHED = 20  # updates in the moving average
 _SMOOTHED_KEPT = 5  # rows in that of a kept curve, each of which is a mean over some updates
 _GRID = 500  # points in a line
-_MANY = 5  # with more runs the band is a standard deviation, since extremes only ever widen
 _LABEL_PARTS = 3
 
 # Flags that do not influence learning.
@@ -72,7 +72,7 @@ class Group:
 
 
 class Spread(NamedTuple):
-    """The line and band of a group, each [N]."""
+    """The line and band of a group where all of its runs are, each [N]."""
 
     steps: np.ndarray
     mean: np.ndarray
@@ -104,7 +104,7 @@ def plot(
     """
     with refusing_paths("give the folder of a run that can be read"):
         groups = group_runs(folders)
-    _draw(list(zip(labels(groups, states), map(spread, groups), strict=True)), output)
+    _draw(list(zip(labels(groups, states), groups, strict=True)), output)
     print(f"The curves are in {output}")
 
 
@@ -188,38 +188,37 @@ def _smoothed(folder: Path) -> Iterator[tuple[float, float]]:
 
 
 def spread(group: Group) -> Spread:
-    """Returns mean and band of a group's curves on a common grid of steps.
+    """Returns mean and band of a group's curves, from where all have begun to where one ends.
 
-    Runs begin and end at different steps. A run counts between its first and its last point; the
-    line is drawn where at least half of the runs count.
+    N is 0 if one ends before another begins.
     """
     grid = _grid(group.curves)
-    values = np.stack([_on_grid(points, grid) for points in group.curves])  # [runs, N]
-    enough = 2 * np.isfinite(values).sum(0) >= len(values)
-    values, grid = values[:, enough], grid[enough]
-    mean = np.nanmean(values, 0)
-    if len(values) > _MANY:
-        deviation = np.nanstd(values, 0)
-        return Spread(grid, mean, mean - deviation, mean + deviation)
-    return Spread(grid, mean, np.nanmin(values, 0), np.nanmax(values, 0))
+    values = np.stack(
+        [np.interp(grid, *np.array(points).T) for points in group.curves]
+    )  # [runs, N]
+    return Spread(grid, values.mean(0), values.min(0), values.max(0))
 
 
 def _grid(curves: list[Points]) -> np.ndarray:
-    """Returns a grid from the first to the last step of any run; a single run keeps its steps."""
+    """Returns the steps of a line; a single run keeps its own."""
     if len(curves) == 1:
         return np.array([step for step, _ in curves[0]])
-    first, last = min(c[0][0] for c in curves), max(c[-1][0] for c in curves)
-    ends = [
-        step for c in curves for step in (c[0][0], c[-1][0])
-    ]  # so that no short run falls between grid points
-    return np.unique([*np.linspace(first, last, _GRID), *ends])
+    first, last = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
+    return np.linspace(first, last, _GRID if first <= last else 0)
 
 
-def _on_grid(points: Points, grid: np.ndarray) -> np.ndarray:
-    """Interpolates a curve linearly on the grid [N]; NaN outside of its first and last point."""
-    steps, values = np.array(points).T
-    on_grid: np.ndarray = np.interp(grid, steps, values, left=np.nan, right=np.nan)
-    return on_grid
+def continued(group: Group) -> list[Points]:
+    """Returns what runs have after the group's line has ended, if that is 1 % or more."""
+    end = min(points[-1][0] for points in group.curves)
+    return [_after(points, end) for points in group.curves if points[-1][0] >= 1.01 * end]
+
+
+def _after(points: Points, end: float) -> Points:
+    """Returns the part of a curve after a step, with its value there if it has begun."""
+    later = [point for point in points if point[0] > end]
+    if later == points:
+        return points
+    return [(end, float(np.interp(end, *np.array(points).T))), *later]
 
 
 def labels(groups: list[Group], states: Mapping[Path, str] = MappingProxyType({})) -> list[str]:
@@ -274,24 +273,38 @@ def _with_counts(text: str, group: Group, states: Mapping[Path, str]) -> str:
     return f"{text} ({counts})" if counts else text
 
 
-def _draw(lines: list[tuple[str, Spread]], output: Path) -> None:
+def _draw(lines: list[tuple[str, Group]], output: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise UsageError("plotting needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
-    for label, line in lines:
+    for label, group in lines:
+        line = spread(group)
         (drawn,) = axes.plot(line.steps, line.mean, label=label)
+        thin = {"color": drawn.get_color(), "linewidth": 0.8}
         axes.fill_between(line.steps, line.low, line.high, alpha=0.2, color=drawn.get_color())
+        for points in continued(group):
+            axes.plot(*np.array(points).T, marker=".", markevery=[-1], **thin)
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean episode return")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(title=_explained([group for _, group in lines]), title_fontsize="small")
     try:
         figure.savefig(output, dpi=150)
     except (OSError, ValueError) as error:  # no such folder, or not the suffix of an image
         raise UsageError(f"--output {output} cannot be written: {error}") from None
+
+
+def _explained(groups: list[Group]) -> str | None:
+    """Says what is drawn of several runs; None without such a group."""
+    if all(len(group.curves) == 1 for group in groups):
+        return None
+    said = "line: mean of the runs; band: lowest to highest"
+    if any(map(continued, groups)):
+        said += "\nthin: single runs after the first has ended"
+    return said
 
 
 if __name__ == "__main__":
