@@ -283,10 +283,10 @@ def _draw(lines: list[tuple[str, Group]], output: Path) -> None:
     for label, group in lines:
         line = spread(group)
         (drawn,) = axes.plot(line.steps, line.mean, label=label)
-        thin = {"color": drawn.get_color(), "linewidth": 0.8}
-        axes.fill_between(line.steps, line.low, line.high, alpha=0.2, color=drawn.get_color())
+        color = drawn.get_color()
+        axes.fill_between(line.steps, line.low, line.high, alpha=0.2, color=color)
         for points in continued(group):
-            axes.plot(*np.array(points).T, marker=".", markevery=[-1], **thin)
+            axes.plot(*np.array(points).T, color=color, linewidth=0.8, marker=".", markevery=[-1])
     axes.set_xlabel("environment steps")
     axes.set_ylabel("mean episode return")
     axes.grid(alpha=0.3)

@@ -66,7 +66,7 @@ def usual_environments(processes: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """Experience replay. --replay_size or --replay_ratio alone select --algo laser."""
+    """Experience replay. Without --algo, --replay_size selects laser; --replay_ratio needs it."""
 
     replay_size: int = 0
     """Environment steps that the replay holds, always the newest; 0: no replay. The program says at

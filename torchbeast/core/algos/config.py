@@ -169,11 +169,13 @@ class PPOConfig(ImpalaConfig):
     """Minibatches of an epoch, with an optimiser step each: shuffled steps, or with a recurrent
     network whole rollouts."""
     clip_param: float = 0.2
-    """An action's probability is moved by at most this share, up or down, from what it was when
-    the action was chosen."""
+    """Once the ratio of an action's new and old probability is further than this from 1, in the
+    direction in which the advantage pushes it, the action adds no gradient. The ratio has no other
+    bound."""
     use_clipped_value_loss: bool = False
-    """Move a value, too, by at most --clip_param from what it was before the first epoch. Only for
-    returns of about one (--reward_scale, --normalise_returns): values cannot follow larger ones."""
+    """Clip values as well: the loss is the larger one of the value's and of the same value clipped
+    to within --clip_param of what it was before the first epoch. Only for returns of about one
+    (--reward_scale, --normalise_returns): values cannot follow larger ones."""
     gae_lambda: float = 0.95
     """Decay of the errors that an advantage adds up: 0 takes the first alone, 1 all until the
     rollout's end."""
