@@ -82,6 +82,15 @@ class InInfo(Masked):
         return {KEY: self._mask()} if self._time < 5 else {}
 
 
+class Undeclared(InInfo):
+    """The same with dicts as observations, and without an observation space."""
+
+    observation_space = None
+
+    def _seen(self) -> Any:
+        return {"numbers": self._numbers()}
+
+
 class Several(Masked):
     """Two choices, of 2 and 4: the first must be the parity of s + t, the second as in Masked."""
 

@@ -162,7 +162,7 @@ DIFFERENT = [
     (VECTOR, np.zeros(4, F), r": expected float32 of shape \(3,\), .* got float32 of shape \(4,\)"),
     (VECTOR, np.zeros(3, complex), ": expected float32 .* got complex128"),
     (VECTOR, {"x": 1}, r": .* got a dict with the keys \['x'\]"),
-    (VECTOR, (1, (2, 3), 4), ": .* got a tuple of length 3"),
+    (VECTOR, (1, (2, 3), 4), ": .* got a tuple of entries of different shapes"),
     (spaces.Box(0, 9, (3,), int), np.zeros(3), ": expected int64 .* got float64"),
     (spaces.Box(0, 9, (2,), np.uint8), [7, 300], ": .*uint8 between 0 and 255.* got 300 of int64"),
     (spaces.Box(0, 9, (2,), np.uint8), [7, -1], ": .*uint8 between 0 and 255.* got -1 of int64"),

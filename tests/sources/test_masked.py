@@ -43,6 +43,7 @@ def loop_in(name: str, **options: Any) -> EnvLoop:
         ("masked:Masked", {}),
         ("masked:Several", {}),
         ("masked:InInfo", {"mask_actions": True}),
+        ("masked:Undeclared", {"mask_actions": True}),
         (TAXI, {"mask_actions": True}),
     ],
 )

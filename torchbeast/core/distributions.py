@@ -318,8 +318,6 @@ class SquashedGaussian(Gaussian):
         u ~ Normal(mean, deviation)        action = centre + scale * tanh(u)
         log pi(action) = log Normal(u) - log scale - log(1 - tanh(u)^2)
 
-    An entry without usable bounds (see `_units`) is not squashed: it is that of `Gaussian`.
-
     An action determines its u only to the precision of float32. Within 1e-6 of a bound (in half
     widths) the u that `log_prob` computes is off by some hundredths, and on the bound it is taken
     as 8.7; `rsample` knows u. Ratios of two policies are hardly affected, since both use the same
@@ -329,15 +327,16 @@ class SquashedGaussian(Gaussian):
 
     def __init__(self, box: spaces.Box) -> None:
         super().__init__(box)
-        self._all_are_bounded = bool(self._is_bounded.all())
-        infinity = torch.tensor(math.inf, dtype=self._dtype)
-        bounds = ((box.low, -infinity), (box.high, infinity))
-        self._low, self._high = (
-            torch.where(self._is_bounded, torch.tensor(bound, dtype=self._dtype), without).reshape(
-                box.shape
+        bounds = (torch.tensor(bound, dtype=self._dtype) for bound in (box.low, box.high))
+        self._low, self._high = (bound.reshape(box.shape) for bound in bounds)
+        if not self._is_bounded.all():
+            entry = int(self._is_bounded.int().argmin())
+            low, high = self._low.flatten()[entry], self._high.flatten()[entry]
+            raise ValueError(
+                "a squashed Gaussian, as in SAC and TD3, needs in every entry of a Box a low below "
+                f"a high, neither beyond {_largest_bound(box):,.0f}, got {low:g} and {high:g} in "
+                f"entry {entry}: declare the bounds that you mean, or use impala or ppo"
             )
-            for bound, without in bounds
-        )
 
     def sample(self, params: Tensor) -> Tensor:
         return self._squashed(_normal(*_mean_and_log_std(params)))
@@ -354,18 +353,15 @@ class SquashedGaussian(Gaussian):
         return self._squashed(_mean_and_log_std(params)[0])
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        units = self.features(action)
-        u = units.clamp(-_LARGEST_TANH, _LARGEST_TANH).atanh()
-        return self._log_density(params, self._where_bounded(u, units))
+        squashed = self.features(action).clamp(-_LARGEST_TANH, _LARGEST_TANH)
+        return self._log_density(params, squashed.atanh())
 
     def entropy(self, params: Tensor) -> Tensor:
         mean, log_std = _mean_and_log_std(params)
         z = torch.linspace(-_NODES_WITHIN, _NODES_WITHIN, _NODES).to(params)
         weights = (-0.5 * z.square()).softmax(-1)
         u = mean.unsqueeze(-1) + log_std.exp().unsqueeze(-1) * z
-        log_slope = (_log_slope_of_tanh(u) * weights).sum(-1)
-        log_slope = self._where_bounded(log_slope, torch.zeros_like(log_slope))
-        return super().entropy(params) + log_slope.sum(-1)
+        return super().entropy(params) + (_log_slope_of_tanh(u) * weights).sum((-2, -1))
 
     @property
     def log_half_widths(self) -> float:
@@ -380,34 +376,17 @@ class SquashedGaussian(Gaussian):
         """
         return self._action(units).clamp(self._low.to(units.device), self._high.to(units.device))
 
-    def squash(self, u: Tensor) -> Tensor:
-        """Returns the units [..., num_features] that u becomes: its tanh in entries with bounds."""
-        return self._where_bounded(u.tanh(), u)
-
-    def clip(self, units: Tensor) -> Tensor:
-        """Returns units [..., num_features] between -1 and 1 in entries with bounds."""
-        return self._where_bounded(units.clamp(-1.0, 1.0), units)
-
-    def _where_bounded(self, values: Tensor, others: Tensor) -> Tensor:
-        """Returns values [..., num_features] in entries with bounds, and others elsewhere."""
-        if self._all_are_bounded:
-            return values
-        return torch.where(self._is_bounded.to(values.device), values, others)
-
     def _log_density(self, params: Tensor, u: Tensor) -> Tensor:
         """Returns the log-density [...] of the action that u [..., num_features] becomes."""
         mean, log_std = _mean_and_log_std(params)
         z = (u - mean) / log_std.exp()
         log_normal = -0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)
         log_scale = self._scale.to(params.device).log()
-        log_slope = _log_slope_of_tanh(u)
-        return (log_normal - log_scale - self._where_bounded(log_slope, torch.zeros_like(u))).sum(
-            -1
-        )
+        return (log_normal - log_scale - _log_slope_of_tanh(u)).sum(-1)
 
     def _squashed(self, u: Tensor) -> Tensor:
         """Scales tanh(u) to the box; clips, because rounding may exceed a bound."""
-        return self.in_box(self.squash(u))
+        return self.in_box(u.tanh())
 
 
 class Product(ActionDistribution):
@@ -545,15 +524,22 @@ class _Bounded(torch.autograd.Function):
 def _units(box: spaces.Box) -> tuple[Tensor, Tensor, Tensor]:
     """Returns centre, half width and whether there are usable bounds of each entry [prod(shape)].
 
-    Bounds are usable where both are at most 1/eps and float32 can hold the half width. Beyond 1/eps
-    (8,388,608 in float32) neighbouring numbers are 1 or more apart: no policy in units of such a
-    box could choose an ordinary action, and people who write such bounds mean that there are none.
+    Bounds are usable where neither is beyond `_largest_bound`, and float32 can tell them apart and
+    hold half the width.
     """
     low, high = (torch.tensor(bound, dtype=torch.float64) for bound in (box.low, box.high))
-    single = torch.finfo(torch.float32)
-    largest = 1.0 / max(torch.finfo(getattr(torch, box.dtype)).eps, single.eps)
-    half = (high - low) / 2
-    is_bounded = (low.abs() <= largest) & (high.abs() <= largest) & (half >= single.tiny)
+    largest, half = _largest_bound(box), (high - low) / 2
+    is_bounded = (low.abs() <= largest) & (high.abs() <= largest)
+    is_bounded &= (low.float() < high.float()) & (half >= torch.finfo(torch.float32).tiny)
     nearest = torch.zeros_like(low).clamp(low, high).clamp(-largest, largest)
     centre = torch.where(is_bounded, (low + high) / 2, nearest)
     return centre.float(), torch.where(is_bounded, half, 1.0).float(), is_bounded
+
+
+def _largest_bound(box: spaces.Box) -> float:
+    """Returns 1/eps, 8,388,608 in float32; larger bounds are no bounds to scale by.
+
+    Beyond it neighbouring numbers are 1 or more apart: no policy in units of such a box could
+    choose an ordinary action, and people who write such bounds mean that there are none.
+    """
+    return 1.0 / max(torch.finfo(getattr(torch, box.dtype)).eps, torch.finfo(torch.float32).eps)

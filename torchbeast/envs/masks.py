@@ -39,7 +39,7 @@ class MaskFromInfo:
         self._size = _num_choices(from_gymnasium(env.action_space), _name(env))
         self.action_space = env.action_space
         said = declared(getattr(env, "observation_space", None))
-        self.observation_space = _with_mask(said, None)
+        self.observation_space = None if said is None else _with_mask(said, None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)

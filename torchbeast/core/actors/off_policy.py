@@ -123,8 +123,7 @@ class StochasticActorCritic(ActorWithCritics):
 
 
 class DeterministicActorCritic(ActorWithCritics):
-    """A policy for TD3: forward gives u [N, n], whose tanh is the action in units of the Box (u
-    itself in entries without usable bounds).
+    """A policy for TD3: forward gives u [N, n], whose tanh is the action in units of the Box.
 
     noise: float32 [], deviation of what is added to actions in mode explore, in units of the Box.
     """
@@ -138,7 +137,7 @@ class DeterministicActorCritic(ActorWithCritics):
 
     def choose_each(self, outputs: Tensor, mode: Mode) -> Chosen:
         """Takes the action of the policy, in mode explore with noise."""
-        units = self.distribution.squash(outputs)
+        units = outputs.tanh()
         if mode != "explore":
             return Chosen(self.distribution.in_box(units), {})
         noisy = self.distribution.in_box(units + self.noise * torch.randn_like(units))

@@ -69,17 +69,16 @@ class TD3(OffPolicy):
         write_priorities(minibatch, errors)
         terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
         if (int(self.target.steps) + 1) % self.config.policy_period == 0:
-            units = distribution.squash(self.actor(seen))
-            terms["actor_loss"] = -self.critics(seen, units)[0].mean()
+            terms["actor_loss"] = -self.critics(seen, self.actor(seen).tanh())[0].mean()
         return Losses(terms, {"mean_value": values.detach().mean()})
 
     def _next_units(self, minibatch: Transitions) -> Tensor:
         """Returns the target policy's actions with clipped noise, [B, n]."""
-        distribution = self.actor.distribution
-        units = distribution.squash(self.target_actor.network(minibatch.next_observation))
+        units = self.target_actor.network(minibatch.next_observation).tanh()
         limit = self.config.target_noise_clip
         noise = (self.config.target_noise * torch.randn_like(units)).clamp(-limit, limit)
-        return distribution.clip(units + noise)
+        noisy: Tensor = (units + noise).clamp(-1.0, 1.0)
+        return noisy
 
     def after_step(self) -> None:
         """Lets the targets follow, when it is time."""

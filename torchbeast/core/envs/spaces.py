@@ -476,11 +476,12 @@ def _places(space: Any, observation: Any, path: str) -> Iterator[tuple[Any, Any,
 def _converted(spec: ArraySpec, leaf: Any, path: str) -> np.ndarray:
     try:
         array = np.asarray(leaf)
-    except ValueError:  # entries of different shapes
-        array = np.asarray(None)
+    except ValueError:
+        got = f"a {type(leaf).__name__} of entries of different shapes"
+        raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", got) from None
     dtype = np.dtype(spec.dtype)
     if array.shape != spec.shape or array.dtype.kind not in _KINDS_FOR[dtype.kind]:
-        raise _mismatch(path, f"{dtype} of shape {spec.shape}", _describe(leaf))
+        raise _mismatch(path, f"{spec.dtype} of shape {spec.shape}", _describe(leaf))
     if array.dtype == dtype:
         return array
     if dtype.kind != "f" and not np.can_cast(array.dtype, dtype):
