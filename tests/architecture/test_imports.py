@@ -182,7 +182,10 @@ CONFIGS = [path for path in MODULES if path.name == "config.py"]
     [
         (["torchbeast"], ["numpy", "torch", "torchbeast.core"]),
         ([module_name(path) for path in CONFIGS], ["torch", "libtorchbeast", "tyro"]),
-        (["torchbeast.sources.servers.server_main"], ["torch", "libtorchbeast"]),
+        (
+            ["torchbeast.sources.servers.server_main", "torchbeast.envs.env_process_main"],
+            ["torch", "libtorchbeast"],
+        ),
         (["torchbeast.sources.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
         (["torchbeast.raybeast", "torchbeast.schemes.ray_fleet"], ["ray", "libtorchbeast", "nest"]),
     ],

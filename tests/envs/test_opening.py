@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Environments in the program's own process fail with errors that a user can read."""
+"""Environments that cannot be made fail with errors that a user can read."""
 
 from __future__ import annotations
 

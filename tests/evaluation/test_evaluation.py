@@ -121,8 +121,8 @@ def test_an_evaluation_says_now_and_then_how_far_it_is(
 ) -> None:
     monkeypatch.setattr(play_module, "_SAY_S", 0.0)
     play(SyncVecEnv([lambda: Lengths(2)], "Lengths"), agent_of(CatchPlayer()), 2, seed=0)
-    so_far = "episodes have ended; steps so far of the longest one that is running"
-    expected = [f"{ended} of 2 {so_far}: {steps}." for ended, steps in [(0, 1), (1, 2), (1, 1)]]
+    so_far = "episodes have ended; the longest running one is at step"
+    expected = [f"{ended} of 2 {so_far} {steps}." for ended, steps in [(0, 1), (1, 2), (1, 1)]]
     assert capsys.readouterr().out.splitlines()[:3] == expected
 
 

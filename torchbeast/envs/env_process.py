@@ -29,7 +29,7 @@ from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_al
 
 _MAIN = "torchbeast.envs.env_process_main"
 _POLL_S = 0.1  # between two calls of check_goes_on
-_SAY_S = 5.0  # until a wait for the environment is told
+_SAY_S = 5.0  # of a wait, before a message says what the program waits for
 
 
 class Description(NamedTuple):

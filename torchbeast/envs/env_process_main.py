@@ -101,7 +101,7 @@ class _Served:
 
 
 def _arrays(observation: Any) -> Any:
-    """Returns plain arrays, so that the parent needs no class of the environment's."""
+    """Returns plain arrays, so that the parent does not import classes of the environment."""
     return map_leaves(np.asarray, observation)
 
 

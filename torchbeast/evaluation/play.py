@@ -164,8 +164,8 @@ def play(
 
 def _progress(ended: int, num_episodes: int, longest: int) -> str:
     return (
-        f"{ended} of {num_episodes} episodes have ended; steps so far of the longest one that is "
-        f"running: {longest:,}."
+        f"{ended} of {num_episodes} episodes have ended; the longest running one is at step "
+        f"{longest:,}."
     )
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from torchbeast.core.distributions import ActionDistribution, Categorical, MultiCategorical
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest
-from torchbeast.errors import RunError
+from torchbeast.errors import RunError, UsageError
 
 KEY = "action_mask"
 """The entry of a dict observation that masks actions."""
@@ -57,14 +57,14 @@ class ActionMask:
 def mask_for(space: ObservationSpace, actions: ActionDistribution) -> ActionMask | None:
     """Returns the mask of observations of this space, None where they have no entry `action_mask`.
 
-    Raises ValueError where the mask does not fit the actions.
+    Raises UsageError where the mask does not fit the actions.
     """
     if not has_mask(space):
         return None
     counts, spec = _counts(actions), space[KEY]
     if not isinstance(spec, ArraySpec) or spec.shape != (sum(counts),):
         found = spec.shape if isinstance(spec, ArraySpec) else "several arrays"
-        raise ValueError(
+        raise UsageError(
             f"an {KEY} in observations needs an entry for each action, the shape "
             f"({sum(counts)},), got {found}: change the environment, without stacks of frames"
         )
@@ -82,7 +82,7 @@ def _counts(actions: ActionDistribution) -> Sequence[int]:
         return [actions.num_params]
     if isinstance(actions, MultiCategorical):
         return actions.nvec
-    raise ValueError(
+    raise UsageError(
         f"an {KEY} in observations needs a Discrete or MultiDiscrete action space, got one with a "
         f"{type(actions).__name__} distribution: rename the entry, or drop it with "
         "--observation_keys"
