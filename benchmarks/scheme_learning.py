@@ -38,7 +38,7 @@ def _a3c() -> AlgoFactory:
 
 def _of_cartpole(algo: Callable[..., AlgoFactory]) -> Callable[[], AlgoFactory]:
     """Returns IMPALA or LASER with the settings of the preset cartpole."""
-    return lambda: algo(lr=2e-3, entropy_coef=0.01, reward_scale=0.1)
+    return lambda: algo(lr=2e-3, entropy_coef=0.001, reward_scale=0.1)
 
 
 class Architecture(NamedTuple):

@@ -91,7 +91,6 @@ PRESETS: dict[str, Preset] = {
             "learning_rate": 0.001,
             "grad_norm_clipping": 0.5,
             "reward_scale": 0.1,
-            "use_clipped_value_loss": True,  # of rewards of this scale
             "total_steps": 150_000,
         },
     ),
