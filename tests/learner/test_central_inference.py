@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import json
 import os
@@ -20,6 +21,8 @@ from source_envs import Raises
 import torchbeast
 from torchbeast import Learner, RunError, polybeast
 from torchbeast.envs import make
+from torchbeast.learner import watching
+from torchbeast.reporting import waiting
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.schemes import Scheme
 
@@ -46,6 +49,21 @@ def test_it_learns_with_bounded_lag_and_leaves_no_process_and_no_socket(
     assert all(figures["max_lag"] <= 8 for figures in found), "the queue bounds it"
     assert found[-1]["live_streams"] == 2
     assert children() == [] and list(runtime_folder.iterdir()) == []
+
+
+def test_a_step_that_waits_for_an_environment_can_be_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "WAIT_S", 0.0)
+    monkeypatch.setattr(watching, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watching, "warn", lambda sentence: _thread.interrupt_main())
+    monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
+    envs = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "source_envs:FirstHangs"}}
+    axes = {**CENTRAL, "col_remote_workers": 1}
+    scheme = impala_of(envs={**envs, "vec_env_size": 1}, **axes)
+    with Learner(scheme, 10**6, tmp_path / "run") as learner:
+        with pytest.raises(KeyboardInterrupt):
+            learner.step()
 
 
 def test_a_learner_that_never_steps_leaves_no_folder(tmp_path: Path, runtime_folder: Path) -> None:

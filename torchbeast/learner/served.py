@@ -6,14 +6,16 @@ servers that start and end with it. It needs the compiled libtorchbeast.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from torchbeast.core.envs.vec_env import VecEnvFactory
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.descriptors import limit_kept
+from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.config import PipelineConfig
@@ -21,6 +23,9 @@ from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.plan import ServerPlan, plans_for_local_servers
 from torchbeast.sources.servers.source import PolySource
+from torchbeast.sources.taking import Taking
+
+_LOOK_S = 1.0  # between two looks whether the run has ended
 
 
 def served_source(
@@ -35,7 +40,7 @@ def served_source(
     servers = functools.partial(
         EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
     )
-    return PolySource(
+    return _InterruptibleSource(
         _fleet(scheme.train_envs_factory, env, plans, addresses),
         learner.agent.model,
         learner.weights,
@@ -49,6 +54,30 @@ def served_source(
         num_batches=1 + learner.batches_at_once,
         start_servers=servers,
     )
+
+
+class _InterruptibleSource(PolySource):
+    """Takes batches in a thread of the supervisor: Ctrl-C does not end a wait in C++."""
+
+    def start(self, supervisor: Supervisor) -> None:
+        """Starts collecting, and the thread."""
+        super().start(supervisor)
+        self._supervisor, self._is_asked = supervisor, False
+        self._taking = Taking(super().batches)
+        supervisor.on_close(self._taking.close)
+        supervisor.start_thread("batches", self._taking.run)
+
+    def batches(self) -> Iterator[Rollout]:
+        """Yields rollouts as PolySource does; an interrupted wait leaves its batch to the next."""
+        while True:
+            if not self._is_asked:
+                self._taking.ask()
+                self._is_asked = True
+            while (batch := self._taking.wait(_LOOK_S)) is None:
+                if self._supervisor.ended:
+                    return
+            self._is_asked = False
+            yield batch
 
 
 def _fleet(

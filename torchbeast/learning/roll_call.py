@@ -13,8 +13,6 @@ lost. The reports also carry what the log and the display show of all ranks.
 from __future__ import annotations
 
 import math
-import queue
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +30,7 @@ from torchbeast.errors import RunError
 from torchbeast.learning.training import DONE, Updates
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import WAIT_S, Away, Shortage, Source
+from torchbeast.sources.taking import Taking
 
 PATIENCE_S = 1.0
 """Seconds that a rank waits for its batch before it answers that it has none yet."""
@@ -195,7 +194,7 @@ class JointSource:
         """gather: returns the reports of all ranks; raises RankGone. step: of this rank."""
         self._source, self._gather, self._rank, self._step = source, gather, rank, step
         self._aside = aside
-        self._taking = _Taking(source)
+        self._taking = Taking(source.batches)
         self._ready_since: float | None = None  # this rank's batch is there
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
 
@@ -326,42 +325,6 @@ def _of_rank(rank: int, away: Sequence[Any]) -> Away:
     where, seconds, short, why = away
     short = short and Shortage(*short)._replace(of=f" of rank {rank}")
     return Away(where, seconds, short, why)
-
-
-class _Taking:
-    """Takes batches from a source in a thread of its own, each when it is asked for."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._asked = threading.Semaphore(0)
-        self._taken: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._closed = threading.Event()
-
-    def ask(self) -> None:
-        """Asks for the next batch, which gives the one before back."""
-        self._asked.release()
-
-    def wait(self, seconds: float) -> Any:
-        """Returns the batch that was asked for; None if it is not there in time, or never will."""
-        try:
-            return self._taken.get(timeout=seconds)
-        except queue.Empty:
-            return None
-
-    def run(self) -> None:
-        """Takes batches until the source or `close` ends it."""
-        batches = iter(self._source.batches())
-        while self._asked.acquire() and not self._closed.is_set():
-            batch = next(batches, None)
-            if batch is None:
-                return
-            self._taken.put(batch)
-
-    def close(self) -> None:
-        """Ends both waits here. May be called again."""
-        self._closed.set()
-        self._asked.release()
-        self._taken.put(None)
 
 
 def _total(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
