@@ -132,12 +132,16 @@ def members(meeting: Meeting) -> Iterator[list[Member]]:
         assert member.supervisor.join(SOON) == []
 
 
-def test_no_rank_learns_before_all_have_a_batch(members: list[Member], meeting: Meeting) -> None:
+def test_no_rank_learns_before_all_have_a_batch_and_the_late_one_is_named(
+    members: list[Member], meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rank without a batch answers the roll calls of the other."""
+    monkeypatch.setattr(roll_call, "WAIT_S", 0.0)
     members[0].fed.given.put(rollout())
     waiting = [member.next() for member in members]
     wait_for(lambda: meeting.calls > 5)
     assert not any(each.ended for each in waiting)
+    wait_for(lambda: "wait for a batch of rank 1" in members[0].source.hanging())
     members[1].fed.given.put(rollout())
     assert all(isinstance(each.result(), JointBatch) for each in waiting)
 

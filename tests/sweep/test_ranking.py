@@ -6,12 +6,18 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from sweeping import agent, finish, log
 
 from torchbeast import plot
+from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting import waiting
+from torchbeast.sweep import program
+from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.ranking import as_csv, ranked, report
 from torchbeast.sweep.table import Board, Row
 
@@ -70,6 +76,28 @@ def test_the_median_of_settings_counts_the_agents_that_failed(
     rows += [failed(tmp_path, step, 9.0, seed=f"failed-{step}") for step in steps]
     (group,) = ranked(rows)
     assert str(group.median) == median
+
+
+@pytest.mark.parametrize(
+    ("is_held", "why"), [(True, "another process still runs in"), (False, "no room for one")]
+)
+def test_a_sweep_whose_agents_do_not_begin_says_what_they_wait_for(
+    is_held: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Waits:
+        def run(self, rows: list[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
+            show()
+            rows[0].start()
+            show()
+
+    said: list[str] = []
+    monkeypatch.setattr(waiting, "WAIT_S", 0.0)
+    monkeypatch.setattr(program, "warn", said.append)
+    monkeypatch.setattr(program, "_runner", lambda *_: nullcontext((Waits(), None)))
+    rows = [Row(agent(tmp_path, seed=seed)) for seed in "12"]
+    rows[0].hold(is_held)
+    program._train(rows, SweepConfig(), False, Supervisor())
+    assert len(said) == 1 and said[0].startswith("no agent has begun for 0 s: ") and why in said[0]
 
 
 def test_settings_without_an_episode_come_last(tmp_path: Path) -> None:

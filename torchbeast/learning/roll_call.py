@@ -239,8 +239,7 @@ class JointSource:
     def hanging(self) -> str:
         """Describes what hangs in any rank; "" if nothing does."""
         others = [f"rank {rank}: {r.hanging}" for rank, r in self._others if r.hanging]
-        late = "" if others else self._late()
-        return "; ".join(filter(None, [self._source.hanging(), *others, late]))
+        return "; ".join(filter(None, [self._source.hanging(), *others, self._late()]))
 
     def _late(self) -> str:
         """Names the ranks for which this one has waited for long; "" if there are none."""
