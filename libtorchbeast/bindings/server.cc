@@ -106,7 +106,10 @@ void bind_server(py::module_& module) {
            py::arg("description") = py::none(), py::arg("stop_timeout_s") = 5.0,
            py::arg("credentials") = py::none())
       .def("run",
-           [](EnvServer& server) { without_gil([&] { server.run(raise_pending_signals); }); })
+           [](EnvServer& server) {
+             choose_polling();  // with the GIL, so that no Python thread accesses os.environ
+             without_gil([&] { server.run(raise_pending_signals); });
+           })
       .def("stop", [](EnvServer& server) { without_gil([&] { server.stop(); }); })
       .def(
           "wait_until_serving",

@@ -2,19 +2,19 @@
 
 #include "libtorchbeast/server/env_server.h"
 
-#include <grpcpp/grpcpp.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <future>
+#include <map>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "health.pb.h"
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/server/activity.h"
-#include "libtorchbeast/server/health.h"
+#include "libtorchbeast/server/call_server.h"
 #include "libtorchbeast/server/unix_address.h"
 #include "libtorchbeast/stream/frame_stack.h"
 #include "libtorchbeast/stream/wire.h"
@@ -22,6 +22,8 @@
 
 namespace torchbeast {
 namespace {
+
+constexpr std::int64_t kOtherCalls = 32;  // beside streams, at once
 
 // The length to which status messages are shortened, in bytes of the header in which they travel.
 // Peers refuse headers above 8 KiB.
@@ -43,7 +45,7 @@ std::string shortened(const std::string& message) {
 
 // Runs the body of a call and converts exceptions to the status codes of the protocol.
 template <typename Body>
-grpc::Status as_status(const Body& body) {
+grpc::Status as_status(Call* call, const Body& body) {
   try {
     body();
     return grpc::Status::OK;
@@ -52,6 +54,7 @@ grpc::Status as_status(const Body& body) {
   } catch (const TooManyStreams& error) {
     return {grpc::StatusCode::RESOURCE_EXHAUSTED, error.what()};
   } catch (const std::exception& error) {
+    call->context()->AddTrailingMetadata(kFailureHeader, "1");
     return {grpc::StatusCode::INTERNAL, shortened(error.what())};
   }
 }
@@ -205,25 +208,23 @@ class OriginalStream {
   FrameStack stack_;
 };
 
-template <typename Stream>
-void stream_original(Env& env, OpenStream* open, Stream* stream) {
+void stream_original(Env& env, OpenStream* open, Call* call) {
   OriginalStream original(env);
   rpcenv::Step step;
   original.reset(&step);
   rpcenv::Action action;
-  while (stream->Write(step) && stream->Read(&action)) {
+  while (call->write(step) && call->read(&action)) {
     original.step(action, &step);
     open->count(1);
   }
 }
 
-template <typename Stream>
-void stream_vector(Env& env, std::uint64_t seed, OpenStream* open, Stream* stream) {
+void stream_vector(Env& env, std::uint64_t seed, OpenStream* open, Call* call) {
   EpisodeCounters counters(env.num_envs());
   rpcenv::VectorStep message;
   fill(first_step(env, seed), counters, &message);
   rpcenv::VectorAction action;
-  while (stream->Write(message) && stream->Read(&action)) {
+  while (call->write(message) && call->read(&action)) {
     const ArrayNest nest = codec::decode(action.nest_action());
     check_action(nest, {env.num_envs()});
     const EnvStep step = env.step(nest);
@@ -281,99 +282,74 @@ void with_environment(const EnvFactory& factory, const EnvServerOptions& options
   }
 }
 
-// Returns the seed in a stream's first message; none if the client ends before it.
-template <typename Stream>
-std::optional<std::uint64_t> read_seed(Stream* stream) {
-  rpcenv::VectorAction first;
-  if (!stream->Read(&first)) return std::nullopt;
-  return first.seed();
-}
-
-// Runs the body of a call, unless its client has no right to it.
-template <typename Body>
-grpc::Status admitted(const Credentials& credentials, grpc::ServerContext* context,
-                      const Body& body) {
-  const grpc::Status refusal = check_token(credentials, *context);
-  if (!refusal.ok()) return refusal;
-  const grpc::Status status = as_status(body);
-  if (status.error_code() == grpc::StatusCode::INTERNAL) {
-    context->AddTrailingMetadata(kFailureHeader, "1");
+// Answers a health check. In place of gRPC's own service, whose calls have no limit: an open Watch
+// costs the server 18 KiB, without a token.
+grpc::Status check_health(Call* call) {
+  grpc::health::v1::HealthCheckRequest request;
+  grpc::health::v1::HealthCheckResponse response;
+  if (!call->read(&request)) return grpc::Status::CANCELLED;
+  if (request.service() != "" && request.service() != rpcenv::RPCEnvServer::service_full_name() &&
+      request.service() != rpcenv::RPCServerStatus::service_full_name()) {
+    return {grpc::StatusCode::NOT_FOUND, "no such service"};
   }
-  return status;
+  response.set_status(grpc::health::v1::HealthCheckResponse::SERVING);
+  call->write(response);
+  return grpc::Status::OK;
 }
 
 }  // namespace
 
-// Calls with one request read it themselves, after the check of the token: gRPC would read up to
-// 256 MiB first.
-class StatusService final : public rpcenv::RPCServerStatus::StreamedUnaryService {
- public:
-  StatusService(const Activity* activity, Credentials credentials)
-      : activity_(activity), credentials_(std::move(credentials)) {}
-
- private:
-  grpc::Status StreamedGetStatus(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<rpcenv::StatusRequest, rpcenv::ServerStatus>* stream) override {
-    return admitted(credentials_, context, [&] {
-      rpcenv::StatusRequest request;
-      rpcenv::ServerStatus message;
-      if (!stream->Read(&request)) return;
-      message.set_uptime_s(std::chrono::duration<double>(Clock::now() - activity_->since).count());
-      message.set_open_streams(activity_->open_streams);
-      message.set_steps(activity_->steps);
-      stream->Write(message);
-    });
-  }
-
-  const Activity* activity_;
-  const Credentials credentials_;
-};
-
-class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryService {
+// Answers the calls of the protocol. Thread safety: any number of threads.
+class EnvServer::Service {
  public:
   Service(EnvFactory factory, EnvServerOptions options, Credentials credentials)
       : factory_(std::move(factory)),
         options_(std::move(options)),
         credentials_(std::move(credentials)),
-        status_(&activity_, credentials_),
         description_(options_.description) {}
 
-  std::vector<grpc::Service*> services() { return {this, &status_, &health_}; }
+  // Returns the status that ends the call.
+  grpc::Status answer(Call* call) {
+    if (call->method() == "/grpc.health.v1.Health/Check") return check_health(call);
+    const auto method = methods_.find(call->method());
+    if (method == methods_.end()) return {grpc::StatusCode::UNIMPLEMENTED, "no such method"};
+    // Before a message is read, which may have 256 MiB.
+    const grpc::Status refusal = check_token(credentials_, *call->context());
+    if (!refusal.ok()) return refusal;
+    return as_status(call, [&] { (this->*method->second)(call); });
+  }
 
  private:
-  grpc::Status StreamingEnv(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>* stream) override {
-    return admitted(credentials_, context, [&] {
-      OpenStream open(&activity_, options_.max_streams);
-      with_environment(factory_, options_, [&](Env& env) { stream_original(env, &open, stream); });
-    });
+  void streaming_env(Call* call) {
+    OpenStream open(&activity_, options_.max_streams);
+    with_environment(factory_, options_, [&](Env& env) { stream_original(env, &open, call); });
   }
 
-  grpc::Status StreamingVectorEnv(
-      grpc::ServerContext* context,
-      grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>* stream) override {
-    return admitted(credentials_, context, [&] {
-      OpenStream open(&activity_, options_.max_streams);
-      const std::optional<std::uint64_t> seed = read_seed(stream);
-      if (!seed) return;
-      with_environment(factory_, options_,
-                       [&](Env& env) { stream_vector(env, *seed, &open, stream); });
-    });
+  void streaming_vector_env(Call* call) {
+    OpenStream open(&activity_, options_.max_streams);
+    rpcenv::VectorAction first;
+    if (!call->read(&first)) return;
+    with_environment(factory_, options_,
+                     [&](Env& env) { stream_vector(env, first.seed(), &open, call); });
   }
 
-  grpc::Status StreamedDescribe(
-      grpc::ServerContext* context,
-      grpc::ServerUnaryStreamer<rpcenv::DescribeRequest, rpcenv::Description>* stream) override {
-    return admitted(credentials_, context, [&] {
-      rpcenv::DescribeRequest request;
-      rpcenv::Description message;
-      if (!stream->Read(&request)) return;
-      codec::encode(description(), &message);
-      message.set_marks_failures(true);
-      stream->Write(message);
-    });
+  void describe(Call* call) {
+    rpcenv::DescribeRequest request;
+    rpcenv::Description message;
+    if (!call->read(&request)) return;
+    codec::encode(description(), &message);
+    message.set_marks_failures(true);
+    call->write(message);
+  }
+
+  void get_status(Call* call) {
+    rpcenv::StatusRequest request;
+    rpcenv::ServerStatus message;
+    if (!call->read(&request)) return;
+    message.set_uptime_s(std::chrono::duration<double>(Clock::now() - activity_.since).count());
+    message.set_open_streams(activity_.open_streams);
+    message.set_steps(activity_.steps);
+    call->write(message);
   }
 
   EnvDescription description() EXCLUDES(mutex_) {
@@ -401,10 +377,12 @@ class EnvServer::Service final : public rpcenv::RPCEnvServer::StreamedUnaryServi
   const EnvFactory factory_;
   const EnvServerOptions options_;
   const Credentials credentials_;
+  const std::map<std::string, void (Service::*)(Call*)> methods_{
+      {"/rpcenv.RPCEnvServer/StreamingEnv", &Service::streaming_env},
+      {"/rpcenv.RPCEnvServer/StreamingVectorEnv", &Service::streaming_vector_env},
+      {"/rpcenv.RPCEnvServer/Describe", &Service::describe},
+      {"/rpcenv.RPCServerStatus/GetStatus", &Service::get_status}};
   Activity activity_;
-  StatusService status_;
-  HealthService health_{
-      {rpcenv::RPCEnvServer::service_full_name(), rpcenv::RPCServerStatus::service_full_name()}};
   Mutex mutex_;
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
 };
@@ -436,8 +414,9 @@ void EnvServer::begin() {
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(endpoint_);
   auto service = std::make_shared<Service>(factory_, options_, endpoint_.credentials);
-  std::unique_ptr<grpc::Server> server =
-      start_server(endpoint_, service->services(), options_.max_streams);
+  auto calls =
+      std::make_unique<CallServer>(endpoint_, options_.max_streams + kOtherCalls,
+                                   [service](Call* call) { return service->answer(call); });
   set_state(State::kServing);
   std::exception_ptr failure;
   try {
@@ -445,22 +424,21 @@ void EnvServer::serve(const std::function<void()>& poll) {
   } catch (...) {  // the server must be shut down before it is destroyed
     failure = std::current_exception();
   }
-  shut_down(std::move(server), std::move(service));
+  shut_down(std::move(calls));
   if (failure) std::rethrow_exception(failure);
 }
 
-// gRPC's shutdown waits without limit for threads that are in an environment. It therefore runs in
-// a thread of its own, which outlives this object if an environment hangs.
-void EnvServer::shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<Service> service) {
+// A server waits without limit for threads that are in an environment. It is therefore stopped by a
+// thread of its own, which outlives this object if an environment hangs.
+void EnvServer::shut_down(std::unique_ptr<CallServer> calls) {
   std::promise<void> ended;
   std::future<void> end = ended.get_future();
-  std::thread thread([server = std::move(server), service = std::move(service),
-                      grace = options_.stop_grace, ended = std::move(ended)]() mutable {
-    server->Shutdown(std::chrono::system_clock::now() + grace);
-    server.reset();
-    service.reset();
-    ended.set_value();
-  });
+  std::thread thread(
+      [calls = std::move(calls), grace = options_.stop_grace, ended = std::move(ended)]() mutable {
+        calls->stop(grace);
+        calls.reset();
+        ended.set_value();
+      });
   if (end.wait_for(options_.stop_grace + options_.step_grace) == std::future_status::ready) {
     thread.join();
     return;

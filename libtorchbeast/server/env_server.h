@@ -16,6 +16,8 @@
 
 namespace torchbeast {
 
+class CallServer;
+
 struct EnvServerOptions {
   std::string env_id = {};       // for Describe
   std::int64_t num_streams = 1;  // for Describe
@@ -76,8 +78,7 @@ class EnvServer {
   void begin() EXCLUDES(mutex_);
   void serve(const std::function<void()>& poll) EXCLUDES(mutex_);
   void wait_for_stop(const std::function<void()>& poll) EXCLUDES(mutex_);
-  void shut_down(std::unique_ptr<grpc::Server> server, std::shared_ptr<Service> service)
-      EXCLUDES(mutex_);
+  void shut_down(std::unique_ptr<CallServer> calls) EXCLUDES(mutex_);
   void set_state(State state) EXCLUDES(mutex_);
 
   const Endpoint endpoint_;

@@ -27,7 +27,7 @@ EnvDescription describe_original(rpcenv::RPCEnvServer::Stub& stub, grpc::ClientC
   return {.observation = codec::decode(step.observation()), .protocol_version = 0};
 }
 
-// No server of ours ends this call with RESOURCE_EXHAUSTED: gRPC does, where strangers use it up.
+// RESOURCE_EXHAUSTED means that the server has too many open calls, so the client may try again.
 Cause cause_of(const grpc::Status& status, const grpc::ClientContext& context,
                bool marks_failures) {
   if (context.GetServerTrailingMetadata().count(kFailureHeader) > 0) return Cause::kEnvironment;

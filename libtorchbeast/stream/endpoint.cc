@@ -24,7 +24,6 @@ constexpr auto kCancelInterval = std::chrono::milliseconds(50);
 // Between two attempts of a channel to connect; doubles. gRPC begins with a second.
 constexpr auto kFirstPause = std::chrono::milliseconds(50);
 constexpr auto kLongestPause = std::chrono::milliseconds(1000);
-constexpr int kOtherCalls = 32;  // beside streams, at once
 // Limit on what all clients have sent and nobody has read yet: health checks of strangers are read
 // whole.
 constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
@@ -189,10 +188,10 @@ std::optional<std::string> Endpoint::tls_name() const {
 // gRPC has started already.
 //
 // With epoll, whichever thread is waiting receives the messages of every stream and wakes the
-// thread that each belongs to. Here every stream has its own connection and its own thread; with
-// poll() each thread waits for its own socket, which doubles the messages per second. gRPC reads
-// the choice once, when it starts, and only from the environment. The variable is removed again
-// because child processes may be servers, which are slower with poll().
+// thread that each belongs to. Here every stream has its own connection and its own thread, at both
+// ends; with poll() each thread waits for its own socket, which doubles the messages per second.
+// gRPC reads the choice once, when it starts, and only from the environment. The variable is
+// removed again because child processes may use gRPC in other ways.
 void choose_polling() {
   constexpr auto kVariable = "GRPC_POLL_STRATEGY";
   static const bool chosen_by_user = [] {
@@ -238,27 +237,23 @@ std::shared_ptr<grpc::Channel> connected_channel(const Endpoint& endpoint,
   return nullptr;
 }
 
-std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
-                                           const std::vector<grpc::Service*>& services,
-                                           std::int64_t max_streams,
+std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::ServerBuilder* builder,
                                            std::chrono::milliseconds max_idle) {
+  choose_polling();
   int port = 0;
-  grpc::ServerBuilder builder;
-  // Every call that is open has a thread.
   grpc::ResourceQuota quota;
   quota.Resize(kReceivedBytes);
-  quota.SetMaxThreads(static_cast<int>(max_streams) + kOtherCalls);
-  builder.SetResourceQuota(quota);
-  builder.SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
-  builder.SetMaxSendMessageSize(codec::kMaxMessageBytes);
-  refuse_compression([&](const char* name, int value) { builder.AddChannelArgument(name, value); });
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
-  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(max_idle.count()));
-  if (!endpoint.unix_path()) ping(&builder);
-  builder.AddListeningPort(endpoint.address, server_side(endpoint), &port);
-  for (grpc::Service* service : services) builder.RegisterService(service);
-  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  builder->SetResourceQuota(quota);
+  builder->SetMaxReceiveMessageSize(codec::kMaxMessageBytes);
+  builder->SetMaxSendMessageSize(codec::kMaxMessageBytes);
+  refuse_compression(
+      [&](const char* name, int value) { builder->AddChannelArgument(name, value); });
+  builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, static_cast<int>(max_idle.count()));
+  if (!endpoint.unix_path()) ping(builder);
+  builder->AddListeningPort(endpoint.address, server_side(endpoint), &port);
+  std::unique_ptr<grpc::Server> server = builder->BuildAndStart();
   if (server == nullptr || port == 0 || !is_requested_port(port, endpoint)) {
     const bool has_tls = !endpoint.unix_path() && endpoint.credentials.has_tls();
     throw ConnectionError("cannot serve at " + endpoint.address +

@@ -7,6 +7,7 @@
 #include <grpcpp/channel.h>
 #include <grpcpp/client_context.h>
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include <chrono>
 #include <functional>
@@ -68,17 +69,14 @@ inline constexpr std::int64_t kMaxStreams = 1024;
 // at once.
 inline constexpr std::chrono::milliseconds kMaxIdle{60'000};
 
-// Listens at the endpoint and serves `services`, which must outlive the server and check the tokens
-// of their calls themselves. Throws ConnectionError, naming the address, when it is in use or
-// cannot be bound, or if certificate and key cannot be used. max_streams: calls that may take long;
-// there is room for 32 others beside them, and gRPC ends further ones with RESOURCE_EXHAUSTED.
-// max_idle: after so long without any call a connection is closed.
-std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint,
-                                           const std::vector<grpc::Service*>& services,
-                                           std::int64_t max_streams = kMaxStreams,
+// Listens at the endpoint and serves what is registered with `builder`, which must check the tokens
+// of its calls itself. Throws ConnectionError, naming the address, when it is in use or cannot be
+// bound, or if certificate and key cannot be used. max_idle: after so long without any call a
+// connection is closed.
+std::unique_ptr<grpc::Server> start_server(const Endpoint& endpoint, grpc::ServerBuilder* builder,
                                            std::chrono::milliseconds max_idle = kMaxIdle);
 
-// Configures gRPC's polling for a client process, once; open_channel() does it too.
+// Configures gRPC's polling for a process, once; open_channel() and start_server() do it too.
 //
 // Sets and unsets an environment variable, which no other thread should access meanwhile: call it
 // before starting threads where possible.

@@ -51,7 +51,7 @@ TEST(EndpointTest, AChannelConnectsToAServerThatListensAtItsEndpoint) {
   TestFolder folder;
   EmptyService service;
   EXPECT_EQ(connected_channel(folder.address(), 10ms), nullptr);
-  const auto server = start_server(folder.address(), {&service});
+  const auto server = testing::serve(folder.address(), &service);
   const auto channel = connected_channel(folder.address(), kPatience);
   EXPECT_EQ(channel->GetState(false), GRPC_CHANNEL_READY);
 }
@@ -62,7 +62,7 @@ TEST(EndpointTest, AChannelIsTriedAgainUntilItsServerListens) {
   std::unique_ptr<grpc::Server> server;
   int waits = 0;
   const auto channel = connected_channel(folder.address(), kPatience, [&] {
-    if (++waits == 10) server = start_server(folder.address(), {&service});
+    if (++waits == 10) server = testing::serve(folder.address(), &service);
     return true;
   });
   EXPECT_NE(channel, nullptr);
@@ -114,7 +114,7 @@ class SilentClient {
 TEST(EndpointTest, AConnectionThatMakesNoCallIsClosed) {
   TestFolder folder;
   EmptyService service;
-  const auto server = start_server(folder.address(), {&service}, 1, 50ms);
+  const auto server = testing::serve(folder.address(), &service, 50ms);
   EXPECT_TRUE(SilentClient(*Endpoint(folder.address()).unix_path()).is_closed());
 }
 
@@ -132,7 +132,7 @@ class WaitingService final : public rpcenv::RPCEnvServer::Service {
 TEST(EndpointTest, AConnectionWithACallStaysOpenHoweverSilentTheCallIs) {
   TestFolder folder;
   WaitingService service;
-  const auto server = start_server(folder.address(), {&service}, 1, 50ms);
+  const auto server = testing::serve(folder.address(), &service, 50ms);
   const auto channel = connected_channel(folder.address(), kPatience);
   grpc::ClientContext context;
   const auto call = rpcenv::RPCEnvServer::NewStub(channel)->StreamingEnv(&context);
@@ -144,7 +144,7 @@ TEST(EndpointTest, AConnectionWithACallStaysOpenHoweverSilentTheCallIs) {
 
 TEST(EndpointTest, APortThatNoSocketCanHaveIsRefusedByItsAddress) {
   EmptyService service;
-  EXPECT_EQ(message_of<ConnectionError>([&] { start_server({"localhost:65537"}, {&service}); }),
+  EXPECT_EQ(message_of<ConnectionError>([&] { testing::serve({"localhost:65537"}, &service); }),
             "cannot serve at localhost:65537: the address is in use or cannot be bound");
 }
 

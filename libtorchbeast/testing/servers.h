@@ -70,6 +70,14 @@ class RunningServer {
   bool stopped_ = false;
 };
 
+// Serves gRPC's own kind of service.
+inline std::unique_ptr<grpc::Server> serve(const Endpoint& endpoint, grpc::Service* service,
+                                           std::chrono::milliseconds max_idle = kMaxIdle) {
+  grpc::ServerBuilder builder;
+  builder.RegisterService(service);
+  return start_server(endpoint, &builder, max_idle);
+}
+
 using VectorCall = grpc::ServerReaderWriter<rpcenv::VectorStep, rpcenv::VectorAction>;
 using OriginalCall = grpc::ServerReaderWriter<rpcenv::Step, rpcenv::Action>;
 
@@ -84,7 +92,7 @@ struct Script {
 class ScriptedServer {
  public:
   ScriptedServer(Script script, const std::string& address)
-      : service_(std::move(script)), server_(start_server(address, {&service_})) {}
+      : service_(std::move(script)), server_(serve(address, &service_)) {}
   ~ScriptedServer() { server_->Shutdown(std::chrono::system_clock::now()); }
   ScriptedServer(const ScriptedServer&) = delete;
   ScriptedServer& operator=(const ScriptedServer&) = delete;

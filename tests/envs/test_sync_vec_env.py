@@ -228,6 +228,9 @@ def test_a_pair_is_an_observation_where_the_space_declares_it(kind: Any, infos: 
 class Info:
     """An info of a class of its own."""
 
+    def __repr__(self) -> str:
+        return "Info()"  # the same name of the test in every process
+
 
 # Values after the reward, and whether they are terminated or truncated.
 ENDINGS = [

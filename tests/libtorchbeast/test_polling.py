@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The polling engine of gRPC, which it names when it starts; each test is a new process."""
+"""How gRPC waits: its polling engine, which it names when it starts, and the threads that it wakes.
+
+Each test starts a new process.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import wire
 from background import SOON
+from peers import RawStream
+from serving import served_elsewhere
 
 VARIABLE = "GRPC_POLL_STRATEGY"
 LEARNER = """
@@ -61,5 +68,34 @@ def test_the_polling_engine_of_the_user_is_kept(address: str) -> None:
     assert engines == ["epoll1"] and printed == "epoll1\n"
 
 
-def test_a_server_waits_as_grpc_does_by_default(address: str) -> None:
-    assert run(SERVER, address)[0] != ["poll"]
+def test_every_thread_of_a_server_waits_for_its_own_socket(address: str) -> None:
+    assert run(SERVER, address)[0] == ["poll"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
+def test_a_message_wakes_only_the_thread_of_its_stream(tmp_path: Path) -> None:
+    action, steps = wire.vector_action(wire.leaf(wire.INT64, (3,), bytes(24))), 300
+    with (
+        served_elsewhere(tmp_path / "socket") as server,
+        RawStream(f"unix:{tmp_path / 'socket'}", "StreamingVectorEnv") as stream,
+    ):
+        stream.send(wire.vector_action(seed=1))
+        stream.read()
+        before = wakeups(server.pid)
+        for _ in range(steps):
+            stream.send(action)
+            stream.read()
+        woken = wakeups(server.pid) - before
+    # Other threads look around a few times a second, which counts where steps are slow.
+    assert woken < 2 * steps
+
+
+def wakeups(pid: int) -> int:
+    """Returns how often threads of a process have waited so far."""
+    waits = "voluntary_ctxt_switches:"
+    lines = [
+        line
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+    ]
+    return sum(int(line.split()[1]) for line in lines if line.startswith(waits))
