@@ -133,7 +133,7 @@ def test_an_environment_that_fails_is_reported_with_exit_code_1(
         (["--repeats", "0"], "--repeats must be at least 1"),
         (["--xpid", "a"], "--xpid"),
         (["--png", "b.jpg"], "must end in .png"),
-        (["--png", "/no/such/b.png"], "no such folder"),
+        (["--png", "/no/such/b.png"], "a folder that exists"),
         (["--json", "/no/such/b.json"], "a folder that exists"),
         (["--env", "NoSuchEnvironment-v0"], "NoSuchEnvironment"),
         (["--model", "nosuch"], "nosuch"),

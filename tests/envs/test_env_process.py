@@ -138,8 +138,10 @@ def test_a_signal_while_an_environment_is_made_stops_the_program(
 ) -> None:
     main = importlib.import_module(f"torchbeast.{program}").main
 
+    before = psutil.Process().children()  # an earlier test's process may still be ending
+
     def is_being_made() -> bool:
-        started = psutil.Process().children()
+        started = set(psutil.Process().children()).difference(before)
         return any("env_process_main" in " ".join(child.cmdline()) for child in started)
 
     def stop() -> None:

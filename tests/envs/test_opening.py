@@ -50,6 +50,9 @@ class Box3:
     def reset(self, seed=None):
         return np.zeros(3, np.float32), {}
 
+    def step(self, action):
+        raise NotImplementedError
+
 class Constructor(Box3):
     def __init__(self):
         int("12 px")  # the bug

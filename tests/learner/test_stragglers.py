@@ -26,6 +26,7 @@ class SlowInOne:
 
     def __init__(self, num_envs: int, file: str) -> None:
         self._env = make("Catch", num_envs)
+        self.env_id = self._env.env_id
         self.observation_space = self._env.observation_space
         self.action_space, self.frame_stack = self._env.action_space, self._env.frame_stack
         self.num_envs, self._file = num_envs, Path(file)

@@ -74,20 +74,25 @@ def test_every_thread_of_a_server_waits_for_its_own_socket(address: str) -> None
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts by /proc")
 def test_a_message_wakes_only_the_thread_of_its_stream(tmp_path: Path) -> None:
-    action, steps = wire.vector_action(wire.leaf(wire.INT64, (3,), bytes(24))), 300
+    action, steps = wire.vector_action(wire.leaf(wire.INT64, (3,), bytes(24))), 2000
     with (
         served_elsewhere(tmp_path / "socket") as server,
         RawStream(f"unix:{tmp_path / 'socket'}", "StreamingVectorEnv") as stream,
     ):
         stream.send(wire.vector_action(seed=1))
         stream.read()
+
+        def play() -> None:
+            for _ in range(steps):
+                stream.send(action)
+                stream.read()
+
+        play()  # for its first 100 ms, the server listens for more calls as well
         before = wakeups(server.pid)
-        for _ in range(steps):
-            stream.send(action)
-            stream.read()
+        play()
         woken = wakeups(server.pid) - before
-    # Other threads look around a few times a second, which counts where steps are slow.
-    assert woken < 2 * steps
+    # Other threads look around a few times a second, which counts if steps are slow.
+    assert woken < 2.5 * steps
 
 
 def wakeups(pid: int) -> int:

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from torchbeast.core.envs import spaces
 from torchbeast.core.nest_py import Nest, flatten, pack_as
+from torchbeast.errors import UsageError
 
 # The range of a Gaussian's log deviation, in units of half the box.
 _LOG_STD_RANGE = (-5.0, 2.0)
@@ -133,7 +134,7 @@ def distribution_for(
             return (over_box or Gaussian)(space)
         case tuple() | dict():
             return Product(space, over_box)
-    raise ValueError(f"no distribution for the action space {space!r}")
+    raise UsageError(f"no distribution for the action space {space!r}")
 
 
 class Categorical(ActionDistribution):
@@ -271,7 +272,7 @@ class Gaussian(ActionDistribution):
     def __init__(self, box: spaces.Box) -> None:
         self._dtype = getattr(torch, box.dtype)
         if not self._dtype.is_floating_point:
-            raise ValueError(f"a Box of actions needs a float dtype, got {box.dtype}")
+            raise UsageError(f"a Box of actions needs a float dtype, got {box.dtype}")
         self._shape = box.shape
         self._centre, self._scale, self._is_bounded = _units(box)
         self.num_features = math.prod(box.shape)
@@ -332,7 +333,7 @@ class SquashedGaussian(Gaussian):
         if not self._is_bounded.all():
             entry = int(self._is_bounded.int().argmin())
             low, high = self._low.flatten()[entry], self._high.flatten()[entry]
-            raise ValueError(
+            raise UsageError(
                 "a squashed Gaussian, as in SAC and TD3, needs in every entry of a Box a low below "
                 f"a high, neither beyond {_largest_bound(box):,.0f}, got {low:g} and {high:g} in "
                 f"entry {entry}: declare the bounds that you mean, or use impala or ppo"

@@ -44,6 +44,7 @@ from torchbeast.core.distributions import SquashedGaussian, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, Box, Discrete, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten
 from torchbeast.core.precision import computing_in
+from torchbeast.core.specs import SpecError
 
 
 class Body(NamedTuple):
@@ -159,7 +160,7 @@ class SACNet(StochasticActorCritic):
     ) -> None:
         super().__init__()
         if not isinstance(action_space, Box | Discrete):
-            raise ValueError(
+            raise SpecError(
                 f"SAC needs a Box or Discrete action space, got {_kind(action_space)}: use impala "
                 "or ppo"
             )
@@ -194,7 +195,7 @@ class TD3Net(DeterministicActorCritic):
     ) -> None:
         super().__init__()
         if not isinstance(action_space, Box):
-            raise ValueError(
+            raise SpecError(
                 f"TD3 needs a Box action space, got {_kind(action_space)}: use dqn or sac"
             )
         self.distribution = SquashedGaussian(action_space)
@@ -229,7 +230,7 @@ def _made(
 ) -> OffPolicyActor:
     """Makes a network; hidden: units in a layer, None for the body's own."""
     if use_lstm:
-        raise ValueError(
+        raise SpecError(
             "off-policy algorithms learn from single steps, which have no recurrent state: leave "
             "out --use_lstm, or use impala or ppo"
         )

@@ -16,6 +16,7 @@ from torchbeast.core.actors.contract import Mode
 from torchbeast.core.actors.off_policy import Chosen, OffPolicyActor, uniform_among
 from torchbeast.core.distributions import Categorical
 from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.specs import SpecError
 
 
 class QNetwork(OffPolicyActor):
@@ -32,14 +33,14 @@ class QNetwork(OffPolicyActor):
 
     @property
     def extra_specs(self) -> dict[str, ArraySpec]:
-        """The extra q_values [n]; raises ValueError unless the action space is Discrete."""
+        """The extra q_values [n]; raises SpecError unless the action space is Discrete."""
         return {"q_values": ArraySpec((self._actions.num_params,), "float32")}
 
     @property
     def _actions(self) -> Categorical:
         if not isinstance(self.distribution, Categorical):
             kind = type(self.distribution).__name__
-            raise ValueError(
+            raise SpecError(
                 f"{type(self).__name__} needs a Discrete action space, but this one has a {kind} "
                 "distribution: use an actor-critic"
             )
