@@ -369,8 +369,9 @@ class SyncVecEnv:
             raise UsageError(f"{self._name(index)}: action space: {error}") from error
 
     def _declared_space(self) -> Any:
+        space = getattr(self._envs[0], "observation_space", None)
         try:
-            return declared(getattr(self._envs[0], "observation_space", None))
+            return declared(space)
         except ValueError as error:
             raise UsageError(f"{self._name(0)}: {error}") from error
 
