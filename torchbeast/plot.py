@@ -6,8 +6,8 @@ python -m torchbeast.plot mono-1 mono-2 mono-3 poly-1 poly-2 poly-3
 python -m torchbeast.plot docs/results/catch/*.csv
 
 Runs that differ only in their seed form one line, their mean, with a band from the lowest to the
-highest. Where the first of them has ended, the others continue as thin lines of their own: a mean
-over those that are left would jump there.
+highest. Where the first run has ended, the others continue as thin lines, because a mean over the
+remaining runs would jump there.
 """
 
 from __future__ import annotations
