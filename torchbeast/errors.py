@@ -22,7 +22,7 @@ EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
-_INTERRUPTED = "interrupted before the run began."
+_INTERRUPTED = "interrupted."
 _PROGRAM = re.compile(r"torchbeast\.(\w+)")
 _COMPILED = ("libtorchbeast", "nest")
 _PACKAGE = str(Path(__file__).resolve().parent)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plays whole episodes with a checkpoint and reports their returns.
 
-Each environment plays its own share of the episodes: counting the
-first N that end in any environment would favour short ones.
+Each environment plays its own share of the episodes: counting the first N that end in any
+environment would favour short ones.
 
 Greedy actions repeat the same game in a deterministic environment: games of Pong that start a few
 frames later are the same from the first ball on. An evaluation therefore counts the distinct
