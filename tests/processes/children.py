@@ -143,6 +143,13 @@ def outlive_parent_stuck() -> None:
     outlive_parent(lambda: exit_now(0))
 
 
+def fail_at_the_end() -> None:
+    """Fails when it is asked to end."""
+    report = take_stdout()
+    take_stdin().read()
+    report(failure(RunError("the port was never freed")))
+
+
 def hang() -> None:
     """Ignores the end of stdin."""
     take_stdout()({"pid": os.getpid()})

@@ -96,6 +96,15 @@ def test_a_child_that_is_asked_to_end_ends_without_a_failure(start: Any) -> None
     end_all([child.process])  # nor now
 
 
+def test_a_failure_of_a_child_that_is_asked_to_end_is_logged(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    child = start("fail_at_the_end")
+    end_all([child.process])
+    said = "the fail_at_the_end failed while it was closing: the port was never freed"
+    assert said in caplog.messages and child.ends.empty()
+
+
 def test_an_unknown_error_of_a_child_is_reported_with_its_traceback(start: Any) -> None:
     error = start("unknown_error").end()
     assert type(error) is RunError

@@ -132,6 +132,8 @@ class ChildProcess:
             reader.join(max(0.0, deadline - time.monotonic()))
         if not self._closing:
             self._on_end(self._error())
+        elif self._error_report:
+            _log.warning("%s failed while it was closing: %s", self.name, self._error())
 
     def _wait_for_group(self) -> None:
         """Waits for the end of the child, and ends what it has left behind."""
