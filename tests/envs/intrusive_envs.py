@@ -8,12 +8,16 @@ import os
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, ClassVar
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from torchbeast import envs
+
 NEVER_S = 300.0
+PICTURE = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
 
 
 class Quiet:
@@ -74,6 +78,44 @@ class FailsWithHelper(LeavesHelper):
 class Hangs(Quiet):
     def __init__(self) -> None:
         time.sleep(NEVER_S)
+
+
+class Waits(Quiet):
+    """Its steps wait for a byte in a named pipe."""
+
+    def __init__(self, path: str) -> None:
+        self._pipe = os.open(path, os.O_RDWR)
+
+    def step(self, action: int) -> Any:
+        os.read(self._pipe, 1)
+        return super().step(action)
+
+
+class Painted(gymnasium.Env[Any, Any]):
+    """Renders pictures, if it is asked to when it is made."""
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"]}
+    observation_space = spaces.Box(0, 1, (1,))
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return np.zeros(1, np.float32), {}
+
+    def render(self) -> Any:
+        return PICTURE if self.render_mode == "rgb_array" else None
+
+
+gymnasium.register("Painted-v0", Painted)
+
+
+def paints_differently(num_envs: int) -> Any:
+    """Returns a VecEnv that has a method `render` of its own."""
+    env: Any = envs.make("Catch", num_envs)
+    env.render = lambda mode: "a window"
+    return env
 
 
 class Exits(Quiet):

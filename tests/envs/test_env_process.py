@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import os
+import queue
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from background import Background, wait_for
+from background import SOON, Background, wait_for
+from intrusive_envs import PICTURE
 
 from torchbeast import envs
 from torchbeast.core.nest_py import flatten
-from torchbeast.envs import env_process
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import child_process
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting import waiting
 
 
 @pytest.fixture(autouse=True)
@@ -115,12 +116,61 @@ def test_a_wrong_name_is_refused() -> None:
         intrusive("Calm")
 
 
+@pytest.mark.parametrize(
+    ("name", "picture"),
+    [("Painted-v0", PICTURE.tolist()), ("paints_differently", None)],
+)
+def test_only_a_picture_of_gymnasiums_kind_leaves_the_process(name: str, picture: Any) -> None:
+    with closing(intrusive(name, render=True)) as env:
+        env.reset(0)
+        found = env.render()
+    assert (None if found is None else found.tolist()) == picture
+
+
+def test_a_closed_environment_has_ended() -> None:
+    env = intrusive("Quiet")
+    pid = int(env.reset(0).item())
+    env.close()
+    assert has_ended(pid)
+
+
+def test_the_answer_of_a_call_that_was_given_up_is_not_another_calls(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    pipe = os.open(tmp_path / "pipe", os.O_RDWR)
+    ends: Iterator[bool] = iter([])
+
+    def check_goes_on() -> None:
+        if next(ends, False):
+            raise RunError("it is over")
+
+    spec = EnvSpec("intrusive_envs:Waits", {"path": str(tmp_path / "pipe")})
+    with closing(EnvProcess(spec, 1, check_goes_on=check_goes_on)) as env:
+        env.reset(0)
+        ends = iter([False, True])  # when the call begins, and once it waits
+        with pytest.raises(RunError, match="it is over"):
+            env.step(np.zeros(1, np.int64))
+        os.write(pipe, b"1")
+        with pytest.raises(RunError, match="Waits: an earlier call was given up"):
+            env.reset(0)
+    os.close(pipe)
+
+
 def test_a_hanging_constructor_is_told_and_ends_with_the_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(env_process, "_SAY_S", 0.0)
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(waiting, "WAIT_S", 0.0)
+    monkeypatch.setattr(waiting, "_LOOK_S", 0.001)
+    monkeypatch.setattr(waiting, "warn", said.put)
+    found: list[str] = []
     supervisor = Supervisor()
-    waits = iter([lambda: None, lambda: None, functools.partial(os.kill, os.getpid(), 15)])
+    waits = iter(
+        [
+            lambda: None,
+            lambda: found.append(said.get(timeout=SOON)),
+            lambda: os.kill(os.getpid(), signal.SIGTERM),
+        ]
+    )
 
     def check_goes_on() -> None:
         next(waits)()
@@ -128,8 +178,7 @@ def test_a_hanging_constructor_is_told_and_ends_with_the_run(
 
     with supervisor.signals(), pytest.raises(RunError, match="the run has ended"):
         intrusive("Hangs", check_goes_on=check_goes_on)
-    said = "Still waiting for intrusive_envs:Hangs to be made.\n"
-    assert capsys.readouterr().out == said
+    assert found == ["waiting for intrusive_envs:Hangs to be made, for 0 s so far"]
 
 
 @pytest.mark.parametrize("program", ["monobeast", "raybeast"])

@@ -1,22 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Environments in a child process, for programs that must not run users' code themselves.
 
-    program --- {"call": method, "arguments": ...} ---> env_process_main.py
-            <-- {"answer": ...} -----------------------
+    program --- (method, arguments) ---> env_process_main.py
+            <-- answer -----------------
 
 Environments fork processes, set signal handlers and change settings of libraries. In a child
-process none of this reaches the program. Arguments and answers are pickled and encoded in base64.
+process none of this reaches the program. Arguments and answers are pickled, and travel over a
+socket. An error of an environment ends its process, which reports it on stdout.
 """
 
 from __future__ import annotations
 
-import base64
-import math
-import pickle
-import queue
+import contextlib
 import threading
-import time
 from collections.abc import Callable
+from multiprocessing import Pipe
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,10 +24,10 @@ from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.reporting.waiting import waiting_for
 
 _MAIN = "torchbeast.envs.env_process_main"
 _POLL_S = 0.1  # between two calls of check_goes_on
-_SAY_S = 5.0  # of a wait, before a message says what the program waits for
 
 
 class Description(NamedTuple):
@@ -45,7 +43,7 @@ class EnvProcess:
     """A VecEnv whose environments run in a child process. Any thread may use it.
 
     Every method raises UsageError or RunError, with the environment's traceback, if the call or the
-    process fails.
+    process fails. After a call that raised an exception, every later call raises one too.
     """
 
     def __init__(
@@ -64,14 +62,26 @@ class EnvProcess:
         self.num_envs = num_envs
         self._name = spec.name
         self._check_goes_on = check_goes_on
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._error: Exception | None = None  # why no call can be answered
+        self._has_ended = threading.Event()
         self._calling = threading.Lock()
-        arguments = {"env": spec.as_json(), "num_envs": num_envs, "render": render}
-        self._child = ChildProcess(
-            "environment", _MAIN, arguments, self._answers.put, on_end=self._answers.put
-        )
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._child = ChildProcess(
+                "environment",
+                _MAIN,
+                {
+                    "env": spec.as_json(),
+                    "num_envs": num_envs,
+                    "render": render,
+                    "socket": theirs.fileno(),
+                },
+                on_report=lambda report: None,
+                on_end=self._end,
+                pass_fds=(theirs.fileno(),),
+            )
         try:
-            described: Description = self._answer("be made")
+            described: Description = self._answer(f"{self._name} to be made")
         except BaseException:
             self._child.ask_to_end()
             self._child.give_up("was ended")
@@ -79,63 +89,84 @@ class EnvProcess:
         self.env_id, self.observation_space, self.action_space, self.frame_stack = described
 
     def reset(self, seed: int) -> ArrayNest:
-        observation: ArrayNest = self._call("reset", seed)
+        observation: ArrayNest = self._call("a reset", "reset", seed)
         return observation
 
     def step(self, action: ArrayNest) -> VecStep:
         """Executes the actions. The environments' info does not leave their process."""
-        step: VecStep = self._call("step", action)
+        step: VecStep = self._call("a step", "step", action)
         return step
 
     def render(self) -> np.ndarray | None:
         """Returns a picture of environment 0, uint8 [H, W, 3], or None when it renders no array."""
-        picture: np.ndarray | None = self._call("render")
+        picture: np.ndarray | None = self._call("a picture", "render")
         return picture
 
     def check_goals(self) -> None:
         """Raises EnvError unless the environment has goals, see goals.py."""
-        self._call("check_goals")
+        self._call("the goals", "check_goals")
 
     def outcome(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns what other goals would have brought, see goals.py."""
-        outcome: tuple[np.ndarray, np.ndarray] = self._call("outcome", achieved, desired)
+        what = "the rewards of other goals"
+        outcome: tuple[np.ndarray, np.ndarray] = self._call(what, "outcome", achieved, desired)
         return outcome
 
     def close(self) -> None:
-        """Closes the environments, without waiting for them; kills a process that does not end.
-
-        The thread is not a daemon: Python waits for it when the program exits.
+        """Closes the environments and waits for the end of their process, which is killed if it
+        takes more than a few seconds.
         """
-        threading.Thread(target=end_all, args=([self._child],), name="close environment").start()
+        self._end(RunError(f"{self._name} has been closed"))
+        end_all([self._child])
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, what: str, method: str, *arguments: Any) -> Any:
+        """Returns the answer of a method; what: a noun phrase for it."""
         with self._calling:
-            self._child.send({"call": method, "arguments": packed(arguments)})
-            return self._answer(f"answer a call of {method}")
+            self._check_goes_on()
+            if self._error is not None:
+                raise self._error
+            try:
+                with contextlib.suppress(OSError):  # the process has ended: `_answer` says why
+                    self._connection.send((method, arguments))
+                return self._answer(f"{what} of {self._name}")
+            except BaseException:
+                # The answer may still arrive, and a later call would take it for its own.
+                self._end(RunError(f"{self._name}: an earlier call was given up"))
+                self._child.ask_to_end()
+                raise
 
     def _answer(self, what: str) -> Any:
-        """Waits for the next answer; what: the environment does meanwhile, for a message."""
-        say_at = time.monotonic() + _SAY_S
-        while True:
-            try:
-                said = self._answers.get(timeout=_POLL_S)
-            except queue.Empty:
+        """Waits for the next answer; what: a noun phrase for it."""
+        if not self._is_there():
+            with waiting_for(what):
+                while not self._is_there():
+                    pass
+        try:
+            return self._connection.recv()
+        except (EOFError, OSError):
+            while not self._has_ended.wait(_POLL_S):
                 self._check_goes_on()
-                if time.monotonic() >= say_at:
-                    print(f"Still waiting for {self._name} to {what}.", flush=True)
-                    say_at = math.inf
-                continue
-            if isinstance(said, Exception):
-                self._answers.put(said)  # for later calls
-                raise RunError(f"{self._name}: {said}") if type(said) is ProcessDied else said
-            return unpacked(said["answer"])
+        raise self._why()
 
+    def _is_there(self) -> bool:
+        """Waits a moment; returns whether an answer, or the end of all answers, can be read.
 
-def packed(value: Any) -> str:
-    """Returns a value as text for a line of JSON."""
-    return base64.b64encode(pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)).decode()
+        A process that the environment has forked may keep the socket open.
+        """
+        if self._connection.poll(_POLL_S):
+            return True
+        self._check_goes_on()
+        if self._has_ended.is_set():
+            raise self._why()
+        return False
 
+    def _why(self) -> Exception:
+        assert self._error is not None  # as _has_ended is set
+        return self._error
 
-def unpacked(text: str) -> Any:
-    """Returns the value; only for text from this program's own child or parent."""
-    return pickle.loads(base64.b64decode(text))
+    def _end(self, error: Exception) -> None:
+        """Lets all calls fail from now on; the first error stays."""
+        if type(error) is ProcessDied:
+            error = RunError(f"{self._name}: {error}")
+        self._error = self._error or error
+        self._has_ended.set()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The main module of an EnvProcess's child; started by env_process.py, never by a user.
 
-    stdin   one line of JSON for each call; the process ends when stdin is closed
-    stdout  one line of JSON for each answer, the first one a Description
+    socket  calls (method, arguments), and answers, the first of which is a Description; all pickled
+    stdin   the process ends when stdin is closed
+    stdout  one line of JSON if an environment fails
 
 The process never imports torch.
 """
@@ -10,49 +11,44 @@ The process never imports torch.
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.envs.env_process import Description, packed, unpacked
+from torchbeast.envs.env_process import Description
 from torchbeast.envs.goals import Outcome, outcome_in
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
-from torchbeast.processes.child_main import (
-    Report,
-    failure,
-    follow_parent,
-    read_messages,
-    take_stdout,
-)
+from torchbeast.processes.child_main import failure, follow_parent, follow_stdin, take_stdout
 
 
 def main(arguments: dict[str, Any]) -> int:
     """Answers calls until stdin is closed; returns the exit code."""
     follow_parent()
     report = take_stdout()
-    calls = read_messages()
+    connection = Connection(arguments["socket"])
+    stopping = socket.socket(fileno=os.dup(connection.fileno()))
+    follow_stdin(lambda _: None, lambda: stopping.shutdown(socket.SHUT_RDWR))
     spec = EnvSpec.from_parent(arguments["env"])
     try:
         env = make_environment(spec, arguments["num_envs"], arguments["render"])
-        with closing(env):
-            _report(report, _described(env))
-            served = _Served(env, spec.name)
-            for call in calls:
-                _report(report, served.answer(call["call"], unpacked(call["arguments"])))
+        served = _Served(env, spec.name)
+        with closing(env), suppress(EOFError, OSError):  # of the socket: the parent is done
+            connection.send(_described(env))
+            while True:
+                connection.send(served.answer(*connection.recv()))
     except Exception as error:
         report(failure(error))
         return 1
     return 0
-
-
-def _report(report: Report, answer: Any) -> None:
-    report({"answer": packed(answer)})
 
 
 def _described(env: VecEnv) -> Description:
@@ -90,8 +86,7 @@ class _Served:
         )
 
     def render(self) -> np.ndarray | None:
-        draw = getattr(self._env, "render", None)
-        return None if draw is None else draw()
+        return self._env.render() if isinstance(self._env, SyncVecEnv) else None
 
     def check_goals(self) -> None:
         self._outcome: Outcome = outcome_in(self._env, self._name)

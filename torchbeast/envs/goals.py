@@ -10,6 +10,7 @@ says where an episode would have ended; otherwise nowhere.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +36,8 @@ def outcome_of(spec: EnvSpec, supervisor: Supervisor) -> Outcome:
         spec, options=dataclasses.replace(spec.options, observation_keys=())
     )
     env = EnvProcess(whole, 1, check_goes_on=supervisor.check_goes_on)
-    supervisor.on_close(env.close)
+    ending = threading.Thread(target=env.close, name="close environment")
+    supervisor.on_close(ending.start)  # without waiting for it
     env.check_goals()
     return env.outcome
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import json
 import os
@@ -87,24 +88,36 @@ def take_stdout() -> Report:
 def read_messages() -> Iterator[dict[str, Any]]:
     """Yields the parent's messages, one line of JSON each, until stdin is closed; those that were
     not taken by then are dropped. The process exits a few seconds after the end of stdin.
+    """
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        lines.put(b"")
+
+    follow_stdin(lines.put, end)
+    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
+    return map(json.loads, until_ended)
+
+
+def follow_stdin(on_line: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
+    """Calls `on_line` with every line of stdin and `on_end` at its end. The process exits a few
+    seconds later.
 
     A thread reads stdin, so that its end is noticed while the main thread is busy.
     """
     stdin = take_stdin()
-    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    ended = threading.Event()
 
     def read() -> None:
         for line in stdin:
-            lines.put(line)
-        ended.set()
-        lines.put(b"")
+            on_line(line)
+        with contextlib.suppress(OSError):  # what it closes has been closed
+            on_end()
         time.sleep(_GRACE_S)
         exit_now(0)
 
     threading.Thread(target=read, daemon=True).start()
-    until_ended = itertools.takewhile(lambda _: not ended.is_set(), iter(lines.get, b""))
-    return map(json.loads, until_ended)
 
 
 def take_stdin() -> BinaryIO:

@@ -10,7 +10,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from torchbeast.sources.contract import STALL_S, WAIT_S
+WAIT_S = 10.0
+"""Seconds without an update after which the cause is reported. `Source.hanging` describes whatever
+has taken that long."""
+
+STALL_S = 60.0
+"""Seconds in one stage after which a worker is reported while the learner learns from others; and
+between two reports."""
 
 _log = logging.getLogger("torchbeast.waiting")
 

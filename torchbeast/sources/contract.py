@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from torchbeast.reporting.waiting import STALL_S as STALL_S
+from torchbeast.reporting.waiting import WAIT_S as WAIT_S
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -16,14 +19,6 @@ if TYPE_CHECKING:
 
 ACTOR_STAGES = ("environment", "inference", "queueing")
 """Stages of collecting: stepping, choosing actions, waiting for room for a rollout."""
-
-WAIT_S = 10.0
-"""Seconds without an update after which the cause is reported. `Source.hanging` describes whatever
-has taken that long."""
-
-STALL_S = 60.0
-"""Seconds in one stage after which a worker is reported while the learner learns from others; and
-between two reports."""
 
 _NAMED = 3  # addresses in a sentence, at most
 
