@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +12,11 @@ import pytest
 from example_envs import Counting
 from gymnasium import spaces
 
+from torchbeast import envs
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
+from torchbeast.envs.opening import make_environment
 from torchbeast.errors import UsageError
 
 
@@ -55,6 +58,32 @@ class StableBaselines:
     def step_async(self, actions: Any) -> None: ...
 
     step_wait = step = close = reset
+
+
+class Refused(Counting):
+    """An environment whose spaces may be given."""
+
+    def __init__(self, **spaces_given: Any) -> None:
+        super().__init__()
+        vars(self).update(spaces_given)
+
+
+@pytest.mark.parametrize("mask_actions", [False, True])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"action_space": spaces.Text(3)}, "action space: a space of type Text is not supported"),
+        ({"observation_space": {1: spaces.Discrete(2)}}, "the observation space has the key 1"),
+    ],
+)
+def test_spaces_are_refused_with_and_without_masks(
+    given: dict[str, Any], said: str, mask_actions: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"{__name__}:refused"
+    monkeypatch.setattr(sys.modules[__name__], "refused", lambda: Refused(**given), raising=False)
+    options = envs.EnvOptions(mask_actions=mask_actions)
+    with pytest.raises(UsageError, match=f"^environment 0 of {name}: {said}"):
+        make_environment(envs.EnvSpec(name, options=options), 1)
 
 
 def contract(**changes: Any) -> Any:

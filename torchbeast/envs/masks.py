@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,20 @@ class MaskFromInfo:
     """
 
     def __init__(self, env: Any) -> None:
-        """Raises EnvError unless the actions can be masked."""
+        """Raises UsageError unless this is an environment."""
         check_environment(env, _name(env))
         self._env = env
-        self._size = _num_choices(from_gymnasium(env.action_space), _name(env))
-        self.action_space = env.action_space
-        said = declared(getattr(env, "observation_space", None))
-        self.observation_space = None if said is None else _with_mask(said, None)
+
+    @property
+    def observation_space(self) -> dict[str, Any] | None:
+        """The environment's space with an entry for the mask; raises ValueError."""
+        said = declared(getattr(self._env, "observation_space", None))
+        return None if said is None else _with_mask(said, None)
+
+    @cached_property
+    def _size(self) -> int:
+        """The number of choices; raises EnvError unless the actions can be masked."""
+        return _num_choices(from_gymnasium(self._env.action_space), _name(self._env))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
@@ -65,18 +72,19 @@ class MaskFromInfo:
 
     def _mask(self, info: Mapping[str, Any], is_last: bool) -> np.ndarray:
         """Returns the mask bool [n]."""
+        size = self._size  # before a mask is missed that no action space could have
         if KEY not in info:
             if is_last:
-                return np.ones(self._size, bool)
+                return np.ones(size, bool)
             raise EnvError(
                 f"--mask_actions needs info['{KEY}'] at every step, but {_name(self._env)} gave "
                 f"{', '.join(map(repr, info)) or 'an empty info'}: leave out --mask_actions"
             )
         given = info[KEY]
         mask = np.concatenate(given) if isinstance(given, tuple) else np.asarray(given)
-        if mask.shape != (self._size,):
+        if mask.shape != (size,):
             raise EnvError(
-                f"{_name(self._env)}: info['{KEY}'] needs the shape ({self._size},), an entry for "
+                f"{_name(self._env)}: info['{KEY}'] needs the shape ({size},), an entry for "
                 f"each action, got {mask.shape}"
             )
         return mask.astype(bool)
