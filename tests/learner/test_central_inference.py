@@ -51,12 +51,13 @@ def test_it_learns_with_bounded_lag_and_leaves_no_process_and_no_socket(
     assert children() == [] and list(runtime_folder.iterdir()) == []
 
 
-def test_a_step_that_waits_for_an_environment_can_be_interrupted(
+def test_a_step_that_waits_for_an_environment_can_be_interrupted_and_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiting, "WAIT_S", 0.0)
     monkeypatch.setattr(watching, "_LOOK_S", 0.01)
-    monkeypatch.setattr(watching, "warn", lambda sentence: _thread.interrupt_main())
+    interrupts = [_thread.interrupt_main]
+    monkeypatch.setattr(watching, "warn", lambda _: interrupts.pop()() if interrupts else None)
     monkeypatch.setenv("MARKER", str(tmp_path / "marker"))
     envs = {"env_fn": torchbeast.make_env, "env_kwargs": {"env": "source_envs:FirstHangs"}}
     axes = {**CENTRAL, "col_remote_workers": 1}
@@ -64,6 +65,10 @@ def test_a_step_that_waits_for_an_environment_can_be_interrupted(
     with Learner(scheme, 10**6, tmp_path / "run") as learner:
         with pytest.raises(KeyboardInterrupt):
             learner.step()
+        wait_for((tmp_path / "marker").exists)
+        (hanging,) = children()
+        os.kill(hanging.pid, signal.SIGKILL)  # another process takes its place
+        assert learner.step()["step"] > 0
 
 
 def test_a_learner_that_never_steps_leaves_no_folder(tmp_path: Path, runtime_folder: Path) -> None:

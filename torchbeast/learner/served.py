@@ -62,7 +62,7 @@ class _InterruptibleSource(PolySource):
     def start(self, supervisor: Supervisor) -> None:
         """Starts collecting, and the thread."""
         super().start(supervisor)
-        self._supervisor, self._is_asked = supervisor, False
+        self._supervisor, self._number = supervisor, 1  # of the next batch
         self._taking = Taking(super().batches)
         supervisor.on_close(self._taking.close)
         supervisor.start_thread("batches", self._taking.run)
@@ -70,13 +70,11 @@ class _InterruptibleSource(PolySource):
     def batches(self) -> Iterator[Rollout]:
         """Yields rollouts as PolySource does; an interrupted wait leaves its batch to the next."""
         while True:
-            if not self._is_asked:
-                self._taking.ask()
-                self._is_asked = True
-            while (batch := self._taking.wait(_LOOK_S)) is None:
+            self._taking.ask(self._number)
+            while (batch := self._taking.wait(self._number, _LOOK_S)) is None:
                 if self._supervisor.ended:
                     return
-            self._is_asked = False
+            self._number += 1
             yield batch
 
 

@@ -194,7 +194,7 @@ class JointSource:
         """gather: returns the reports of all ranks; raises RankGone. step: of this rank."""
         self._source, self._gather, self._rank, self._step = source, gather, rank, step
         self._aside = aside
-        self._taking = Taking(source.batches)
+        self._taking, self._number = Taking(source.batches), 0  # of the last batch asked for
         self._ready_since: float | None = None  # this rank's batch is there
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
 
@@ -256,12 +256,14 @@ class JointSource:
 
     def _next(self) -> JointBatch | None:
         """Calls the roll until all ranks are ready; None: the run ends."""
-        self._taking.ask()
+        self._number += 1
+        self._taking.ask(self._number)
         own: Batch | None = None
         self._ready_since = None
         while self._supervisor.failure is None:  # else this rank leaves, which the others notice
-            if own is None and (own := self._taking.wait(PATIENCE_S)) is not None:
-                self._ready_since = time.monotonic()
+            if own is None:
+                own = self._taking.wait(self._number, PATIENCE_S)
+                self._ready_since = None if own is None else time.monotonic()
             reports = self._call(own)
             if any(report.stop for report in reports):
                 self._stop(reports)
