@@ -28,7 +28,7 @@ def test_no_periodic_save_begins_once_the_run_has_ended(
     monkeypatch.setattr(Watch, "_show", show)
     monkeypatch.setattr("torchbeast.learning.watch._SHOW_EVERY_S", 0.01)
     watch = Watch(
-        training=Mock(updates=1),
+        training=Mock(updates_here=1),
         source=Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: ""),
         saving=saving,
         advise=lambda _: None,
@@ -59,7 +59,7 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
     monkeypatch.setattr("torchbeast.learning.watch._SHOW_EVERY_S", 0.01)
     monkeypatch.setattr(Watch, "_show", show)
     watch = Watch(
-        training=Mock(updates=1),
+        training=Mock(updates_here=1),
         source=Mock(status=lambda: {"learner_queue_size": 0}, hanging=lambda: ""),
         saving=saving,
         advise=lambda _: None,

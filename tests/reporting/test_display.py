@@ -15,6 +15,7 @@ from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.summary import next_commands, summary
+from torchbeast.reporting.waiting import warn
 from torchbeast.sources.contract import Away, Shortage
 
 BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
@@ -61,7 +62,7 @@ def test_suppressed_progress_leaves_warnings(capsys: pytest.CaptureFixture[str])
     stream = io.StringIO()
     with Display("Catch", stream, only_warnings=True) as display:
         display.show(shown(1000, away=[Away("here", 12.0)]), now=0.0)
-        display.warn("nothing moves")
+        warn("nothing moves")
     assert stream.getvalue() == ""
     assert capsys.readouterr().err == "Warning: nothing moves\n"
 
@@ -75,7 +76,7 @@ def test_lost_streams_and_warnings_are_in_out_log_once(tmp_path: Path, suppresse
             lost = [] if now == 15 else away
             found = lost_streams(lost, live=1) or busy
             display.show(shown(now + 1, away=lost, diagnosis=found), now=float(now))
-        display.warn("nothing moves")
+        warn("nothing moves")
     run.finish(successful=True)
     logged = [line.partition("] ")[2] for line in (run.path / "out.log").read_text().splitlines()]
     assert logged == [

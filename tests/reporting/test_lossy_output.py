@@ -20,6 +20,7 @@ from torchbeast.reporting.display import Display
 from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import warn
 
 
 def full() -> TextIO:
@@ -48,7 +49,7 @@ def test_what_cannot_be_said_raises_nothing_and_is_in_out_log(
             for _ in range(3):
                 say("added host b")
                 display._print("steps 10 of 20")
-                display.warn("no checkpoint was written")
+                warn("no checkpoint was written")
                 logging.getLogger("torchbeast.some_part").warning("a server died")
             run.finish(successful=True)
         assert (sys.stdout, sys.stderr) == (out, err)

@@ -27,6 +27,7 @@ STUCK = [
     (MONO | {"waiting_actors": 2}, "every actor waits for the weights of an update"),
     (MONO | {"waiting_actors": 1}, "the environments have not filled a rollout"),
     (MONO | {"replay_fill": 0.1}, "the replay, which is too small yet"),
+    (MONO | {"replay_fill": 0.0}, "the environments have not filled a rollout"),
     ({}, "no worker has collected a batch"),
     (MONO, "0 of 3 rollouts of a batch are there: the environments have not filled a rollout"),
 ]
@@ -39,6 +40,12 @@ def test_the_queue_that_is_stuck_is_named(status: dict[str, int], suspect: str) 
     said = watchdog.check(0, status, 100.0)
     assert said is not None and suspect in said and said.startswith("nothing was learnt for 100 s")
     assert all(f"{name} {value}" in said for name, value in status.items())
+
+
+def test_a_replay_is_not_called_too_small_once_something_was_learnt() -> None:
+    watchdog, status = Watchdog(now=0.0, batch_size=BATCH_SIZE), MONO | {"replay_fill": 0.1}
+    watchdog.check(1, status, 0.0)
+    assert "have not filled a rollout" in (watchdog.check(1, status, 100.0) or "")
 
 
 def test_a_full_learner_queue_explains_the_queues_before_it() -> None:

@@ -49,5 +49,5 @@ class Watching:
                 watchdog.restart(now)
                 continue
             status, hanging = self._source.status(), self._source.hanging()
-            if stall := watchdog.check(self._training.updates, status, now, hanging):
+            if stall := watchdog.check(self._training.updates_here, status, now, hanging):
                 warn(stall)

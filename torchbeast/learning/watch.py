@@ -22,6 +22,7 @@ from torchbeast.reporting.display import Display, Shown
 from torchbeast.reporting.learner_metrics import LearnerFigures, learner_metrics
 from torchbeast.reporting.metrics import Metrics
 from torchbeast.reporting.progress import Progress
+from torchbeast.reporting.waiting import warn
 from torchbeast.reporting.watchdog import Watchdog
 from torchbeast.sources.contract import Away, Source
 
@@ -55,12 +56,12 @@ class Watch:
             while not supervisor.wait(_SHOW_EVERY_S):
                 status, now = self.source.status(), time.monotonic()
                 self._show(display, status, window)
-                updates, hanging = self.training.updates, self.source.hanging()
+                updates, hanging = self.training.updates_here, self.source.hanging()
                 if stall := watchdog.check(updates, status, now, hanging):
-                    display.warn(stall)
+                    warn(stall)
                 # Once the run has ended, its last checkpoint follows at once.
                 is_due = now - saved_at >= self.save_every_s and not supervisor.ended
-                if is_due and self._save_if_possible(display):
+                if is_due and self._save_if_possible():
                     saved_at = time.monotonic()
 
     def _show(self, display: Display, status: Mapping[str, float], window: Window) -> None:
@@ -86,7 +87,7 @@ class Watch:
             failed_saves=self.saving.failed,
         )
 
-    def _save_if_possible(self, display: Display) -> bool:
+    def _save_if_possible(self) -> bool:
         """Saves; a failure is only a warning, since a full disk may have room again next time.
 
         Returns False in the middle of a long update: the next second may be after it.
@@ -96,7 +97,7 @@ class Watch:
         except NoMoment:  # of an update that takes a minute, the watchdog warns
             return False
         except CheckpointNotWritten as error:
-            display.warn(f"{error}; the run goes on")
+            warn(f"{error}; the run goes on")
         return True
 
     def _shown(

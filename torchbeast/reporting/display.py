@@ -16,7 +16,6 @@ from rich.text import Text
 
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
 from torchbeast.reporting.panel import Panel, line_of, table_of
-from torchbeast.reporting.waiting import warn
 from torchbeast.sources.contract import Away, since
 
 _log = logging.getLogger("torchbeast.display")
@@ -111,10 +110,6 @@ class Display(Panel):
         if found.limit in _OF_LOSSES:
             _log.info("%s", found.sentence)
         return [found.sentence]
-
-    def warn(self, sentence: str) -> None:
-        """Prints a warning on stderr, which stays visible, and logs it."""
-        warn(sentence)
 
 
 def _cells(shown: Shown, rate: float) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Watchdog:
     ) -> str | None:
         """Returns a warning if one is due, else None.
 
+        updates: of this part of the run.
         hanging: the source's description of workers that hang; empty if none does.
         """
         if updates != self._updates:
@@ -71,23 +72,22 @@ class Watchdog:
             return f"{few}: others wait, and the learner gives no batch back"
         if status.get("inference_queue_size", 0) > 0:
             return f"{few}: observations wait, and the policy does not answer them"
-        return f"{few}: {hanging or _what_is_slow(status, lost)}"
+        return f"{few}: {hanging or self._what_is_slow(status, lost)}"
+
+    def _what_is_slow(self, status: Mapping[str, float], lost: int) -> str:
+        collectors, count = alive(status)
+        if lost:
+            return f"{_losses(collectors, lost)} before a rollout is whole"
+        if status.get("waiting_actors") == count:
+            return "every actor waits for the weights of an update that does not end"
+        if status.get("replay_fill", 0) > 0 and self._updates == 0:
+            return "steps are collected for the replay, which is too small yet to learn from"
+        return "the environments have not filled a rollout"
 
 
 def _lost(status: Mapping[str, float]) -> int:
     """Returns how many streams broke, or actors died, so far."""
     return int(status.get(_LOST[alive(status)[0]], 0))
-
-
-def _what_is_slow(status: Mapping[str, float], lost: int) -> str:
-    collectors, count = alive(status)
-    if lost:
-        return f"{_losses(collectors, lost)} before a rollout is whole"
-    if status.get("waiting_actors") == count:
-        return "every actor waits for the weights of an update that does not end"
-    if "replay_fill" in status:
-        return "steps are collected for the replay, which is too small yet to learn from"
-    return "the environments have not filled a rollout"
 
 
 def _losses(collectors: str, lost: int) -> str:
