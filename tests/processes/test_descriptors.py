@@ -12,7 +12,12 @@ from pathlib import Path
 import pytest
 
 import torchbeast
-from torchbeast.processes.descriptors import are_used_up
+from torchbeast.processes.descriptors import (
+    allow_descriptors,
+    allowed_descriptors,
+    are_used_up,
+    limit_kept,
+)
 
 ALLOWED = """
 import resource, sys
@@ -34,6 +39,23 @@ def test_the_limit_is_raised_as_far_as_it_may_and_never_lowered(
     env = os.environ | {"PYTHONPATH": str(Path(torchbeast.__file__).parents[1])}
     said = subprocess.run(run, env=env, capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(allowed), str(hard)]
+
+
+def test_the_limit_is_put_back_once_nobody_needs_more() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    usual = (200, before[1])
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+        first, second = limit_kept(), limit_kept()
+        for user in (first, second):
+            user.__enter__()
+            allow_descriptors(210)
+        first.__exit__(None, None, None)
+        assert allowed_descriptors() == 210, "the second one still needs them"
+        second.__exit__(None, None, None)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == usual
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_descriptors_are_used_up_until_one_is_closed() -> None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import os
 import resource
+import threading
 from collections.abc import Iterator
 
 _WHERE_NO_LIMIT_IS = 10_240
@@ -26,16 +27,31 @@ def allow_descriptors(most: int | None = None) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+_lock = threading.Lock()
+_users = 0  # of limit_kept
+_before = 0  # the limit when the first of them began
+
+
 @contextlib.contextmanager
 def limit_kept() -> Iterator[None]:
-    """Puts this process's limit back at the end, as far as its user still may."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    """Puts this process's limit back at the end, as far as its user still may.
+
+    Where such blocks overlap, the last one to end puts back the limit that the first one found.
+    """
+    global _users, _before
+    with _lock:
+        if not _users:
+            _before = allowed_descriptors()
+        _users += 1
     try:
         yield
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        with _lock:
+            _users -= 1
+            if not _users:
+                with contextlib.suppress(OSError, ValueError):
+                    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (_before, hard))
 
 
 def allowed_descriptors() -> int:
