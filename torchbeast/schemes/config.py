@@ -46,7 +46,7 @@ class RayConfig(BufferedActorsConfig):
         require(
             self.num_workers is None or self.num_workers <= self.environments(),
             f"num_workers {self.num_workers} leaves Ray actors without an environment: "
-            f"give at most as many as num_actors {self.environments()}",
+            f"give at most as many as {self.limit()}",
         )
         require(
             self.min_workers is None or self.min_workers <= (self.num_workers or 0),

@@ -33,6 +33,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.child_process import ProcessDied
+from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, ring_size
@@ -377,6 +378,23 @@ def test_a_fixed_lag_gives_the_same_batches_with_any_number_of_slots() -> None:
 def test_every_environment_needs_a_buffer() -> None:
     with pytest.raises(ValueError, match="num_buffers 3 leaves .* give at least num_actors 4"):
         ProcessesConfig(num_actors=4, num_buffers=3)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"num_buffers": 2}, "num_buffers 2"),
+        ({"num_actors": 2}, "num_actors 2"),
+        ({"num_actors": 2, "num_buffers": 2}, "num_actors 2"),
+    ],
+)
+def test_more_processes_than_environments_are_refused_by_the_setting_that_was_given(
+    given: dict[str, int], named: str
+) -> None:
+    with pytest.raises(ValueError, match=f"num_processes 4 .*give at most as many as {named}$"):
+        ProcessesConfig(num_processes=4, **given)
+    with pytest.raises(ValueError, match=f"num_workers 4 .*give at most as many as {named}$"):
+        RayConfig(num_workers=4, **given)
 
 
 # --- buffers

@@ -36,6 +36,11 @@ class BufferedActorsConfig(ActorsConfig):
         usual = super().usual_environments(processes)
         return min(usual, self.num_buffers or usual)  # each needs a buffer
 
+    def limit(self) -> str:
+        """Returns the setting that limits the number of processes, for an error message."""
+        is_given = self.num_actors is None and self.num_buffers == self.environments()
+        return f"num_{'buffers' if is_given else 'actors'} {self.environments()}"
+
     def buffers(self) -> int:
         """Returns the number of rollouts of one environment that are written or wait."""
         return self.num_buffers or 2 * self.environments()
@@ -77,7 +82,7 @@ class ProcessesConfig(BufferedActorsConfig):
         require(
             self.num_processes is None or self.num_processes <= self.environments(),
             f"num_processes {self.num_processes} leaves processes without an environment: "
-            f"give at most as many as num_actors {self.environments()}",
+            f"give at most as many as {self.limit()}",
         )
 
     @property
