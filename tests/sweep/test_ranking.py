@@ -79,7 +79,7 @@ def test_the_median_of_settings_counts_the_agents_that_failed(
 
 
 @pytest.mark.parametrize(
-    ("is_held", "why"), [(True, "another process still runs in"), (False, "no room for one")]
+    ("is_held", "why"), [(True, "another process still runs in"), (False, "no room for them")]
 )
 def test_a_sweep_whose_agents_do_not_begin_says_what_they_wait_for(
     is_held: bool, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -97,7 +97,7 @@ def test_a_sweep_whose_agents_do_not_begin_says_what_they_wait_for(
     rows = [Row(agent(tmp_path, seed=seed)) for seed in "12"]
     rows[0].hold(is_held)
     program._train(rows, SweepConfig(), False, Supervisor())
-    assert len(said) == 1 and said[0].startswith("no agent has begun for 0 s: ") and why in said[0]
+    assert len(said) == 1 and said[0].startswith("agents have waited for 0 s: ") and why in said[0]
 
 
 def test_settings_without_an_episode_come_last(tmp_path: Path) -> None:

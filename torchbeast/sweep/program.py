@@ -110,7 +110,8 @@ def _train(
             if not all_wait(rows):
                 waiting.restart(time.monotonic())
             elif (seconds := waiting.due(time.monotonic())) is not None:
-                warn(f"no agent has begun for {seconds:.0f} s: {what_they_wait_for(rows, runner)}")
+                why = what_they_wait_for(rows, runner)
+                warn(f"agents have waited for {seconds:.0f} s: {why}")
             if replay is not None and replay.failure is not None:
                 supervisor.fail("the shared replay", replay.failure)
 
@@ -124,10 +125,10 @@ def all_wait(rows: Sequence[Row]) -> bool:
 
 
 def what_they_wait_for(rows: Sequence[Row], runner: Runner) -> str:
-    """Says why no agent begins."""
+    """Says why the agents that wait do not begin."""
     if held := [str(row.agent.folder) for row in rows if row.is_held]:
         return f"another process still runs in {', '.join(held)}"
-    return f"there is no room for one, or it still starts; they run {runner}"
+    return f"there is no room for them, or the first one is still starting ({runner})"
 
 
 @contextmanager
