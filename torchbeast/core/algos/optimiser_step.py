@@ -31,7 +31,14 @@ from torchbeast.core.algos.gradients import (
     first_non_finite,
     gradient_norm,
 )
-from torchbeast.core.algos.ranks import Contribution, Found, Joining, Ranks, added_in_order
+from torchbeast.core.algos.ranks import (
+    Contribution,
+    Found,
+    Joining,
+    Ranks,
+    added_in_order,
+    check_same_step,
+)
 from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.core.algos.slices import Slices
 from torchbeast.core.algos.statistics import Statistics
@@ -139,8 +146,10 @@ class OptimiserStep(Generic[BatchT]):
         The result is that of one learner with all their minibatches in one. Raises NonFiniteError
         as `update` does.
         """
+        messages = [each.message for each in contributions]
+        check_same_step(messages)
         total = added_in_order([each.gradients for each in contributions])
-        return self._apply(self._joining.unpacked([each.message for each in contributions], total))
+        return self._apply(self._joining.unpacked(messages, total))
 
     def count(self, env_steps: int) -> dict[str, float]:
         """Counts a learnt batch and sets the learning rates; returns the rates it was learnt
@@ -183,9 +192,9 @@ class OptimiserStep(Generic[BatchT]):
         if self._ranks is None:
             return found
         own = self._joining.packed(self._fetched(found))
-        return self._joining.unpacked(
-            self._ranks.gather(own.message), self._ranks.add(own.gradients)
-        )
+        messages = self._ranks.gather(own.message)
+        check_same_step(messages)  # before vectors of different lengths are added up
+        return self._joining.unpacked(messages, self._ranks.add(own.gradients))
 
     def _fetched(self, found: Found) -> Found:
         return replace(found, figures=fetched(found.figures))

@@ -60,8 +60,8 @@ class Joining:
     """Joins the gradients of all parameters of an algorithm.
 
     Gradients of a "sum" are added up. Those of a "mean" are weighted by the number of steps, so
-    that the result is the mean over all valid steps of all learners. All of them freeze the same
-    parameters, which are left out.
+    that the result is the mean over all valid steps of all learners. Frozen parameters are left
+    out; `check_same_step` checks that all learners freeze the same ones.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], reduction: Reduction) -> None:
@@ -87,9 +87,8 @@ class Joining:
     def unpacked(self, messages: Sequence[Mapping[str, Any]], total: Tensor) -> Found:
         """Sets the gradients to those of all learners; returns what they found together.
 
-        total: the sum of their vectors. Raises ValueError if their minibatches are different ones.
+        messages: checked by `check_same_step`. total: the sum of their vectors.
         """
-        check_same_place(messages)
         steps = sum(message["steps"] for message in messages)
         if self._is_mean:
             total = total / max(1, steps)
@@ -136,4 +135,20 @@ def check_same_place(messages: Sequence[Mapping[str, Any]]) -> None:
         raise ValueError(
             f"the learners are at different minibatches of their batches, {numbers}: minibatches() "
             "must yield equally many in each of them"
+        )
+
+
+def check_same_step(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if the gradients of the learners cannot be added up.
+
+    They are of different minibatches, or of different parameters.
+    """
+    check_same_place(messages)
+    trained = [message["trained"] for message in messages]
+    different = [n for n, flags in enumerate(zip(*trained, strict=True)) if len(set(flags)) > 1]
+    if different:
+        raise ValueError(
+            f"the learners freeze different parameters: requires_grad of numbers {different} of "
+            "the optimisers' parameters, counted from 0, is not the same in all learners: freeze "
+            "the same layers in each of them"
         )
