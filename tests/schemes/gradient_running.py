@@ -124,6 +124,17 @@ class TwoSteps(Impala):
         return batch.split(-(-batch.batch_size // 2))
 
 
+class NotesCounters(TwoSteps):
+    """Logs the counters that a schedule would read."""
+
+    def prepare(self, batch: Rollout) -> Rollout:
+        self._noted = self.counters.state_dict()
+        return batch
+
+    def metrics(self, batch: Rollout) -> dict[str, torch.Tensor]:
+        return {f"noted_{name}": torch.tensor(float(n)) for name, n in self._noted.items()}
+
+
 def _network() -> MLPNet:
     space = ArraySpec((SIZE,), "float32", -math.inf, math.inf)
     return MLPNet(space, Discrete(ACTIONS), False)

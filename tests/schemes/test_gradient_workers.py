@@ -22,6 +22,7 @@ from gradient_running import (
     BadLoss,
     Learning,
     MeanImpala,
+    NotesCounters,
     T,
     ThreadFleet,
     TwoSteps,
@@ -115,6 +116,24 @@ def test_a_layer_that_is_frozen_in_the_learner_keeps_its_values_in_all_workers(h
             before, last = last, as_arrays(centre)
             moved = {name.split(".")[0] for name in last if (last[name] != before[name]).any()}
             assert moved - {"scale"} == {"torso", "fc", "policy", "baseline"} - frozen
+
+
+@pytest.mark.parametrize(
+    ("how", "count"),
+    [(CENTRAL, 2), (DECENTRAL, 2), (FREE, 1)],  # with more, free workers see each other's updates
+    ids=["central", "decentral", "free"],
+)
+def test_a_schedule_in_a_worker_reads_the_counters_of_the_run(how: Any, count: int) -> None:
+    learning, expected = Learning(kind=NotesCounters), []
+    make = partial(of_given, learning=learning, batches=given(count, 4))
+    with running(make, learning.step(), num_workers=count, **how) as (workers, step, _):
+        rounds = workers.batches()
+        for _ in range(3):
+            expected = [(f"noted_{name}", n) for name, n in step.counters.state_dict().items()]
+            figures = step.update(next(rounds))
+            assert set(expected) <= set(figures.items()), "the mean of all workers"
+    assert {("noted_version", 2), ("noted_optimiser_steps", 4)} <= set(expected)
+    assert ("noted_steps", 2 * T * sum(range(B, B + count))) in expected
 
 
 def update_with(whole: Any, batch: Rollout, parts: Any) -> dict[str, float]:

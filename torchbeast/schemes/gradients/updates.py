@@ -39,7 +39,6 @@ from torchbeast.schemes.gradients.worker import (
     as_tensor,
     load,
     saved,
-    trained,
 )
 from torchbeast.schemes.gradients.workers import GradientWorkers
 
@@ -100,9 +99,13 @@ class Centralised(GatheredStep):
 
     def _contributions(self) -> Iterator[list[Contributed]]:
         """Yields the shares of all workers in one optimiser step after the other."""
+        workers = self.workers
+
+        def task(index: int) -> Task:
+            return Task("contribute", (workers.counters, workers.newer_weights(index)))
+
         while True:
-            task = lambda index: Task("contribute", (self.workers.newer_weights(index),))  # noqa: E731
-            answers = _needed(self.workers.ask_all(task))
+            answers = _needed(workers.ask_all(task))
             ended = [isinstance(answer, Finished) for answer in answers]
             if all(ended):
                 return
@@ -173,7 +176,7 @@ class Decentralised(GatheredStep):
 
     def update(self, batch: Round) -> dict[str, float]:
         """Lets all workers learn from their batches together."""
-        task = Task("update", (trained(self._centre),))
+        task = Task("update", (self.workers.trained,))
         answers = _needed(self.workers.ask_all(lambda index: task))
         for answer in answers:
             if isinstance(answer, NotFinite):

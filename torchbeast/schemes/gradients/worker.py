@@ -58,10 +58,9 @@ class Meeting(NamedTuple):
 class Weights(NamedTuple):
     """The weights of all models of an algorithm.
 
-    steps: optimiser steps that they are the result of. trained: see `trained`.
+    trained: which parameters are not frozen at present, by requires_grad.
     """
 
-    steps: int
     packed: Packed
     trained: tuple[bool, ...]
 
@@ -139,7 +138,7 @@ class GradientWorker:
         self._ranks: TorchRanks | None = None
         self._round = self._stopped_round = -1  # counts batches
         self._least = 0.0  # share of the batch of the round that is stopped
-        self._version = self._steps = 0  # of the weights: updates, and optimiser steps
+        self._version = 0  # of the weights
         self._minibatches: Iterator[Contributed] = iter(())
 
     def __repr__(self) -> str:
@@ -168,7 +167,6 @@ class GradientWorker:
             made = self._made = make_parts(place)
             self._models = nn.ModuleDict(self._step.algo.models)
             load(self._step, state)
-            self._steps = self._step.counters.optimiser_steps
             self._publish(self._step.version)
             made.source.start(self._supervisor)
             self._supervisor.on_close(made.source.close)
@@ -176,27 +174,30 @@ class GradientWorker:
         return failed.result
 
     def collect(
-        self, number: int, version: int, weights: Weights | None
+        self, number: int, counters: Mapping[str, int], weights: Weights | None
     ) -> Collected | Failed | None:
         """Takes the next batch, with newer weights if any; None: the source has ended.
 
-        number: of the round, for `stop_early`. version: of the weights, newer ones or not.
+        number: of the round, for `stop_early`. counters: of the run, at the weights that the worker
+        then has, newer ones or not.
         """
         with self._failing() as failed:
-            self._load(weights)
-            self._publish(version)
+            self._load(counters, weights)
+            self._publish(counters["version"])
             return self._collect(number)
         return failed.result
 
-    def contribute(self, weights: Weights | None) -> Contributed | Finished | Failed:
+    def contribute(
+        self, counters: Mapping[str, int], weights: Weights | None
+    ) -> Contributed | Finished | Failed:
         """Returns the gradients of the batch's next minibatch, with newer weights if any."""
         with self._failing() as failed:
-            self._load(weights)
+            self._load(counters, weights)
             return self._next_contribution() or Finished()
         return failed.result
 
     def update(self, trained: tuple[bool, ...]) -> Updated | NotFinite | Failed:
-        """Learns from the batch, together with the other ranks; trained: see `trained`."""
+        """Learns from the batch, together with the other ranks; trained: as in Weights."""
         with self._failing() as failed:
             self._freeze(trained)
             try:
@@ -208,7 +209,7 @@ class GradientWorker:
         return failed.result
 
     def step(
-        self, version: int, weights: Weights | None, goes_on: bool
+        self, counters: Mapping[str, int], weights: Weights | None, goes_on: bool
     ) -> Begun | Contributed | Finished | Failed | None:
         """Returns the gradients of the next minibatch with newer weights if any; Finished, once,
         after the last one of a batch; None: the source has ended.
@@ -216,10 +217,10 @@ class GradientWorker:
         goes_on: with the same batch; otherwise the rest of it is left out.
         """
         with self._failing() as failed:
-            self._load(weights)
+            self._load(counters, weights)
             if goes_on:
                 return self._next_contribution() or Finished()
-            self._publish(version)
+            self._publish(counters["version"])
             if (collected := self._collect(self._round + 1)) is None:
                 return None
             contributed = self._next_contribution()
@@ -299,14 +300,16 @@ class GradientWorker:
         for number, minibatch in enumerate(begun.minibatches):
             env_steps = 0 if number else batch.env_steps
             message, gradients = self._step.contribution(minibatch, number, env_steps)
-            yield Contributed(message, gradients.cpu().numpy(), self._steps, metrics)
+            steps = self._step.counters.optimiser_steps
+            yield Contributed(message, gradients.cpu().numpy(), steps, metrics)
             metrics = {}
 
-    def _load(self, weights: Weights | None) -> None:
+    def _load(self, counters: Mapping[str, int], weights: Weights | None) -> None:
+        if self._ranks is None:  # else this worker counts its steps itself
+            self._step.counters.load_state_dict(counters)
         if weights is not None:
             self._models.load_state_dict(unpacked(weights.packed, self._models))
             self._freeze(weights.trained)
-            self._steps = weights.steps
 
     def _freeze(self, trained: tuple[bool, ...]) -> None:
         for parameter, is_trained in zip(self._models.parameters(), trained, strict=True):
@@ -343,15 +346,9 @@ def as_tensor(array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.require(array, requirements="W"))
 
 
-def weights_of(step: OptimiserStep[Any]) -> Weights:
-    """Returns a copy of the weights of a learner."""
-    models = nn.ModuleDict(step.algo.models)
-    return Weights(step.counters.optimiser_steps, packed(models), trained(step))
-
-
-def trained(step: OptimiserStep[Any]) -> tuple[bool, ...]:
-    """Returns which parameters of a learner are not frozen at present, by requires_grad."""
-    return tuple(p.requires_grad for p in nn.ModuleDict(step.algo.models).parameters())
+def weights_of(step: OptimiserStep[Any], trained: tuple[bool, ...]) -> Weights:
+    """Returns a copy of the weights of a learner; trained: as in Weights."""
+    return Weights(packed(nn.ModuleDict(step.algo.models)), trained)
 
 
 def saved(step: OptimiserStep[Any]) -> bytes:

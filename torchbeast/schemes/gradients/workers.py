@@ -19,6 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from torch import nn
+
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.torch_ranks import served_store
 from torchbeast.errors import RunError, UsageError
@@ -29,7 +31,7 @@ from torchbeast.schemes.gathering import Inbox, Task, Workers, gather
 from torchbeast.schemes.gradients.config import GradientConfig
 from torchbeast.schemes.gradients.contract import Make
 from torchbeast.schemes.gradients.round import Round
-from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, trained, weights_of
+from torchbeast.schemes.gradients.worker import Collected, Meeting, saved, weights_of
 from torchbeast.sources.contract import WAIT_S, Away
 
 WORKER = "torchbeast.schemes.gradients.worker:GradientWorker"
@@ -73,6 +75,7 @@ class GradientWorkers:
         self._round = 0
         self._doing: dict[int, tuple[str, float]] = {}  # task of a worker, and when it began
         self._latest: dict[int, Collected] = {}  # by worker
+        self._parameters = [*nn.ModuleDict(centre.algo.models).parameters()]
         self._revision = 0  # counts changes of the centre's weights
         # What each worker has: a revision, and which parameters are frozen.
         self._held = [self._state] * config.num_workers
@@ -162,18 +165,28 @@ class GradientWorkers:
             return None
         self._held[index] = state
         if self._stored[0] != state:
-            self._stored = state, self._fleet.put(weights_of(self.centre))
+            self._stored = state, self._fleet.put(weights_of(self.centre, self.trained))
         return self._stored[1]
 
     @property
     def _state(self) -> tuple[int, tuple[bool, ...]]:
         """The revision of the centre's weights, and which parameters are frozen at present."""
-        return self._revision, trained(self.centre)
+        return self._revision, self.trained
+
+    @property
+    def trained(self) -> tuple[bool, ...]:
+        """Which parameters of the centre are not frozen at present, by requires_grad."""
+        return tuple(parameter.requires_grad for parameter in self._parameters)
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """The centre's counters at present; workers get them with every task, for schedules."""
+        return self.centre.counters.state_dict()
 
     def next_step(self, index: int) -> Task:
         """Returns the next task of an asynchronous worker."""
         goes_on = index in self.learning
-        return Task("step", (self.centre.version, self.newer_weights(index), goes_on))
+        return Task("step", (self.counters, self.newer_weights(index), goes_on))
 
     def status(self) -> Mapping[str, float]:
         """Returns the figures of the updates, and the totals of the workers' sources."""
@@ -236,7 +249,7 @@ class GradientWorkers:
 
         def task(index: int) -> Task:
             weights = None if self.config.is_decentralised else self.newer_weights(index)
-            return Task("collect", (self._round, self.centre.version, weights))
+            return Task("collect", (self._round, self.counters, weights))
 
         answers = next(self.gather(task, self.config.fraction_workers, self._stop_early), None)
         if answers is None or any(answer is None for _, answer in answers):
