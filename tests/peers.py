@@ -21,10 +21,10 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 class RawStream:
     """A client's stream of raw messages."""
 
-    def __init__(self, address: str, method: str = "StreamingEnv") -> None:
+    def __init__(self, address: str, method: str = "StreamingEnv", service: str = SERVICE) -> None:
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._requests: queue.Queue[bytes | None] = queue.Queue()
-        call = self._channel.stream_stream(f"/{SERVICE}/{method}")
+        call = self._channel.stream_stream(f"/{service}/{method}")
         self._call = call(iter(self._requests.get, None), timeout=SOON)
 
     def __enter__(self) -> RawStream:

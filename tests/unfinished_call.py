@@ -16,6 +16,7 @@ _ACK = _END_STREAM = 1
 _END_HEADERS = 4
 _INITIAL_WINDOW, _MAX_FRAME = 4, 5  # settings
 _STREAM = 1
+NO_ERROR = 0
 ENHANCE_YOUR_CALM = 11  # an error code that clients of gRPC show as RESOURCE_EXHAUSTED
 
 
@@ -32,11 +33,8 @@ class UnfinishedCall:
         self.is_refused = False
         self.reset: int | None = None  # error code of HTTP/2 with which the server ended it, if so
         self.sent = 0  # bytes of the message
-        headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "a"}
-        headers |= {"te": "trailers", "content-type": "application/grpc"}
-        block = b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
         self._socket.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
-        self._socket.sendall(_frame(_HEADERS, _END_HEADERS, _STREAM, block))
+        self._socket.sendall(_frame(_HEADERS, _END_HEADERS, _STREAM, _headers(method)))
         self._rest = size
         self._next = b"\0" + struct.pack(">I", size)  # gRPC's prefix of a message
 
@@ -108,6 +106,23 @@ class UnfinishedCall:
             self._initial_window = value
         elif name == _MAX_FRAME:
             self._max_frame = value
+
+
+def unread_calls(path: str, method: str, number: int) -> socket.socket:
+    """Makes calls over a connection whose answers nobody reads, and returns the connection."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connection.sendall(_PREFACE + _frame(_SETTINGS, 0, 0, b""))
+    block = _headers(method)
+    for stream in range(1, 2 * number, 2):
+        connection.sendall(_frame(_HEADERS, _END_HEADERS | _END_STREAM, stream, block))
+    return connection
+
+
+def _headers(method: str) -> bytes:
+    headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "a"}
+    headers |= {"te": "trailers", "content-type": "application/grpc"}
+    return b"".join(b"\0" + _text(name) + _text(value) for name, value in headers.items())
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

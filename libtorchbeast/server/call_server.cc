@@ -2,11 +2,12 @@
 
 #include "libtorchbeast/server/call_server.h"
 
-#include <grpc/support/time.h>
-
+#include <algorithm>
+#include <cstddef>
 #include <exception>
-#include <system_error>
 #include <utility>
+
+#include "libtorchbeast/support/errors.h"
 
 namespace torchbeast {
 namespace {
@@ -16,9 +17,12 @@ constexpr std::chrono::milliseconds kAcceptorPause{50};
 constexpr std::chrono::milliseconds kAcceptorTurn{2};
 // The acceptor does not pause for this long after a new call, because clients often make several.
 constexpr std::chrono::milliseconds kAttention{100};
-// The longest time that the acceptor waits until a client has received a refusal.
+// A refused call is cancelled if its refusal cannot be sent within this time.
 constexpr std::chrono::milliseconds kRefusalPatience{100};
-constexpr std::chrono::milliseconds kForever{std::chrono::hours(24 * 365)};
+// How many refused calls the acceptor looks at in a turn with a new call, and in one without. A
+// look takes up to 0.2 ms while a client does not read.
+constexpr std::size_t kLooksWhenBusy = 2;
+constexpr std::size_t kLooksWhenIdle = 64;
 
 // Returns a deadline that a change of the system's clock does not move.
 gpr_timespec after(std::chrono::milliseconds time) {
@@ -32,37 +36,71 @@ grpc::Status too_many_calls() {
 
 }  // namespace
 
-bool Call::is_done() {
-  void* tag;
-  bool ok = false;
-  return events_.Next(&tag, &ok) && ok;
-}
+void Call::cancel_after(std::chrono::milliseconds time) { deadline_ = after(time); }
 
-void Call::finish(const grpc::Status& status, std::chrono::milliseconds patience) {
-  stream_.Finish(status, this);
-  events_.Shutdown();
-  void* tag;
-  bool ok;
+bool Call::next(bool* ok) {
   for (;;) {
-    switch (events_.AsyncNext(&tag, &ok, after(patience))) {
+    void* tag;
+    switch (events_.AsyncNext(&tag, ok, deadline_)) {
       case grpc::CompletionQueue::SHUTDOWN:
-        return;
-      case grpc::CompletionQueue::TIMEOUT:
-        context_.TryCancel();
-        break;
+        return false;
       case grpc::CompletionQueue::GOT_EVENT:
-        break;
+        return true;
+      case grpc::CompletionQueue::TIMEOUT:
+        cancel();
     }
   }
 }
 
-CallServer::CallServer(const Endpoint& endpoint, std::int64_t max_calls, Handler handler)
-    : max_calls_(max_calls), handler_(std::move(handler)) {
+bool Call::is_done() {
+  bool ok = false;
+  return next(&ok) && ok;
+}
+
+void Call::begin_end(const grpc::Status& status) {
+  stream_.Finish(status, this);
+  events_.Shutdown();
+}
+
+void Call::wait_for_end() {
+  bool ok;
+  while (next(&ok)) continue;
+}
+
+bool Call::has_ended() {
+  void* tag;
+  bool ok;
+  for (;;) {
+    switch (events_.AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC))) {
+      case grpc::CompletionQueue::SHUTDOWN:
+        return true;
+      case grpc::CompletionQueue::GOT_EVENT:
+        break;
+      case grpc::CompletionQueue::TIMEOUT:
+        if (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), deadline_) >= 0) cancel();
+        return false;
+    }
+  }
+}
+
+void Call::cancel() {
+  context_.TryCancel();
+  deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+}
+
+CallServer::CallServer(const Endpoint& endpoint, Limits limits, Handler handler)
+    : limits_(std::move(limits)), handler_(std::move(handler)) {
   grpc::ServerBuilder builder;
   builder.RegisterAsyncGenericService(&calls_);
   arrivals_ = builder.AddCompletionQueue();
   server_ = start_server(endpoint, &builder);
-  acceptor_ = std::thread([this] { accept(); });
+  try {
+    acceptor_ = std::thread([this] { accept(); });
+  } catch (const std::exception& error) {
+    stop(std::chrono::milliseconds(0));
+    throw ConnectionError("cannot serve at " + endpoint.address +
+                          ": no thread can be started for new calls: " + error.what());
+  }
 }
 
 void CallServer::stop(std::chrono::milliseconds grace) {
@@ -78,7 +116,7 @@ void CallServer::stop(std::chrono::milliseconds grace) {
     while (open_ > 0) changed_.wait(mutex_);
   }
   arrivals_->Shutdown();
-  acceptor_.join();
+  if (acceptor_.joinable()) acceptor_.join();
   server_.reset();
 }
 
@@ -95,12 +133,16 @@ void CallServer::accept() {
     bool ok;
     switch (arrivals_->AsyncNext(&tag, &ok, after(is_seldom ? kAcceptorTurn : kPollInterval))) {
       case grpc::CompletionQueue::SHUTDOWN:
+        for (const auto& call : refused_) call->wait_for_end();
+        refused_.clear();
         return;
       case grpc::CompletionQueue::TIMEOUT:
+        release_refused(kLooksWhenIdle);
         break;
       case grpc::CompletionQueue::GOT_EVENT:
         if (ok) start(std::move(next_));  // otherwise the server is shutting down
         attentive_until = Clock::now() + kAttention;
+        release_refused(kLooksWhenBusy);
     }
   }
 }
@@ -119,28 +161,43 @@ void CallServer::request_call() {
 }
 
 void CallServer::start(std::unique_ptr<Call> call) {
-  grpc::Status refusal = admit();
+  grpc::Status refusal = admit(call.get());
   if (refusal.ok()) {
     try {
       std::thread([this, call = call.get()] { serve(std::unique_ptr<Call>(call)); }).detach();
       call.release();
       return;
-    } catch (const std::system_error&) {  // the system has no more threads
-      count_closed();
+    } catch (const std::exception&) {  // the system has no more threads, or no memory
+      count_closed(call->group_);
       refusal = too_many_calls();
     }
   }
-  call->finish(refusal, kRefusalPatience);
+  call->cancel_after(kRefusalPatience);
+  call->begin_end(refusal);
+  refused_.push_back(std::move(call));
+}
+
+// Drops refused calls that have ended, of the next `looks`. It never waits: a client that does not
+// read can keep gRPC from ending a call, even one that is cancelled.
+void CallServer::release_refused(std::size_t looks) {
+  for (looks = std::min(looks, refused_.size()); looks > 0; --looks) {
+    std::unique_ptr<Call> call = std::move(refused_.front());
+    refused_.pop_front();
+    if (!call->has_ended()) refused_.push_back(std::move(call));
+  }
 }
 
 // Requests the next call after one has arrived. Counts the new call as open, or returns the reason
 // to refuse it.
-grpc::Status CallServer::admit() {
+grpc::Status CallServer::admit(Call* call) {
+  const Limit limit = limits_(call->method());
   MutexLock lock(mutex_);
   // gRPC permits no further request.
   if (stopping_) return {grpc::StatusCode::UNAVAILABLE, "the server is stopping"};
   request_call();
-  if (open_ >= max_calls_) return too_many_calls();
+  if (open_in_[limit.group] >= limit.max_calls) return too_many_calls();
+  call->group_ = limit.group;
+  ++open_in_[limit.group];
   ++open_;
   return grpc::Status::OK;
 }
@@ -152,13 +209,16 @@ void CallServer::serve(std::unique_ptr<Call> call) {
   } catch (const std::exception& error) {  // no memory
     status = {grpc::StatusCode::UNKNOWN, error.what()};
   }
-  call->finish(status, kForever);
+  call->begin_end(status);
+  call->wait_for_end();
+  const std::string group = call->group_;
   call.reset();
-  count_closed();
+  count_closed(group);
 }
 
-void CallServer::count_closed() {
+void CallServer::count_closed(const std::string& group) {
   MutexLock lock(mutex_);
+  --open_in_[group];
   --open_;
   changed_.notify_all();  // with the lock: stop() may return, and this object end, once it is free
 }

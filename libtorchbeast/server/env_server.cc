@@ -23,7 +23,10 @@
 namespace torchbeast {
 namespace {
 
-constexpr std::int64_t kOtherCalls = 32;  // beside streams, at once
+constexpr std::int64_t kOtherCalls = 32;  // of each method except streams, at once
+// How long a call without a token may keep the server waiting.
+constexpr std::chrono::seconds kStrangersPatience{10};
+constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
 
 // The length to which status messages are shortened, in bytes of the header in which they travel.
 // Peers refuse headers above 8 KiB.
@@ -287,6 +290,7 @@ void with_environment(const EnvFactory& factory, const EnvServerOptions& options
 grpc::Status check_health(Call* call) {
   grpc::health::v1::HealthCheckRequest request;
   grpc::health::v1::HealthCheckResponse response;
+  call->cancel_after(kStrangersPatience);
   if (!call->read(&request)) return grpc::Status::CANCELLED;
   if (request.service() != "" && request.service() != rpcenv::RPCEnvServer::service_full_name() &&
       request.service() != rpcenv::RPCServerStatus::service_full_name()) {
@@ -308,14 +312,32 @@ class EnvServer::Service {
         credentials_(std::move(credentials)),
         description_(options_.description) {}
 
+  // Returns how many calls of a method may be open at once, and which methods count together.
+  // Strangers can only use up the calls that need no token.
+  CallServer::Limit limit(const std::string& method) const {
+    const auto found = methods_.find(method);
+    if (found == methods_.end()) {
+      return {method == kHealthCheck ? method : "unknown methods", kOtherCalls};
+    }
+    // More than OpenStream counts: its refusal says which limit a stream has reached.
+    if (found->second == &Service::streaming_env ||
+        found->second == &Service::streaming_vector_env) {
+      return {"streams", options_.max_streams + kOtherCalls};
+    }
+    return {method, kOtherCalls};
+  }
+
   // Returns the status that ends the call.
   grpc::Status answer(Call* call) {
-    if (call->method() == "/grpc.health.v1.Health/Check") return check_health(call);
+    if (call->method() == kHealthCheck) return check_health(call);
     const auto method = methods_.find(call->method());
     if (method == methods_.end()) return {grpc::StatusCode::UNIMPLEMENTED, "no such method"};
     // Before a message is read, which may have 256 MiB.
     const grpc::Status refusal = check_token(credentials_, *call->context());
-    if (!refusal.ok()) return refusal;
+    if (!refusal.ok()) {
+      call->cancel_after(kStrangersPatience);
+      return refusal;
+    }
     return as_status(call, [&] { (this->*method->second)(call); });
   }
 
@@ -414,9 +436,9 @@ void EnvServer::begin() {
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(endpoint_);
   auto service = std::make_shared<Service>(factory_, options_, endpoint_.credentials);
-  auto calls =
-      std::make_unique<CallServer>(endpoint_, options_.max_streams + kOtherCalls,
-                                   [service](Call* call) { return service->answer(call); });
+  auto calls = std::make_unique<CallServer>(
+      endpoint_, [service](const std::string& method) { return service->limit(method); },
+      [service](Call* call) { return service->answer(call); });
   set_state(State::kServing);
   std::exception_ptr failure;
   try {

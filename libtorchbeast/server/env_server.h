@@ -38,7 +38,7 @@ struct EnvServerOptions {
 //
 //   learner -> stream -> thread of the stream: Env::reset, Env::step
 //
-// No more than max_streams are open at once, and no more than 32 other calls are answered.
+// No more than max_streams are open at once, and no more than 32 calls of each other method.
 // If the endpoint has a token, calls without it end with UNAUTHENTICATED before an Env is made.
 //
 // Thread safety: one thread calls run(); any thread may call the other methods. The thread in run()
