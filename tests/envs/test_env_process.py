@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import queue
@@ -191,7 +192,9 @@ def test_a_signal_while_an_environment_is_made_stops_the_program(
 
     def is_being_made() -> bool:
         started = set(psutil.Process().children()).difference(before)
-        return any("env_process_main" in " ".join(child.cmdline()) for child in started)
+        with contextlib.suppress(psutil.NoSuchProcess):  # another one that has just ended
+            return any("env_process_main" in " ".join(child.cmdline()) for child in started)
+        return False
 
     def stop() -> None:
         wait_for(is_being_made)
