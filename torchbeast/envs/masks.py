@@ -38,9 +38,13 @@ class MaskFromInfo:
         self._env = env
 
     @property
-    def observation_space(self) -> dict[str, Any] | None:
-        """The environment's space with an entry for the mask; raises ValueError."""
-        said = declared(getattr(self._env, "observation_space", None))
+    def observation_space(self) -> Any:
+        """The environment's space with an entry for the mask."""
+        space = getattr(self._env, "observation_space", None)
+        try:
+            said = declared(space)
+        except ValueError:
+            return space  # SyncVecEnv says why it cannot be used
         return None if said is None else _with_mask(said, None)
 
     @cached_property
