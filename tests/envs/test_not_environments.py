@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user's function returns in place of an environment, and the message for each."""
+"""Objects that are not environments are refused, each with its own message."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def callers_settings() -> Iterator[None]:
 
 
 def settings() -> dict[str, Any]:
-    """What the process has at any time; torch's as a new thread of the caller gets them too."""
+    """Returns the settings of the process now, and those of torch in a new thread."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     return {
         "threads": (torch.get_num_threads(), in_a_thread(torch.get_num_threads)),
@@ -84,7 +84,7 @@ def settings() -> dict[str, Any]:
 
 
 def settings_without_a_run() -> dict[str, Any]:
-    """What the process also has before and after a run."""
+    """Returns further settings of the process, which may differ while a run lasts."""
     logs = {name: logging.getLogger(name) for name in ("torchbeast", "ray")}
     logged = {name: (log.level, log.propagate, [*log.handlers]) for name, log in logs.items()}
     descriptors = {

@@ -69,7 +69,7 @@ def ray_scheme(make: Any = impala_of, **axes: Any) -> Any:
 
 
 def what_ray_changes() -> dict[str, Any]:
-    """What Ray, and a run for it, change in this process."""
+    """Returns the settings of this process that Ray, and a run on Ray, change."""
     logs = [logging.getLogger(name) for name in ("ray", "torchbeast")]
     return {
         "variables": dict(os.environ),

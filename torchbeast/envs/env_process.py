@@ -31,7 +31,7 @@ _POLL_S = 0.1  # between two calls of check_goes_on
 
 
 class Description(NamedTuple):
-    """What a VecEnv says about itself."""
+    """The attributes of a VecEnv that describe it."""
 
     env_id: str
     observation_space: ObservationSpace

@@ -14,8 +14,8 @@ from typing import Any
 class Taking:
     """Takes batches from a source in a thread of its own, each when it is asked for.
 
-    Batches are numbered from 1. The newest one is kept until the next one is asked for, so an
-    interrupted `ask` or `wait` can be repeated: neither loses a batch or takes one too many.
+    Batches are numbered from 1. It keeps the newest batch until you ask for the next one, so you
+    can repeat an interrupted `ask` or `wait`: neither loses a batch or takes one too many.
     """
 
     def __init__(self, batches: Callable[[], Iterator[Any]]) -> None:
