@@ -28,9 +28,9 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.choices import Precision
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.weights import PublishedWeights
@@ -99,9 +99,9 @@ def loop_of(
     env = envs.make(arguments.env, arguments.num_envs, num_threads=arguments.threads)
     made = _learner(arguments, size, env)
     agent, inside_of_operations = made.agent, torch.get_num_threads()
-    seen = stacked_space(env.observation_space, env.frame_stack)
-    shape = agent.model, seen, made.algo.needs, arguments.unroll_length, arguments.num_envs
-    slot, batch = SharedRollouts(*shape, 1), Batch(*shape, pin=False)
+    spec = RolloutSpec(agent, made.algo.needs, arguments.unroll_length)
+    slot = SharedRollouts(spec, arguments.num_envs, num_slots=1)
+    batch = Batch(spec, arguments.num_envs, pin=False)
     loop = EnvLoop(env, agent.model, 1)
     for index in itertools.count():
         writer = SlotWriter(slot.slots[0], loop.acted.state, 0, index)

@@ -16,7 +16,6 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
@@ -71,8 +70,7 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
 
     def source(learner: Learner[SharedWeights]) -> MonoSource:
         config = _source_config(flags, learner)
-        seen = stacked_space(spaces[0], spaces[2])
-        made = MonoSource(learner.agent, seen, learner.weights, learner.compute.device, config)
+        made = MonoSource(learner.agent, learner.weights, learner.compute.device, config)
         ending.callback(made.end)
         return made
 

@@ -322,7 +322,7 @@ def train(
     def source(learner: Learner[PublishedWeights]) -> PolySource:
         made = PolySource(
             own,
-            learner.agent.model,
+            learner.agent,
             learner.weights,
             learner.compute.device,
             learner.rollouts,

@@ -17,7 +17,6 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
 from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.env_process import EnvProcess
@@ -57,7 +56,6 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
     spec = flags.environment.spec
     with closing(EnvProcess(spec, 1, check_goes_on=opened.supervisor.check_goes_on)) as env:
         spaces = env.observation_space, env.action_space, env.frame_stack
-    seen = stacked_space(spaces[0], spaces[2])
     fleet = ending.enter_context(RayFleet(flags.ray, flags.run.xpid, _is_own_code(flags)))
     room = fleet.room()
     workers = num_workers(flags.ray, room)
@@ -75,10 +73,10 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
 
     def source(learner: Learner[FleetWeights]) -> RaySource:
         config = _source_config(flags, workers, learner)
-        size = rollout_bytes(learner.agent, seen, config)
+        size = rollout_bytes(learner.agent, config)
         check_object_store(room, size, flags.ray.buffers(), learner.weights.num_bytes)
         device = learner.compute.device
-        made = RaySource(learner.agent, seen, learner.weights, device, fleet, config)
+        made = RaySource(learner.agent, learner.weights, device, fleet, config)
         ending.callback(made.end)
         return made
 

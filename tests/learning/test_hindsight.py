@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 
+from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import ModelInputs
 from torchbeast.core.actors.q_network import QNetwork
-from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import DQNConfig, OptimiserConfig, StepConfig
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.specs import ActorSpec
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
 from torchbeast.envs.goals import outcome_in
 from torchbeast.envs.toy import BitFlip
@@ -54,7 +54,9 @@ def learnt(hindsight_share: float, seed: int = 5) -> float:
     """What is solved after some thousand steps: rollouts of one step, each followed by updates."""
     torch.manual_seed(seed)
     env = BitFlip(ENVS, BITS)
-    actor = make_model(ActorSpec("q-mlp", {"hidden": 64}), env.observation_space, env.action_space)
+    spec = ActorSpec("q-mlp", {"hidden": 64})
+    agent = make_agent(spec, env.observation_space, env.action_space, frame_stack=1)
+    actor = agent.model
     assert isinstance(actor, QNetwork)
     adam = OptimiserConfig(optimiser="adam", learning_rate=0.002, epsilon=1e-8)
     config = DQNConfig(
@@ -65,7 +67,7 @@ def learnt(hindsight_share: float, seed: int = 5) -> float:
         optimiser=adam,
     )
     step = OptimiserStep(DQN(actor, config), StepConfig(), total_steps=2 * ROUNDS * ENVS)
-    fields = rollout_specs(actor, env.observation_space, (), 1, ENVS)
+    fields = RolloutSpec(agent, (), unroll_length=1).fields(ENVS)
     outcome = outcome_in(env, "BitFlip") if hindsight_share else None
     sampling = replace(UNIFORM, hindsight=outcome, hindsight_share=hindsight_share)
     replay = TransitionReplay(fields, 20_000, seed=seed, sampling=sampling)

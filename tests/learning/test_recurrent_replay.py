@@ -23,7 +23,7 @@ from torchbeast.core.nest_py import flatten
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import OwnReplay
@@ -95,7 +95,7 @@ class Line:
 
 @contextmanager
 def mixed(agent: Agent) -> Iterator[MixedSource]:
-    fields = rollout_specs(agent.model, SPACE, ("policy_logits",), T, columns=1)
+    fields = RolloutSpec(agent, ("policy_logits",), T).fields()
     source = MixedSource(
         Line(agent),
         OwnReplay(RolloutReplay(fields, 300, seed=1)),

@@ -243,7 +243,6 @@ def of_catch(place: Place, folder: str, algo: str = "ppo", num_envs: int = 4) ->
     )
     source = LocalSource(
         agent,
-        agent.observation_space,
         weights,
         torch.device("cpu"),
         partial(SeenSeeds, folder=folder),

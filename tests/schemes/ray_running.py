@@ -12,7 +12,6 @@ import torch
 from compliance.source import Running, Setup
 
 from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
@@ -43,8 +42,8 @@ def running_on(fleet: Fleet, setup: Setup, **of_fleet: Any) -> Iterator[Running]
     torch.manual_seed(0)
     agent = make_agent(setup.actor(), observation, action, frame_stack)
     weights = FleetWeights(agent.model, setup.version)
-    seen, config = stacked_space(observation, frame_stack), config_of(setup, **of_fleet)
-    source = RaySource(agent, seen, weights, torch.device("cpu"), fleet, config)
+    config = config_of(setup, **of_fleet)
+    source = RaySource(agent, weights, torch.device("cpu"), fleet, config)
     supervisor = Supervisor()
     try:
         source.start(supervisor)

@@ -107,7 +107,7 @@ class ByHand:
         self.supervisor = Supervisor()
         config = config_of(SETUP, **of_fleet)
         device = torch.device("cpu")
-        self.source = RaySource(self.agent, observation, self.weights, device, self.fleet, config)
+        self.source = RaySource(self.agent, self.weights, device, self.fleet, config)
         self.source._supervisor = self.supervisor
         self.weights.on_publish = self.source._tell_dispatcher
         for actor in self.source._actors:

@@ -14,7 +14,7 @@ from compliance.source import Running, Setup
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import OwnReplay
@@ -59,9 +59,7 @@ class NewColumns:
 
 def replay_of(running: Running, setup: Setup, capacity: int = CAPACITY) -> RolloutReplay:
     agent = running.agent
-    specs = rollout_specs(
-        agent.model, agent.observation_space, setup.extras, setup.unroll_length, columns=1
-    )
+    specs = RolloutSpec(agent, setup.extras, setup.unroll_length).fields()
     capacity = max(capacity, 20 * setup.unroll_length)
     return RolloutReplay(specs, capacity, agent.frame_stack, seed=5)
 

@@ -19,7 +19,7 @@ from compliance.source import CASES, Running, Setup, SourceCompliance, copy_of, 
 from mixed_running import NotStarted
 
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.core.storages.transition_replay import TransitionReplay
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
@@ -33,9 +33,9 @@ class Counted:
 
     def __init__(self, running: Running, setup: Setup) -> None:
         agent = running.agent
-        shape = agent.model, agent.observation_space, setup.extras, setup.unroll_length
+        fields = RolloutSpec(agent, setup.extras, setup.unroll_length).fields()
         capacity = max(CAPACITY, 20 * setup.unroll_length)
-        replay = TransitionReplay(rollout_specs(*shape, columns=1), capacity, agent.frame_stack)
+        replay = TransitionReplay(fields, capacity, agent.frame_stack)
         schedule = Schedule(
             batch_size=3,
             updates_per_step=1 / (setup.batch_size * setup.unroll_length),

@@ -22,7 +22,7 @@ from torchbeast.bench.sample import Measure, Sample, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_bytes
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
 from torchbeast.processes.memory import free_memory
@@ -73,7 +73,7 @@ def _online(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> _Endl
     """Returns a source of the same batches, with room for replayed rollouts."""
     batch = still_rollout(config, agent, extras)
     columns, unroll_length = _IN_FLIGHT * batch.batch_size, config.rollouts.unroll_length
-    size = rollout_bytes(agent.model, agent.observation_space, extras, unroll_length, columns)
+    size = RolloutSpec(agent, extras, unroll_length).num_bytes(columns)
     return _Endless([batch.map(torch.clone) for _ in range(_IN_FLIGHT)], size)
 
 

@@ -97,9 +97,9 @@ def _local(
         seed=learner.seed,
         stops_early=stops_early,
     )
-    seen, make_env = learner.agent.observation_space, scheme.train_envs_factory.make
+    make_env = scheme.train_envs_factory.make
     device = learner.compute.device
-    return LocalSource(learner.agent, seen, learner.weights, device, make_env, config)
+    return LocalSource(learner.agent, learner.weights, device, make_env, config)
 
 
 def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Precision) -> MonoSource:
@@ -116,8 +116,8 @@ def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Preci
         on_demand=scheme.synchronous_rollouts > 0,
         seed=learner.seed,
     )
-    seen, device = learner.agent.observation_space, learner.compute.device
-    return MonoSource(learner.agent, seen, learner.weights, device, config)
+    device = learner.compute.device
+    return MonoSource(learner.agent, learner.weights, device, config)
 
 
 def _ray(
@@ -139,5 +139,5 @@ def _ray(
         spare_columns=learner.spare_columns,
         seed=learner.seed,
     )
-    seen, device = learner.agent.observation_space, learner.compute.device
-    return RaySource(learner.agent, seen, learner.weights, device, fleet, config)
+    device = learner.compute.device
+    return RaySource(learner.agent, learner.weights, device, fleet, config)

@@ -42,7 +42,7 @@ def served_source(
     )
     return _InterruptibleSource(
         _fleet(scheme.train_envs_factory, env, plans, addresses),
-        learner.agent.model,
+        learner.agent,
         learner.weights,
         device,
         learner.rollouts,

@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
@@ -134,9 +134,8 @@ def transition_source(
 
 
 def _specs(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict[str, Any]:
-    """Returns the fields of a rollout, see rollout_specs."""
-    length = config.rollouts.unroll_length
-    return rollout_specs(agent.model, agent.observation_space, extras, length, columns=1)
+    """Returns the fields of a rollout of one environment."""
+    return RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
 
 
 def _check_and_say_memory(

@@ -36,9 +36,9 @@ from torch import nn
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.choices import Precision
-from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.child_process import Deaths
@@ -95,12 +95,9 @@ class RaySourceConfig:
     seed: int
 
 
-def rollout_bytes(
-    agent: Agent, observation_space: ObservationSpace, config: RaySourceConfig
-) -> int:
+def rollout_bytes(agent: Agent, config: RaySourceConfig) -> int:
     """Returns the size of a rollout of one environment, without final observations."""
-    shape = config.extras, config.rollouts.unroll_length, 1, agent.frame_stack
-    return slot_bytes(agent.model, observation_space, *shape)
+    return slot_bytes(RolloutSpec(agent, config.extras, config.rollouts.unroll_length), num_envs=1)
 
 
 class FleetWeights:
@@ -160,7 +157,6 @@ class RaySource:
     def __init__(
         self,
         agent: Agent,
-        observation_space: ObservationSpace,
         weights: FleetWeights,
         device: torch.device,
         fleet: Fleet,
@@ -168,20 +164,18 @@ class RaySource:
     ) -> None:
         """Allocates buffers.
 
-        observation_space: that of one environment, as the policy sees it.
         device: the learner's; batches for a GPU are in pinned memory.
         """
         self._config, self._weights, self._fleet = config, weights, fleet
         self._batch_size = config.rollouts.batch_size
-        shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
+        length, keywords = config.rollouts.unroll_length, config.env.options.info_keywords
+        spec, pin = RolloutSpec(agent, config.extras, length, keywords), device.type == "cuda"
         num_batches = config.num_batches + config.fleet.batches_ahead(self._batch_size)
-        pin, info_keywords = device.type == "cuda", config.env.options.info_keywords
         batches = (
-            Batch(*shape, self._batch_size, pin, config.spare_columns, info_keywords)
-            for _ in range(num_batches)
+            Batch(spec, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
         self._collector = Collector(batches)
-        self._rollout_bytes = rollout_bytes(agent, observation_space, config)
+        self._rollout_bytes = rollout_bytes(agent, config)
         self._events: queue.Queue[Event | None] = queue.Queue()
         self._played: queue.Queue[Written | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference

@@ -28,7 +28,7 @@ from torchbeast.processes.child_main import failure
 from torchbeast.schemes.weights_ring import opened
 from torchbeast.sources.processes.activity import local_activity
 from torchbeast.sources.processes.player import Acting, Player, acting
-from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SlotWriter, slot_specs
+from torchbeast.sources.processes.rollout_buffers import RolloutArrays, SlotWriter, slot_fields
 from torchbeast.sources.processes.shared_weights import SharedWeights
 
 END_S = 3.0
@@ -95,8 +95,8 @@ class RolloutWorker:
     ) -> Started | Failed:
         """Makes environments and network.
 
-        arguments: those of `acting`, and unroll_length, extras, mode, first_env (number of the
-            first environment), ring (the RingAddress of the learner's weights, or None).
+        arguments: those of `acting`, and mode, first_env (number of the first environment), ring
+            (the RingAddress of the learner's weights, or None).
         """
         with self._lock:
             self._begin_again()
@@ -110,15 +110,12 @@ class RolloutWorker:
 
     def _prepare(self, arguments: Mapping[str, Any], made: Acting) -> None:
         self._arguments, self._loop = arguments, made.loop
-        shape = arguments["extras"], arguments["unroll_length"], arguments["num_envs"]
-        specs = slot_specs(
-            made.actor, made.observation_space, *shape, made.frame_stack, made.info_keywords
-        )
-        self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), specs)
-        mode, weights = arguments["mode"], self._weights
-        if ring := opened(arguments["ring"], made.actor):
+        fields = slot_fields(made.rollouts, arguments["num_envs"])
+        self._slot = map_leaves(lambda spec: np.zeros(spec.shape, spec.dtype), fields)
+        actor, mode, weights = made.rollouts.agent.model, arguments["mode"], self._weights
+        if ring := opened(arguments["ring"], actor):
             weights.read_from(ring)
-        self._player = Player(made.loop, made.actor, weights, self._activity, mode)
+        self._player = Player(made.loop, actor, weights, self._activity, mode)
 
     def play(self, rollout_index: int) -> Played | Failed | None:
         """Plays one rollout; None: the worker was asked to end.

@@ -12,7 +12,6 @@ import torch
 from compliance.source import Running, Setup
 
 from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.envs.opening import make_environment
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
@@ -39,7 +38,6 @@ def running_local(setup: Setup, **options: Any) -> Iterator[Running]:
     weights = PublishedWeights(agent.model, setup.version)
     source = LocalSource(
         agent,
-        stacked_space(observation, frame_stack),
         weights,
         torch.device("cpu"),
         functools.partial(make_environment, setup.env_id),

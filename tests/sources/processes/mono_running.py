@@ -12,7 +12,6 @@ import torch
 from compliance.source import Running, Setup
 
 from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
@@ -56,8 +55,7 @@ def running_mono(setup: Setup, **options: Any) -> Iterator[Running]:
         }
     )
     weights = SharedWeights(agent.model, setup.version, ring_size(config.processes.fixed_lag))
-    seen = stacked_space(observation, frame_stack)
-    source = MonoSource(agent, seen, weights, torch.device("cpu"), config)
+    source = MonoSource(agent, weights, torch.device("cpu"), config)
     supervisor = Supervisor()
     try:
         source.start(supervisor)

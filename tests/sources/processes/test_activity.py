@@ -110,7 +110,7 @@ def source(clock: Clock, *stages: str, fixed_lag: int | None = None) -> MonoSour
         unroll_length=1,
         fixed_lag=fixed_lag,
     )
-    made = MonoSource(agent, space, SharedWeights(agent.model), torch.device("cpu"), config)
+    made = MonoSource(agent, SharedWeights(agent.model), torch.device("cpu"), config)
     for actor, stage in zip(made._actors, stages, strict=True):
         process: Any = Process()
         actor.activity._now, actor.process, actor.alive = clock, process, True

@@ -73,7 +73,7 @@ def test_every_buffer_and_every_version_of_the_weights_counts_as_memory(
     env = EnvSpec("never made")
     config = config_of(env=env, actor=spec, extras=(), **{"num_buffers": 4, **sizes, **settings})
     weights = SharedWeights(agent.model, 0, ring_size(config.processes.fixed_lag))
-    source = MonoSource(agent, agent.observation_space, weights, torch.device("cpu"), config)
+    source = MonoSource(agent, weights, torch.device("cpu"), config)
     own = sum(-(-tensor.nbytes // 64) * 64 for tensor in agent.model.state_dict().values())
     assert source.num_bytes == rollouts * ROLLOUT + versions * own
 
@@ -172,7 +172,7 @@ def test_a_rollout_number_is_skipped_even_if_the_dead_actor_had_finished_all_gra
         batch_size=1,
         unroll_length=1,
     )
-    source = MonoSource(agent, agent.observation_space, weights, torch.device("cpu"), config)
+    source = MonoSource(agent, weights, torch.device("cpu"), config)
     (actor,) = source._actors
     process = actor.process = Mock()
     actor.start = lambda: None

@@ -13,10 +13,10 @@ from source_envs import Counting, Nested, Stacked
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import flatten, map_leaves2
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 T, E = 6, 4
@@ -35,12 +35,10 @@ class Player:
         extras: tuple[str, ...] = ("policy_logits",),
     ) -> None:
         space = env.observation_space
-        self.actor = make_agent(
-            ActorSpec(model, use_lstm=use_lstm), space, env.action_space, env.frame_stack
-        ).model
-        self.shape = self.actor, stacked_space(space, env.frame_stack), extras, T
-        stack = env.frame_stack
-        self.rollouts = SharedRollouts(*self.shape, env.num_envs, num_slots, num_frames=stack)
+        actor = ActorSpec(model, use_lstm=use_lstm)
+        agent = make_agent(actor, space, env.action_space, env.frame_stack)
+        self.actor, self.spec = agent.model, RolloutSpec(agent, extras, T)
+        self.rollouts = SharedRollouts(self.spec, env.num_envs, num_slots)
         self.loop = EnvLoop(env, self.actor, seed=0)
 
     def play(self, slot: int) -> None:
@@ -53,7 +51,7 @@ class Player:
             writer.write(t, loop.row, loop.acted, slot)
 
     def batch(self, size: int, spare: int = 0) -> Batch:
-        return Batch(*self.shape, size, pin=False, spare_columns=spare)
+        return Batch(self.spec, size, pin=False, spare_columns=spare)
 
 
 @pytest.fixture
@@ -205,7 +203,7 @@ def test_spare_columns_are_left_to_others(player: Player) -> None:
 
 
 def test_a_second_mapping_of_the_file_sees_what_was_written(player: Player) -> None:
-    other = SharedRollouts(*player.shape, E, 3, player.rollouts.descriptor)
+    other = SharedRollouts(player.spec, E, 3, player.rollouts.descriptor)
     for mine, theirs in zip(player.rollouts.slots, other.slots, strict=True):
         for a, b in itertools.zip_longest(flatten(mine), flatten(theirs)):
             assert (a == b).all() and a.shape == b.shape and a.dtype == b.dtype

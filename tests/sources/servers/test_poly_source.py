@@ -328,7 +328,7 @@ def playing(addresses: str, setup: Setup, spare_columns: int = 0) -> Iterator[Ru
     weights = PublishedWeights(agent.model, setup.version)
     source = PolySource(
         fleet,
-        agent.model,
+        agent,
         weights,
         torch.device("cpu"),
         RolloutConfig(batch_size=setup.batch_size, unroll_length=setup.unroll_length),

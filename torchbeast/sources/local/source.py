@@ -28,11 +28,11 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.choices import Precision
-from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.core.threads import one_thread
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
@@ -47,7 +47,7 @@ from torchbeast.sources.processes.rollout_buffers import (
     RolloutArrays,
     SlotWriter,
     slot_bytes,
-    slot_specs,
+    slot_fields,
 )
 
 
@@ -95,7 +95,6 @@ class LocalSource:
     def __init__(
         self,
         agent: Agent,
-        observation_space: ObservationSpace,
         weights: Weights,
         device: torch.device,
         make_env: Callable[[int], VecEnv],
@@ -103,15 +102,14 @@ class LocalSource:
     ) -> None:
         """Allocates buffers; environments are made when the first batch is asked for.
 
-        observation_space: that of one environment, as the policy sees it.
         device: the learner's; batches for a GPU are in pinned memory.
         make_env: makes this number of environments.
         """
         self._config = config
-        shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
-        pin, info_keywords = device.type == "cuda", config.info_keywords
+        rollouts, pin = config.rollouts, device.type == "cuda"
+        spec = RolloutSpec(agent, config.extras, rollouts.unroll_length, config.info_keywords)
         batches = [
-            Batch(*shape, config.rollouts.batch_size, pin, config.spare_columns, info_keywords)
+            Batch(spec, rollouts.batch_size, pin, config.spare_columns)
             for _ in range(config.num_batches)
         ]
         self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
@@ -123,9 +121,9 @@ class LocalSource:
             config.precision, torch.device("cpu"), actor.feature_weights()
         )
         newest = _NewestWeights(weights, self._closed)
-        slot = slot_specs(*shape, config.num_envs, agent.frame_stack, info_keywords)
+        slot = slot_fields(spec, config.num_envs)
         self._player = _RolloutPlayer(actor, newest, make_env, slot, config)
-        held = slot_bytes(*shape, config.num_envs, agent.frame_stack)
+        held = slot_bytes(spec, config.num_envs)
         self.num_bytes = sum(batch.num_bytes for batch in batches) + held
         self._lock = threading.Lock()  # held while a thread plays
         self._supervisor: Supervisor | None = None

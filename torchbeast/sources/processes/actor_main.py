@@ -47,19 +47,10 @@ def main(arguments: dict[str, Any]) -> int:
 
 def _act(arguments: dict[str, Any], grants: Iterator[Grant], report: Report) -> None:
     with acting(arguments) as made:
-        actor, loop, observation_space, frame_stack, info_keywords = made
+        loop, actor = made.loop, made.rollouts.agent.model
         weights = SharedWeights(actor, size=arguments["ring_size"], descriptor=arguments["weights"])
-        rollouts = SharedRollouts(
-            actor,
-            observation_space,
-            arguments["extras"],
-            arguments["unroll_length"],
-            arguments["num_envs"],
-            arguments["num_slots"],
-            arguments["rollouts"],
-            frame_stack,
-            info_keywords,
-        )
+        sizes = arguments["num_envs"], arguments["num_slots"]
+        rollouts = SharedRollouts(made.rollouts, *sizes, arguments["rollouts"])
         count, descriptor = arguments["num_activities"], arguments["activities"]
         activity = SharedActivities(count, descriptor).of(arguments["index"])
         activity.enter("queueing")

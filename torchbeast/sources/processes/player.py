@@ -2,7 +2,7 @@
 """Plays environments rollout by rollout; shared by MonoBeast's actor processes and Ray's actors.
 
     with acting(arguments) as made:
-        player = Player(made.loop, made.actor, weights, activity, mode)
+        player = Player(made.loop, made.rollouts.agent.model, weights, activity, mode)
         player.play(SlotWriter(...), unroll_length, wanted=None)       again and again
 
 The E environments of a process are stepped together, and one forward pass chooses all their
@@ -21,10 +21,9 @@ from torch import nn
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.malloc import keep_freed_memory
@@ -45,13 +44,10 @@ class ActingWeights(Protocol):
 
 
 class Acting(NamedTuple):
-    """The actor and the environments of one process."""
+    """The environments of one process, and the agent that acts in them."""
 
-    actor: Actor
     loop: EnvLoop
-    observation_space: ObservationSpace  # of one environment, as the policy sees it
-    frame_stack: int  # number of frames in an observation
-    info_keywords: tuple[str, ...]  # numbers in the info of a game's last step to keep
+    rollouts: RolloutSpec  # that they play
 
 
 @contextmanager
@@ -61,22 +57,22 @@ def acting(arguments: Mapping[str, Any]) -> Iterator[Acting]:
     Sets torch's number of threads and random numbers, and malloc, for the whole process.
 
     arguments: env and actor, the JSON of their specs, from the parent; precision, of features;
-        num_envs; seed, of this process alone.
+        num_envs; extras and unroll_length, of its rollouts; seed, of this process alone.
     """
     keep_freed_memory()
     torch.set_num_threads(1)  # there is a process for every core
     torch.manual_seed(seed_of(arguments["seed"], "actions"))
     env_spec = EnvSpec.from_parent(arguments["env"])
     with closing(make_environment(env_spec, arguments["num_envs"])) as env:
-        space = env.observation_space
         spec = ActorSpec.from_parent(arguments["actor"])
-        actor = make_agent(spec, space, env.action_space, env.frame_stack).model
+        agent = make_agent(spec, env.observation_space, env.action_space, env.frame_stack)
+        actor = agent.model
         actor.compute_dtype = dtype_for(
             arguments["precision"], torch.device("cpu"), actor.feature_weights()
         )
         loop = EnvLoop(env, actor, seed_of(arguments["seed"], "environments"))
-        seen = stacked_space(space, env.frame_stack)
-        yield Acting(actor, loop, seen, env.frame_stack, env_spec.options.info_keywords)
+        length, keywords = arguments["unroll_length"], env_spec.options.info_keywords
+        yield Acting(loop, RolloutSpec(agent, arguments["extras"], length, keywords))
 
 
 class Player:

@@ -13,21 +13,20 @@ stacks; its pages take no memory until they are written.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchbeast.core.actors.contract import Acted, Actor
+from torchbeast.core.actors.contract import Acted
 from torchbeast.core.actors.env_loop import EnvRow
 from torchbeast.core.envs.info import write_numbers
-from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
+from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.core.storages.frame_stacks import frame_spec, rebuild_rows, store_row
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_specs
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 
 RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
@@ -38,24 +37,14 @@ class SharedRollouts:
 
     def __init__(
         self,
-        actor: Actor,
-        observation_space: ObservationSpace,
-        extras: Sequence[str],
-        unroll_length: int,
+        spec: RolloutSpec,
         num_envs: int,
         num_slots: int,
         descriptor: int | None = None,
-        num_frames: int = 1,
-        info_keywords: Sequence[str] = (),
     ) -> None:
-        """Creates the file, or opens that of `descriptor`, made with the same arguments.
-
-        extras: names of the outputs of acting to keep beside the actions. num_frames: number of
-            frames in an observation. info_keywords: see VecEnv.create_factory.
-        """
+        """Creates the file, or opens that of `descriptor`, made with the same arguments."""
         self.num_envs = num_envs
-        shape = actor, observation_space, extras, unroll_length, num_envs, num_frames
-        specs = slot_specs(*shape, info_keywords)
+        specs = slot_fields(spec, num_envs)
         stride = slot_size(specs)
         self._file = SharedFile(num_slots * stride, descriptor)
         self.slots: list[RolloutArrays] = [
@@ -68,42 +57,28 @@ class SharedRollouts:
         return self._file.descriptor
 
 
-def slot_specs(
-    actor: Actor,
-    observation_space: ObservationSpace,
-    extras: Sequence[str],
-    unroll_length: int,
-    num_envs: int,
-    num_frames: int,
-    info_keywords: Sequence[str] = (),
-) -> dict[str, Any]:
+def slot_fields(spec: RolloutSpec, num_envs: int) -> dict[str, Any]:
     """Returns a nest of ArraySpec for every field of a slot."""
+    num_frames, num_steps = spec.agent.frame_stack, spec.unroll_length
 
     def frames(stack: ArraySpec) -> ArraySpec:
         frame = frame_spec(stack, num_frames)
-        return ArraySpec((unroll_length + num_frames, num_envs, *frame.shape), frame.dtype)
+        return ArraySpec((num_steps + num_frames, num_envs, *frame.shape), frame.dtype)
 
-    finals = map_leaves(
-        lambda spec: ArraySpec((unroll_length * num_envs, *spec.shape), spec.dtype),
-        observation_space,
-    )
-    shape = actor, observation_space, extras, unroll_length, num_envs
-    fields = rollout_specs(*shape, info_keywords)
-    observation = map_leaves(frames, observation_space)
-    return {**fields, "observation": observation, "final_observation": finals}
+    def finals(stack: ArraySpec) -> ArraySpec:
+        return ArraySpec((num_steps * num_envs, *stack.shape), stack.dtype)
+
+    space = spec.agent.observation_space
+    return {
+        **spec.fields(num_envs),
+        "observation": map_leaves(frames, space),
+        "final_observation": map_leaves(finals, space),
+    }
 
 
-def slot_bytes(
-    actor: Actor,
-    observation_space: ObservationSpace,
-    extras: Sequence[str],
-    unroll_length: int,
-    num_envs: int,
-    num_frames: int,
-) -> int:
+def slot_bytes(spec: RolloutSpec, num_envs: int) -> int:
     """Returns the bytes of a slot, without final observations."""
-    specs = slot_specs(actor, observation_space, extras, unroll_length, num_envs, num_frames)
-    return row_bytes(flatten({**specs, "final_observation": ()}))
+    return row_bytes(flatten({**slot_fields(spec, num_envs), "final_observation": ()}))
 
 
 class SlotWriter:
@@ -178,25 +153,15 @@ class Batch:
     """A reusable buffer for one batch, filled column by column, with spare columns behind it."""
 
     def __init__(
-        self,
-        actor: Actor,
-        observation_space: ObservationSpace,
-        extras: Sequence[str],
-        unroll_length: int,
-        batch_size: int,
-        pin: bool,
-        spare_columns: int = 0,
-        info_keywords: Sequence[str] = (),
+        self, spec: RolloutSpec, batch_size: int, pin: bool, spare_columns: int = 0
     ) -> None:
         """Allocates the buffer.
 
         pin: use pinned memory, for asynchronous copies to a GPU. spare_columns: columns that are
-        left to others to fill. info_keywords: see VecEnv.create_factory.
+        left to others to fill.
         """
-        columns = batch_size + spare_columns
-        shape = actor, observation_space, extras, unroll_length, columns
-        specs = rollout_specs(*shape, info_keywords)
-        self._tensors = map_leaves(lambda spec: _empty(spec, pin), specs)
+        fields = spec.fields(batch_size + spare_columns)
+        self._tensors = map_leaves(lambda leaf: _empty(leaf, pin), fields)
         self._arrays: RolloutArrays = map_leaves(lambda tensor: tensor.numpy(), self._tensors)
         self._size = batch_size
         self._filled = 0

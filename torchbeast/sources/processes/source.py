@@ -38,9 +38,9 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.checks import require
 from torchbeast.core.choices import Precision
-from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Deaths, end_all
 from torchbeast.processes.supervisor import Supervisor
@@ -112,14 +112,12 @@ class MonoSource:
     def __init__(
         self,
         agent: Agent,
-        observation_space: ObservationSpace,
         weights: SharedWeights,
         device: torch.device,
         config: MonoSourceConfig,
     ) -> None:
         """Allocates buffers and shared memory.
 
-        observation_space: that of one environment, as the policy sees it.
         device: the learner's; batches for a GPU are in pinned memory.
         """
         self._config = config
@@ -131,14 +129,13 @@ class MonoSource:
         self._replaced = 0
         self._any_has_worked = False
         self._closed = threading.Event()
-        shape = agent.model, observation_space, config.extras, config.rollouts.unroll_length
+        length, keywords = config.rollouts.unroll_length, config.env.options.info_keywords
+        spec, pin = RolloutSpec(agent, config.extras, length, keywords), device.type == "cuda"
         processes, num_processes = config.processes, config.processes.processes()
-        pin, info_keywords = device.type == "cuda", config.env.options.info_keywords
         num_batches = config.num_batches + processes.batches_ahead(self._batch_size)
-        self._rollout_bytes = slot_bytes(*shape, processes.environments(), agent.frame_stack)
+        self._rollout_bytes = slot_bytes(spec, processes.environments())
         self._collector = Collector(
-            Batch(*shape, self._batch_size, pin, config.spare_columns, info_keywords)
-            for _ in range(num_batches)
+            Batch(spec, self._batch_size, pin, config.spare_columns) for _ in range(num_batches)
         )
         counts = split_evenly(processes.environments(), num_processes)
         self._activities = SharedActivities(num_processes)
@@ -147,13 +144,7 @@ class MonoSource:
             _Actor(
                 index,
                 self,
-                SharedRollouts(
-                    *shape,
-                    count,
-                    processes.slots_per_process(),
-                    num_frames=agent.frame_stack,
-                    info_keywords=info_keywords,
-                ),
+                SharedRollouts(spec, count, processes.slots_per_process()),
                 self._activities.of(index),
                 first_envs[index],
             )

@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 import libtorchbeast
-from torchbeast.core.actors.contract import Actor, Mode, specs_of_extras
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import Mode, specs_of_extras
 from torchbeast.core.cuda_stream import CudaStream
-from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import rollout_bytes
+from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.core.threads import use_threads
 from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.processes.supervisor import Supervisor
@@ -72,7 +72,7 @@ class PolySource:
     def __init__(
         self,
         fleet: Fleet,
-        actor: Actor,
+        agent: Agent,
         weights: Weights,
         device: torch.device,
         rollouts: RolloutConfig,
@@ -89,7 +89,7 @@ class PolySource:
     ) -> None:
         """Prepares queue, batcher and pool.
 
-        actor: on `device`; it is only copied, and the copies act with the published weights.
+        agent: its model is on `device`; copies of it act with the published weights.
         extras: names of the outputs of acting to put into rollouts.
         columns: environments whose rollouts are one item of the queue; they divide the batch and
             every stream. None: the largest number that does.
@@ -102,8 +102,8 @@ class PolySource:
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
-        specs_of_extras(actor, extras)
-        self._actor = actor
+        specs_of_extras(agent.model, extras)
+        self._actor = agent.model
         self._extras, self._mode = extras, mode
         self._weights = weights
         self._device = device
@@ -132,11 +132,10 @@ class PolySource:
         )
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
         joined = num_batches * (self._batch_size + spare_columns)
-        space = stacked_space(fleet.observation_space, fleet.frame_stack)
-        shape = actor, space, extras, rollouts.unroll_length
         keywords = fleet.env.options.info_keywords
-        self._num_bytes = rollout_bytes(*shape, written + queued + joined, keywords)
-        self._shape = RolloutShape(columns, rollout_bytes(*shape, 1, keywords))
+        spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
+        self._num_bytes = spec.num_bytes(written + queued + joined)
+        self._shape = RolloutShape(columns, spec.num_bytes())
 
     @property
     def streams(self) -> Streams:
