@@ -36,13 +36,15 @@ if collect_ignore:
 
 
 def pytest_configure() -> None:
-    """Lets the programs of tests hear SIGHUP where nohup has all of them ignore it.
+    """Lets tests hear SIGHUP and SIGINT where nohup, or a shell's &, has all programs ignore them.
 
     A handler is not inherited by a program that is started, an ignored signal is; with a handler
     of its own the session survives a lost terminal as before.
     """
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda *_: None)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
