@@ -206,34 +206,10 @@ class Crashes(Numbered):
     """Ends the process without a report in its first step."""
 
     env_id = "source_envs:Crashes"
-    at_step = 0
 
     def step(self, action: Any) -> VecStep:
-        if self._time == self.at_step:
-            print("out of memory in the emulator", flush=True)
-            os._exit(3)
-        return super().step(action)
-
-
-class CrashesLater(Crashes):
-    """Ends the process without a report in its 20th step, after it has worked."""
-
-    env_id = "source_envs:CrashesLater"
-    at_step = 20
-
-
-class CannotBeMadeAgain(CrashesLater):
-    """The same, but it cannot be made the second time; $MARKER has a letter for each."""
-
-    env_id = "source_envs:CannotBeMadeAgain"
-
-    def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs)
-        with open(os.environ["MARKER"], "a") as marker:
-            marker.write("x")
-            marker.flush()
-            if marker.tell() == 2:
-                raise OSError("no ROM in the slot")
+        print("out of memory in the emulator", flush=True)
+        os._exit(3)
 
 
 class Telling:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from torchbeast.learning import learner_run
-from torchbeast.processes import child_process, supervisor
+from torchbeast.processes import places, supervisor
 from torchbeast.sources.contract import STALL_S, WAIT_S
-from torchbeast.sources.processes import source as mono_source
+from torchbeast.sources.processes import activity
 from torchbeast.sources.servers import env_servers, host_list
 from torchbeast.sources.tunnel import dialler, messages, visitors
 
@@ -34,11 +34,11 @@ def by_default(name: str) -> float:
 STATED = [
     (learner_run._JOIN_S, 15, "Ctrl-C, SIGTERM", "at most 15 s and the time of a checkpoint"),
     (supervisor.SECOND_SIGNAL_S, 1, "a second signal, a second or more after", "exit code 130"),
-    (child_process._DEATHS_S, 600, "MonoBeast: an actor process", "five in one place within ten"),
-    (child_process._DEATHS_S, 600, "five die in one place", "within ten minutes"),
+    (places._DEATHS_S, 600, "MonoBeast: an actor process", "five in one place within ten"),
+    (places._DEATHS_S, 600, "five die in one place", "within ten minutes"),
     (env_servers._SLOW_S, 60, "servers are slow to start", "once a minute"),
-    (child_process._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
-    (mono_source._HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
+    (places._PAUSE_S, 10, "a server process that takes another's", "after 10, 30 and 90 s"),
+    (activity.HANG_S, 600, "MonoBeast: an actor is in one step", "for ten minutes"),
     (STALL_S, 60, "MonoBeast: an actor is in one step", "after a minute"),
     (WAIT_S, 10, "no update for ten seconds", "once a minute"),
     (STALL_S, 60, "no update for ten seconds", "once a minute"),

@@ -25,7 +25,7 @@ from torchbeast.envs.errors import EnvError
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import child_process
 from torchbeast.processes.child_main import failure
-from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, end_all
+from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_all
 
 FOLDERS = [str(Path(__file__).parent), str(Path(torchbeast.__file__).parents[1])]
 
@@ -270,32 +270,6 @@ def test_a_system_without_waitid_has_children_all_the_same(
     monkeypatch.setattr(child_process, "_GRACE_S", 0.1)
     end_all([hanging.process])
     assert hanging.process._process.returncode == -signal.SIGKILL
-
-
-def test_the_pause_after_failed_starts_that_are_slow_has_an_end() -> None:
-    """Five within ten minutes end the program, slower ones never do."""
-    deaths, error = Deaths(), UsageError("the file server is away")
-    deaths.works()
-    for _ in range(20):
-        deaths._times.clear()  # ten minutes have passed
-        assert deaths.too_many(error) is None
-    assert deaths.pause() == 90
-
-
-def test_the_pause_after_failed_starts_grows_until_a_process_works() -> None:
-    deaths, error = Deaths(), UsageError("the port is taken")
-    assert not deaths.may_pass(error)
-    deaths.works()
-    assert not deaths.may_pass(error), "not that of a process that works"
-    pauses = []
-    for death in (ProcessDied("killed"), error, error, error):
-        deaths.too_many(death)
-        assert deaths.may_pass(error)
-        pauses.append(deaths.pause())
-    assert pauses == [0, 10, 30, 90]
-    deaths.works()
-    deaths.too_many(ProcessDied("killed"))
-    assert deaths.pause() == 0
 
 
 def test_all_children_that_are_ended_share_one_grace_period(

@@ -108,7 +108,7 @@ class ByHand:
         config = config_of(SETUP, **of_fleet)
         device = torch.device("cpu")
         self.source = RaySource(self.agent, self.weights, device, self.fleet, config)
-        self.source._supervisor = self.supervisor
+        self.source._supervisor = self.source._places.supervisor = self.supervisor
         self.weights.on_publish = self.source._tell_dispatcher
         for actor in self.source._actors:
             self.source._begin(actor)
@@ -208,7 +208,7 @@ def test_nothing_is_stored_while_all_workers_read_weights_by_themselves(run: ByH
 
 
 def test_the_successor_of_a_worker_that_read_weights_is_sent_them_elsewhere(run: ByHand) -> None:
-    run.source._any_has_worked = True
+    run.source._places._any_works = True
     worker = run.start(0, reads_weights=True)
     run.start(1, reads_weights=True)
     worker.die(WorkerLost("its node has left", has_left=True))
@@ -299,7 +299,7 @@ def test_every_worker_gets_seeds_of_its_own(run: ByHand) -> None:
         return worker.waiting("start")[0][0]["seed"]
 
     first, second = map(seed, run.fleet.workers)
-    run.source._any_has_worked = True
+    run.source._places._any_works = True
     run.fleet.workers[0].die(WorkerLost("killed"))
     run.run()
     assert len({first, second, seed(run.fleet.workers[2])}) == 3
@@ -307,7 +307,7 @@ def test_every_worker_gets_seeds_of_its_own(run: ByHand) -> None:
 
 def test_answers_of_a_worker_that_was_given_up_are_dropped(run: ByHand) -> None:
     worker = run.start(0)
-    run.source._any_has_worked = True
+    run.source._places._any_works = True
     calls = list(worker.calls)
     worker.die(WorkerLost("killed"))
     run.run()
@@ -316,23 +316,6 @@ def test_answers_of_a_worker_that_was_given_up_are_dropped(run: ByHand) -> None:
     run.run()
     with pytest.raises(queue.Empty):
         run.learn()
-
-
-def test_a_worker_that_dies_before_any_has_worked_fails_the_run(run: ByHand) -> None:
-    run.start(0).die(WorkerLost("out of memory"))
-    run.run()
-    failure = run.supervisor.failure
-    assert failure is not None and str(failure) == "actor 0: out of memory"
-
-
-def test_one_that_dies_again_and_again_fails_the_run(run: ByHand) -> None:
-    run.source._any_has_worked = True
-    for _ in range(5):
-        assert run.supervisor.failure is None
-        run.start(-1).die(WorkerLost("out of memory"))
-        run.run()
-    assert "5 processes died in its place" in str(run.supervisor.failure)
-    assert len(run.fleet.workers) == 2 + 4
 
 
 def test_nodes_may_leave_as_often_as_they_like(run: ByHand) -> None:
@@ -377,7 +360,7 @@ def test_a_worker_that_hangs_is_named_and_then_given_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_source, "time", clock)
     run = ByHand()
     worker = run.start(0)
-    run.source._any_has_worked = True
+    run.source._places._any_works = True
     run.source._poll()
     worker.answer("activity", ActivityReport("environment", 5.0, {}, 0))
     run.run()
@@ -408,7 +391,7 @@ def test_a_slower_answer_of_another_lane_takes_nothing_back(run: ByHand) -> None
 
 def test_nothing_is_done_any_more_once_it_is_closed(run: ByHand) -> None:
     worker = run.start(0)
-    run.source._any_has_worked = True
+    run.source._places._any_works = True
     run.source.close()
     for call in list(worker.calls):
         call.then(WorkerLost("killed"))

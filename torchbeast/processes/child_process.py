@@ -35,11 +35,7 @@ _STDERR_LINES = 20
 _LONGEST_LINE = 65_536  # bytes of stderr: a progress bar never ends its line
 _GRACE_S = 5.0  # from closing a child's stdin to SIGKILL
 _REST_S = 2.0  # for the last output of a child that has ended
-_MOST_DEATHS = 5  # of a child and its replacements ...
 KILLED = "was killed by"  # in the error of a child that a signal ended
-_DEATHS_S = 600.0  # ... within this time: another replacement would die too
-_LONGEST_PAUSE_S = 90.0
-_PAUSE_S = 10.0  # after a replacement that could not start, then three times as long each time
 
 Report = dict[str, Any]
 
@@ -182,43 +178,6 @@ class ChildProcess:
 
 class ProcessDied(RunError):
     """A child ended without reporting an error: it was killed, or crashed outside of Python."""
-
-
-class Deaths:
-    """Counts the deaths of a child and its replacements. Used by one thread at a time."""
-
-    def __init__(self) -> None:
-        self._times: collections.deque[float] = collections.deque(maxlen=_MOST_DEATHS)
-        self._any_worked = self._works = False
-        self._failed_starts = 0
-
-    def works(self) -> None:
-        """Records that the present process has begun to work."""
-        self._any_worked = self._works = True
-        self._failed_starts = 0
-
-    def may_pass(self, error: Exception) -> bool:
-        """Returns whether the next process may live: this one was killed or crashed, or could not
-        start where an earlier one could, as when a file or a port is away for a moment.
-        """
-        return isinstance(error, ProcessDied) or (self._any_worked and not self._works)
-
-    def pause(self) -> float:
-        """Returns the seconds until the next start: 0 unless the last one failed."""
-        if not self._failed_starts:
-            return 0.0
-        return min(_LONGEST_PAUSE_S, _PAUSE_S * 3.0 ** (self._failed_starts - 1))
-
-    def too_many(self, error: Exception) -> ProcessDied | None:
-        """Counts a death; returns the final error if replacing is hopeless by now, else None."""
-        self._works = False
-        self._failed_starts += not isinstance(error, ProcessDied)
-        self._times.append(time.monotonic())
-        seconds = self._times[-1] - self._times[0]
-        if len(self._times) < _MOST_DEATHS or seconds >= _DEATHS_S:
-            return None
-        many = f"{_MOST_DEATHS} processes died in its place within {seconds:.0f} s"
-        return ProcessDied(f"{many}. The last one: {error}")
 
 
 def show_output() -> None:

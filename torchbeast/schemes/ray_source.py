@@ -41,7 +41,7 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.child_process import Deaths
+from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.fleet import Fleet, Place, Worker, WorkerLost
@@ -59,6 +59,7 @@ from torchbeast.schemes.worker import (
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
+from torchbeast.sources.processes.activity import DOING, HANG_S
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
 from torchbeast.sources.processes.shared_weights import SharedWeights
@@ -67,12 +68,6 @@ from torchbeast.sources.spread import split_evenly
 _log = logging.getLogger("torchbeast.ray")
 
 _POLL_S = 1.0  # between two questions to each worker what it does
-_HANG_S = 600.0  # longest stay in one stage, as for MonoBeast's processes
-_DOING = {
-    "environment": "in one step of its environments",
-    "inference": "choosing one action",
-    "starting": "starting",
-}
 _WAITING_FOR_ROOM = "no room yet"  # a stage of ours: its worker is nowhere yet
 
 Event = Callable[[], None]
@@ -180,13 +175,13 @@ class RaySource:
         self._played: queue.Queue[Written | None] = queue.Queue()
         self._stored: tuple[int, Any] | None = None  # version of the weights, reference
         self._is_told = threading.Event()  # that there are newer weights
-        self._any_has_worked = False
-        self._replaced = 0
-        self._closed = threading.Event()
-        self._supervisor: Supervisor | None = None
+        self._places = Places(_log)
         counts = split_evenly(config.fleet.environments(), config.num_workers)
         first_envs = [0, *itertools.accumulate(counts)]
-        self._actors = [_Actor(*both) for both in enumerate(zip(counts, first_envs, strict=False))]
+        self._actors = [
+            _Actor(index, envs, self._begin)
+            for index, envs in enumerate(zip(counts, first_envs, strict=False))
+        ]
 
     @property
     def num_bytes(self) -> int:
@@ -197,7 +192,7 @@ class RaySource:
 
     def start(self, supervisor: Supervisor) -> None:
         """Asks for workers, and starts the threads that collect from them."""
-        self._supervisor = supervisor
+        self._supervisor = self._places.supervisor = supervisor
         supervisor.on_close(self.close)
         self._weights.on_publish = self._tell_dispatcher
         supervisor.start_thread("dispatcher", self._dispatch)
@@ -209,7 +204,7 @@ class RaySource:
 
     def close(self) -> None:
         """Wakes every waiting thread. May be called again."""
-        self._closed.set()  # no worker is replaced any more
+        self._places.close()
         self._collector.close()
         self._events.put(None)
         self._played.put(None)
@@ -239,7 +234,7 @@ class RaySource:
             "live_actors": sum(actor.is_alive for actor in self._actors),
             "pending_actors": stages.count(_WAITING_FOR_ROOM),
             "waiting_actors": stages.count("queueing"),
-            "replaced_actors": self._replaced,
+            "replaced_actors": self._places.replaced,
             "collected_steps": sum(actor.steps() for actor in self._actors),
         }
 
@@ -254,9 +249,9 @@ class RaySource:
         said = [
             f"{name} has found no room on the cluster for {seconds:.0f} s"
             if stage == _WAITING_FOR_ROOM
-            else f"{name} has been {_DOING[stage]} for {seconds:.0f} s"
+            else f"{name} has been {DOING[stage]} for {seconds:.0f} s"
             for name, stage, seconds in each
-            if seconds >= WAIT_S and (stage in _DOING or stage == _WAITING_FOR_ROOM)
+            if seconds >= WAIT_S and (stage in DOING or stage == _WAITING_FOR_ROOM)
         ]
         return "; ".join(said)
 
@@ -282,9 +277,9 @@ class RaySource:
 
     def _dispatch(self) -> None:
         for actor in self._actors:
-            self._begin(actor)
+            self._places.start(actor)
         polled = time.monotonic()
-        while not self._closed.is_set():
+        while not self._places.closed.is_set():
             left = polled + _POLL_S - time.monotonic()
             if left <= 0:
                 self._poll()
@@ -318,12 +313,12 @@ class RaySource:
         incarnation = actor.incarnation
 
         def answered(result: Any) -> None:
-            if actor.incarnation != incarnation or self._closed.is_set():
+            if actor.incarnation != incarnation or self._places.closed.is_set():
                 return
             if isinstance(result, WorkerLost):
                 self._lost(actor, self._fleet.explain(result, actor.place))
             elif isinstance(result, (Failed, RunError)):
-                self._fail(actor, _error_of(result))
+                self._supervisor.fail(actor.name, _error_of(result))
             else:
                 then(actor, result)
 
@@ -356,7 +351,7 @@ class RaySource:
     def _has_played(self, index: int, actor: _Actor, played: Played | None) -> None:
         if played is None:  # it was asked to end
             return
-        self._any_has_worked = True
+        self._places.works(actor)
         actor.report(played.activity)
         for arrays in actor.in_order(index, played.arrays):
             release = functools.partial(self._events.put, functools.partial(self._free, actor))
@@ -400,8 +395,8 @@ class RaySource:
     def _poll(self) -> None:
         for actor in self._actors:
             stage, seconds = actor.present()
-            if stage in _DOING and seconds >= _HANG_S:
-                why = f"was given up after {seconds:.0f} s {_DOING[stage]}"
+            if stage in DOING and seconds >= HANG_S:
+                why = f"was given up after {seconds:.0f} s {DOING[stage]}"
                 self._lost(actor, WorkerLost(why))
             elif actor.is_alive and not actor.is_asked:
                 actor.is_asked = True
@@ -410,28 +405,14 @@ class RaySource:
     # ends
 
     def _lost(self, actor: _Actor, error: WorkerLost) -> None:
-        """Replaces a worker. It is the run's failure if workers die too often in one place, or
-        before any has worked: another one would probably die of the same cause.
+        """Replaces a worker, or fails the run.
 
         The worker is ended: one that hangs, or that is out of reach, still has its environments.
         """
         assert actor.worker is not None
         actor.worker.kill()
-        if not error.has_left:
-            if not self._any_has_worked:
-                self._fail(actor, error)
-                return
-            if failure := actor.deaths.too_many(error):
-                self._fail(actor, failure)
-                return
-        _log.warning("%s: %s; another takes its place", actor.name, error)
-        self._replaced += 1
-        actor.forget_worker()
-        self._begin(actor)
-
-    def _fail(self, actor: _Actor, error: Exception) -> None:
-        assert self._supervisor is not None
-        self._supervisor.fail(actor.name, error)
+        deal = self._places.replace if error.has_left else self._places.ended
+        deal(actor, error)
 
     def _arguments_of(self, actor: _Actor) -> dict[str, Any]:
         """Returns the arguments of an actor's worker."""
@@ -453,9 +434,10 @@ class RaySource:
 class _Actor:
     """A place for one worker after the other. The dispatcher writes, other threads read."""
 
-    def __init__(self, index: int, envs: tuple[int, int]) -> None:
-        """envs: number of environments, and number of the first of them."""
+    def __init__(self, index: int, envs: tuple[int, int], begin: Callable[[_Actor], None]) -> None:
+        """envs: their number, and the number of the first one. begin: asks for a worker."""
         self.index = index
+        self._begin = begin
         self.num_envs, self.first_env = envs
         self.name = f"actor {index}"
         self.deaths = Deaths()
@@ -483,12 +465,18 @@ class _Actor:
         """The name in Ray's dashboard: no two workers share one."""
         return f"{self.name}.{self.incarnation}" if self.incarnation else self.name
 
+    def start(self) -> None:
+        """Asks for a worker: the first one, or one that replaces another."""
+        if self.worker is not None:
+            self._forget_worker()
+        self._begin(self)
+
     def begin(self, worker: Worker) -> None:
         """A worker was asked for."""
         self.worker = worker
         self.since = time.monotonic()
 
-    def forget_worker(self) -> None:
+    def _forget_worker(self) -> None:
         """The worker is gone, with what it was playing."""
         self.in_flight -= len(self._unfinished)
         if self._report is not None:

@@ -14,7 +14,7 @@ from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes import child_process
+from torchbeast.processes import places
 from torchbeast.processes.child_process import ProcessDied
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers import env_servers
@@ -155,15 +155,6 @@ def test_the_end_of_the_run_ends_the_wait_for_a_slow_server(
     assert waiting.result() is False
 
 
-def test_a_server_that_dies_before_any_has_served_fails_the_run(
-    started: list[Process], tmp_path: Path
-) -> None:
-    _, supervisor = two_servers(tmp_path)
-    started[1].dies(KILLED)
-    assert len(started) == 2 and supervisor.failure is not None
-    assert str(supervisor.failure) == f"environment server 1 at unix:{tmp_path}/a.1: {KILLED}"
-
-
 def test_a_server_that_reports_an_error_fails_the_run(
     started: list[Process], tmp_path: Path
 ) -> None:
@@ -171,63 +162,6 @@ def test_a_server_that_reports_an_error_fails_the_run(
     started[0].serves()
     started[0].dies(RunError("the cartridge cannot be read"))
     assert len(started) == 2 and "cartridge" in str(supervisor.failure)
-
-
-def test_a_server_that_dies_repeatedly_fails_the_run(
-    started: list[Process], tmp_path: Path
-) -> None:
-    """Deaths of other servers do not count: a machine short of memory may kill several."""
-    _, supervisor = two_servers(tmp_path)
-    started[0].serves()
-    started[0].dies(KILLED)
-    place = 1
-    for _ in range(4):
-        started[place].dies(KILLED)
-        place = len(started) - 1
-    assert not supervisor.ended and len(started) == 2 + 5
-    started[place].dies(KILLED)
-    assert "5 processes died in its place within 0 s. The last one: process 1" in str(
-        supervisor.failure
-    )
-
-
-def test_a_replacement_that_cannot_start_counts_as_a_death(
-    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(child_process, "_PAUSE_S", 0.0)
-    _, supervisor = two_servers(tmp_path)
-    started[1].serves()
-    started[1].dies(KILLED)
-    for _ in range(3):
-        started[-1].dies(UsageError("the port is taken"))
-    assert not supervisor.ended and len(started) == 2 + 4
-    started[-1].dies(UsageError("the port is taken"))
-    assert supervisor.failure is not None and type(supervisor.failure.error) is ProcessDied
-    assert "5 processes died in its place" in str(supervisor.failure)
-    assert str(supervisor.failure).endswith("The last one: the port is taken")
-
-
-def test_a_first_server_that_cannot_start_fails_the_run_even_if_another_serves(
-    started: list[Process], tmp_path: Path
-) -> None:
-    _, supervisor = two_servers(tmp_path)
-    started[0].serves()
-    error = UsageError("the port is taken")
-    started[1].dies(error)
-    assert supervisor.failure is not None and supervisor.failure.error is error
-
-
-def test_the_pause_before_another_replacement_ends_with_the_servers(
-    started: list[Process], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    servers, supervisor = two_servers(tmp_path)
-    started[1].serves()
-    started[1].dies(KILLED)
-    ended = Background(started[2].dies, UsageError("the port is taken"))
-    wait_for(lambda: "the port is taken; another takes its place in 10 s" in caplog.text)
-    servers.close()
-    ended.result()
-    assert len(started) == 3 and supervisor.failure is None
 
 
 @pytest.mark.parametrize("how", ["closed", "stopped"])
@@ -241,23 +175,10 @@ def test_no_server_is_replaced_after_the_end(
     assert len(started) == 2 and supervisor.failure is None
 
 
-def test_a_run_fails_if_no_process_can_be_started(
-    started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(*args: Any, **kwargs: Any) -> None:
-        raise OSError(12, "Cannot allocate memory")
-
-    _, supervisor = two_servers(tmp_path)
-    started[0].serves()
-    monkeypatch.setattr(env_servers, "ChildProcess", no_memory)
-    started[1].dies(KILLED)
-    assert "Cannot allocate memory" in str(supervisor.failure)
-
-
 def test_the_socket_of_a_killed_server_is_removed_but_not_that_of_another_program(
     started: list[Process], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(places, "_PAUSE_S", 0.0)
     servers, _ = two_servers(tmp_path)
     for process in started[:]:
         process.serves()

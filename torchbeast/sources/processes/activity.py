@@ -17,6 +17,15 @@ from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 
 STAGES = ("environment", "inference", "queueing", "starting")
+DOING = {
+    "environment": "in one step of its environments",
+    "inference": "choosing one action",
+    "starting": "starting",
+}
+"""What a worker is doing that has been in a stage for long; in the other one it waits its turn."""
+
+HANG_S = 600.0
+"""Longest stay in one stage of `DOING`; PolyBeast waits as long for one step."""
 
 _SPECS = {
     "seconds": ArraySpec((len(STAGES),), "float64"),  # total per stage

@@ -42,12 +42,13 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.child_process import ChildProcess, Deaths, end_all
+from torchbeast.processes.child_process import ChildProcess, end_all
+from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
-from torchbeast.sources.processes.activity import Activity, SharedActivities
+from torchbeast.sources.processes.activity import DOING, HANG_S, Activity, SharedActivities
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, slot_bytes
@@ -56,13 +57,7 @@ from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.mono")
 
-_HANG_S = 600.0  # longest stay in one stage; PolyBeast waits as long for one step
 _HANG_POLL_S = 1.0
-_DOING = {
-    "environment": "in one step of its environments",
-    "inference": "choosing one action",
-    "starting": "starting",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +120,8 @@ class MonoSource:
         self._fixed_lag = config.processes.fixed_lag
         self._weights = weights
         self._done: queue.Queue[tuple[_Actor, int] | None] = queue.Queue()
-        self._lock = threading.Lock()
-        self._replaced = 0
-        self._any_has_worked = False
-        self._closed = threading.Event()
+        self.granting = threading.Lock()  # held by who grants slots
+        self._places = Places(_log)
         length, keywords = config.rollouts.unroll_length, config.env.options.info_keywords
         spec, pin = RolloutSpec(agent, config.extras, length, keywords), device.type == "cuda"
         processes, num_processes = config.processes, config.processes.processes()
@@ -152,7 +145,6 @@ class MonoSource:
         ]
         self._grants = _grants(config, weights.version, counts[0])
         self._is_asked = False  # for a batch that was not taken yet
-        self._supervisor: Supervisor | None = None
 
     @property
     def pids(self) -> list[int]:
@@ -167,11 +159,11 @@ class MonoSource:
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts the actor processes and the threads that collect from them."""
-        self._supervisor = supervisor
+        self._places.supervisor = supervisor
         supervisor.on_close(self.close)
         self._weights.on_publish = self._published
         for actor in self._actors:
-            actor.start()
+            self._places.start(actor)
             for slot in range(len(actor.rollouts.slots)):
                 self._grants.add(actor, slot)
         self._published(self._weights.version)
@@ -202,13 +194,12 @@ class MonoSource:
             return
         self._is_asked = True
         assert isinstance(self._grants, _AskedGrants)
-        with self._lock:
+        with self.granting:
             self._grants.send_asked(self._weights.version)
 
     def close(self) -> None:
         """Wakes every waiting thread and asks the processes to end. May be called again."""
-        with self._lock:
-            self._closed.set()  # no actor is replaced any more
+        self._places.close()
         self._collector.close()
         self._done.put(None)
         for actor in self._actors:
@@ -230,7 +221,7 @@ class MonoSource:
             "rollout_queue_size": self._done.qsize(),
             "live_actors": len(stages),
             "waiting_actors": stages.count("queueing"),
-            "replaced_actors": self._replaced,
+            "replaced_actors": self._places.replaced,
             "collected_steps": sum(actor.activity.steps() for actor in self._actors),
         }
 
@@ -242,7 +233,7 @@ class MonoSource:
     def hanging(self) -> str:
         """Describes the actor processes that have been in one stage for over WAIT_S."""
         said = [
-            f"{actor.name} has been {_DOING[stage]} for {seconds:.0f} s"
+            f"{actor.name} has been {DOING[stage]} for {seconds:.0f} s"
             for actor, stage, seconds in self._busy()
             if seconds >= WAIT_S
         ]
@@ -257,60 +248,31 @@ class MonoSource:
     def _busy(self) -> list[tuple[_Actor, str, float]]:
         """Returns the stage of each living actor that waits for no grant, and seconds in it."""
         each = [(actor, *actor.activity.present()) for actor in self._living()]
-        return [(actor, stage, time) for actor, stage, time in each if stage in _DOING]
+        return [(actor, stage, time) for actor, stage, time in each if stage in DOING]
 
     def _living(self) -> list[_Actor]:
         return [actor for actor in self._actors if actor.alive]
 
     def _watch_actors(self) -> None:
-        while not self._closed.wait(_HANG_POLL_S):
+        while not self._places.closed.wait(_HANG_POLL_S):
             self._give_up_hanging_actors()
 
     def _give_up_hanging_actors(self) -> None:
         """Kills processes that hang; they are replaced like others that die."""
         for actor, stage, seconds in self._busy():
-            if seconds >= _HANG_S:
-                actor.give_up(f"was given up after {seconds:.0f} s {_DOING[stage]}")
+            if seconds >= HANG_S:
+                actor.give_up(f"was given up after {seconds:.0f} s {DOING[stage]}")
 
     # --- called by the threads that watch the actors
 
     def report(self, actor: _Actor, slot: int) -> None:
         """Passes a written rollout to the collector."""
-        self._any_has_worked = True
-        actor.deaths.works()
+        self._places.works(actor)
         self._done.put((actor, slot))
 
     def actor_ended(self, actor: _Actor, error: Exception) -> None:
-        """Replaces a process that died or could not replace another; any other end is the run's
-        failure.
-
-        It also fails the run if it dies too often, or before any process has written a rollout:
-        its replacement would probably die of the same cause.
-        """
-        assert self._supervisor is not None
-        if not actor.deaths.may_pass(error) or not self._any_has_worked:
-            self._supervisor.fail(actor.name, error)
-            return
-        if failure := actor.deaths.too_many(error):
-            self._supervisor.fail(actor.name, failure)
-            return
-        try:
-            self._replace(actor, error)
-        except OSError as problem:  # no process can be started
-            self._supervisor.fail(actor.name, problem)
-
-    def _replace(self, actor: _Actor, error: Exception) -> None:
-        if self._closed.is_set():
-            return
-        pause = actor.deaths.pause()
-        when = f" in {pause:g} s" if pause else ""
-        _log.warning("%s: %s; another takes its place%s", actor.name, error, when)
-        self._closed.wait(pause)
-        with self._lock:
-            if self._closed.is_set():
-                return
-            self._replaced += 1
-            actor.restart()
+        """Replaces an actor's process, or fails the run."""
+        self._places.ended(actor, error)
 
     def arguments_of(self, actor: _Actor) -> dict[str, Any]:
         """Returns the arguments of an actor's process."""
@@ -358,12 +320,12 @@ class MonoSource:
                 turn = (turn + 1) % len(self._actors)
 
     def _grant_again(self, actor: _Actor, slot: int) -> None:
-        with self._lock:
+        with self.granting:
             self._grants.add(actor, slot)
             self._grants.send_ready(self._weights.version)
 
     def _published(self, version: int) -> None:
-        with self._lock:
+        with self.granting:
             self._grants.send_ready(version)
 
 
@@ -397,6 +359,16 @@ class _Actor:
         return self.process.pid
 
     def start(self) -> None:
+        """Starts a process; one that replaces another repeats its unfinished grants."""
+        with self._source.granting:
+            if self.process is not None:
+                self.incarnation += 1
+                self._next_rollout += 1  # marks a gap: new episodes begin
+            self._start_process()
+            for slot, version in list(self._granted.items()):
+                self._send(slot, version)
+
+    def _start_process(self) -> None:
         self.activity.start()
         self.alive = True
         arguments = self._source.arguments_of(self)
@@ -413,14 +385,6 @@ class _Actor:
                 "PYTHONPATH": os.pathsep.join(sys.path),  # it imports what a script beside it can
             },
         )
-
-    def restart(self) -> None:
-        """Starts another process in place of a dead one, and repeats its unfinished grants."""
-        self.incarnation += 1
-        self._next_rollout += 1  # marks a gap: new episodes begin
-        self.start()
-        for slot, version in list(self._granted.items()):
-            self._send(slot, version)
 
     def grant(self, slot: int, version: int | None) -> None:
         self._granted[slot] = version

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.child_process import ChildProcess, Deaths, ProcessDied, Report, end_all
+from torchbeast.processes.child_process import ChildProcess, ProcessDied, Report, end_all
+from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import socket_path
 from torchbeast.sources.servers.config import ServerSecurityConfig
@@ -59,20 +60,16 @@ class EnvServers:
         Raises UsageError when the environment's arguments are too long for a process.
         """
         self.addresses = list(addresses)
-        self._folder = folder
+        self.folder = folder
         self._supervisor = supervisor
-        self._lock = threading.Lock()
-        self._closed = threading.Event()
-        self._any_has_served = False
-        self._replaced = 0
+        self._places = Places(_log, supervisor)
         self._servers = [
             _Server(i, self, _arguments(env, plan, len(plans), address, folder, security, counts))
             for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
         ]
         try:
-            with self._lock:
-                for server in self._servers:
-                    server.start()
+            for server in self._servers:
+                self._places.start(server)
         except Exception:
             self.close()
             raise
@@ -80,8 +77,7 @@ class EnvServers:
     @property
     def pids(self) -> list[int]:
         """Ids of the server processes."""
-        with self._lock:
-            return [child.pid for child in self._children()]
+        return [child.pid for child in self._children()]
 
     def activity(self) -> dict[str, Report]:
         """Returns what each server reported last, by its address: "steps" of its environments since
@@ -92,7 +88,7 @@ class EnvServers:
     @property
     def replaced(self) -> int:
         """How many processes have taken the place of one that died."""
-        return self._replaced
+        return self._places.replaced
 
     def wait_ready(self) -> bool:
         """Waits until all servers accept connections; returns false if the run ended first.
@@ -120,14 +116,13 @@ class EnvServers:
 
         May be called again.
         """
-        with self._lock:
-            self._closed.set()  # no server is replaced any more
+        self._places.close()
         end_all(self._children())
         for server in self._servers:
             server.limit.cancel()
             server.remove_socket()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _children(self) -> list[ChildProcess]:
         """The processes that were started."""
@@ -137,42 +132,13 @@ class EnvServers:
 
     def serves(self, server: _Server) -> None:
         """Records that a server accepts connections."""
-        self._any_has_served = True
-        server.deaths.works()
+        self._places.works(server)
         server.ready.set()
 
     def ended(self, server: _Server, error: Exception) -> None:
-        """Replaces a server that died or could not replace another; any other end is the run's
-        failure.
-
-        It also fails the run if it dies too often, or before any server has served: its replacement
-        would probably die of the same cause.
-        """
-        with self._lock:  # `start` may not have stored the process that died yet
-            if self._closed.is_set() or self._supervisor.ended:
-                return
-        if not server.deaths.may_pass(error) or not self._any_has_served:
-            self._supervisor.fail(server.name, error)
-        elif failure := server.deaths.too_many(error):
-            self._supervisor.fail(server.name, failure)
-        else:
-            try:
-                self._replace(server, error)
-            except OSError as problem:  # no process can be started
-                self._supervisor.fail(server.name, problem)
-
-    def _replace(self, server: _Server, error: Exception) -> None:
-        pause = server.deaths.pause()
-        when = f" in {pause:g} s" if pause else ""
-        _log.warning("%s: %s; another takes its place%s", server.name, error, when)
-        self._closed.wait(pause)
-        with self._lock:
-            if self._closed.is_set():
-                return
-            if self._folder is not None:  # the last server to end has removed it
-                self._folder.mkdir(mode=0o700, exist_ok=True)
-            server.start()
-            self._replaced += 1
+        """Replaces a server, or fails the run, unless that has ended."""
+        if not self._supervisor.ended:
+            self._places.ended(server, error)
 
 
 def _arguments(
@@ -210,12 +176,14 @@ class _Server:
         self.ready = threading.Event()
         self.deaths = Deaths()
         self.limit = threading.Timer(_START_S, self._give_up)  # of the current process's start
-        self._servers = servers
+        self._servers, self._folder = servers, servers.folder
         self._arguments = arguments
 
     def start(self) -> None:
         """Starts a process: the first one, or one that replaces another."""
         self.activity = {}
+        if self._folder is not None:  # the last server to end has removed it
+            self._folder.mkdir(mode=0o700, exist_ok=True)
         self.limit.cancel()
         self.limit = threading.Timer(_START_S, self._give_up)  # before the process may serve
         self.limit.daemon = True
