@@ -34,13 +34,13 @@ from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.recorded import reaching_flags
-from torchbeast.learning.replay import CHECKPOINT
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.reporting.saying import say
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig

@@ -18,12 +18,12 @@ import pytest
 from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import (
-    MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
     RayBeastFlags,
 )
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.algos.registry import ALGOS, DEFAULT
 from torchbeast.sweep.flags import SweepFlags
 

@@ -16,7 +16,8 @@ import torch
 from torchbeast.bench import end_to_end
 from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.algos.base import Algorithm, Losses

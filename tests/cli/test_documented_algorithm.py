@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.registry import find
 from torchbeast.errors import UsageError

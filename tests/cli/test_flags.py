@@ -16,12 +16,12 @@ import pytest
 from torchbeast import monobeast, polybeast
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import (
-    MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
     RayBeastFlags,
 )
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.wording import renamed
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores

@@ -10,7 +10,8 @@ import pytest
 from torchbeast.bench.end_to_end import arguments
 from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags, PolyBeastEnvFlags, PolyBeastFlags
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import UsageError
 

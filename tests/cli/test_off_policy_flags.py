@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import MonoBeastFlags, PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.errors import UsageError
 from torchbeast.sources.config import ReplayConfig

@@ -17,7 +17,8 @@ import pytest
 
 from torchbeast import polybeast_env, polybeast_learner
 from torchbeast.cli.command_line import parse, parse_known
-from torchbeast.cli.flags import MonoBeastFlags, PolyBeastEnvFlags, PolyBeastLearnerFlags
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
 from torchbeast.keys import __main__ as keys
 from torchbeast.learning.recorded import reaching_flags

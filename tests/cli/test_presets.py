@@ -13,13 +13,8 @@ import pytest
 import torch
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import (
-    LearnerFlags,
-    MonoBeastFlags,
-    PolyBeastEnvFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-)
+from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.presets import PRESETS, listing
 from torchbeast.core.algos.rmsprop import RMSprop
 from torchbeast.core.algos.schedule import LinearDecay

@@ -9,12 +9,8 @@ from typing import Any
 import pytest
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import (
-    LearnerFlags,
-    MonoBeastFlags,
-    PolyBeastFlags,
-    PolyBeastLearnerFlags,
-)
+from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
+from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.sources.config import ReplayConfig, RolloutConfig

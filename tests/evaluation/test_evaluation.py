@@ -20,7 +20,8 @@ from nets_by_hand import deep_by_hand, shallow_by_hand
 
 from torchbeast import envs
 from torchbeast.cli import learner_settings
-from torchbeast.cli.flags import CommandFlags, MonoBeastFlags, PolyBeastFlags
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.cli.learner_flags import CommandFlags, MonoBeastFlags
 from torchbeast.core.actors.agent import Agent, default_model, make_agent
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.distributions import distribution_for

@@ -13,7 +13,7 @@ import pytest
 
 from torchbeast import envs
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.registry import make_model

@@ -17,7 +17,7 @@ import torch
 from test_learner_run import agent
 
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec

@@ -16,11 +16,8 @@ from test_training import B, ListSource, T, rollout
 
 from torchbeast import monobeast
 from torchbeast.cli.command_line import flatten, parse
-from torchbeast.cli.flags import (
-    LearnerFlags,
-    MonoBeastFlags,
-    PolyBeastFlags,
-)
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.config import ModelConfig

@@ -14,7 +14,7 @@ from test_learner_run import LEARNERS, EndingSource, train_from
 from test_training import states_equal
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions

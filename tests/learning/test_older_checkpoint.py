@@ -16,7 +16,7 @@ from test_learner_run import LEARNERS, EndingSource, train_from
 from test_training import B, T, rollout
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.log_files import read_logs
 

@@ -14,7 +14,7 @@ from test_off_policy_run import LEARNT, figures
 from test_training import B, T, rollout, states_equal
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning import checkpoint as checkpoints
 

@@ -20,7 +20,7 @@ import torch
 from background import SOON
 from one_replica import UPDATES
 
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
 from torchbeast.core.algos.torch_ranks import RankGone, store_of_torchrun
 from torchbeast.errors import RunError, UsageError, exit_code_of

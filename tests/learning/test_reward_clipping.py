@@ -11,7 +11,7 @@ import pytest
 import torch
 from test_learner_run import train_with
 
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.presets import PRESETS
 from torchbeast.learning.reward_clipping import UNKNOWN, resolved, sentence
 from torchbeast.reporting.run_folder import RunConfig

@@ -12,23 +12,23 @@ import pytest
 from test_learner_run import GOOD, train_with
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.errors import UsageError
-from torchbeast.learning import learner_run
+from torchbeast.learning import replay as learning_replay
 from torchbeast.learning.assemble import LearnerConfig
+from torchbeast.learning.learner_run import check_learns_from_replay
 from torchbeast.learning.replay import (
-    FILE,
-    check_learns_from_replay,
     make_replay,
     resume_replay,
 )
+from torchbeast.learning.saving import REPLAY as FILE
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
-from torchbeast.sources.replay_memory import in_bytes
+from torchbeast.processes.memory import in_bytes
 
 T, B = 10, 4
 NEEDS = ("policy_logits",)
@@ -155,8 +155,8 @@ def test_no_part_of_a_run_repeats_the_draws_of_another(
         seeds.append(seed)
         return made()
 
-    monkeypatch.setattr(learner_run, "make_replay", noting)
-    monkeypatch.setattr(learner_run, "mixed_source", lambda online, *_: online)
+    monkeypatch.setattr(learning_replay, "make_replay", noting)
+    monkeypatch.setattr(learning_replay, "mixed_source", lambda online, *_: online)
     for folder in ("one", "one", "another"):
         words = ["--savedir", str(tmp_path / folder), "--xpid", "run", "--seed", "1"]
         flags = parse(MonoBeastFlags, "monobeast", [*words, "--replay_size", "1000"])

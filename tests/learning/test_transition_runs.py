@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from torchbeast.cli.command_line import parse
-from torchbeast.cli.flags import MonoBeastFlags
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete

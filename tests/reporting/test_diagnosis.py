@@ -12,12 +12,12 @@ import pytest
 
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import (
-    MonoBeastFlags,
     PolyBeastEnvFlags,
     PolyBeastFlags,
     PolyBeastLearnerFlags,
     RayBeastFlags,
 )
+from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,

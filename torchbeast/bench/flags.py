@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import tyro
 
-from torchbeast.cli.flags import CommandFlags, PolyBeastFlags
+from torchbeast.cli.flags import PolyBeastFlags
+from torchbeast.cli.learner_flags import CommandFlags
 from torchbeast.core.checks import above, at_least
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig

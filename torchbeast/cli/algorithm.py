@@ -13,8 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import tyro
 
-from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.naming import flag_of
+from torchbeast.cli.learner_flags import LearnerFlags, flag_of
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos import registry
 from torchbeast.core.specs import SpecError

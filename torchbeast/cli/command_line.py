@@ -22,8 +22,7 @@ import tyro
 
 from torchbeast.cli import json_flags, presets, resuming
 from torchbeast.cli.algorithm import with_algorithm
-from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.naming import flag_of
+from torchbeast.cli.learner_flags import LearnerFlags, flag_of
 from torchbeast.cli.resuming import kinds
 from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of

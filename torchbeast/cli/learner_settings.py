@@ -9,21 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.cli.command_line import flatten
-from torchbeast.cli.flags import LearnerFlags
+from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.algos.registry import DEFAULT, find
 from torchbeast.core.choices import RewardClipping
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.evaluation.following import follow
-from torchbeast.evaluation.player import NEEDED
-from torchbeast.evaluation.testing import test
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.checkpoint import actor_spec
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.kept_checkpoints import Found
-from torchbeast.learning.learner_run import RunSettings
+from torchbeast.learning.learner_run import RunSettings, WithReplay
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.diagnosis import Collection
+from torchbeast.sources.config import ReplayConfig
 
 
 def run_settings(
@@ -40,7 +38,21 @@ def run_settings(
         recorded={**flatten(flags), **flatten(learner.algorithm)},
         loggers=flags.logs.loggers(),
         metrics=flags.metrics,
+        replay=_replay(flags.replay),
     )
+
+
+def _replay(config: ReplayConfig) -> WithReplay | None:
+    """Returns what puts the replay of a run in front of its source; None: the run has none."""
+    if not config.is_used:
+        return None
+    if config.replay_service is None:
+        from torchbeast.learning.replay import own_replay
+
+        return own_replay
+    from torchbeast.learning.shared_replay import shared_replay
+
+    return shared_replay
 
 
 def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
@@ -73,6 +85,10 @@ def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
 
     Raises UsageError when they name another network or algorithm than the run's.
     """
+    from torchbeast.evaluation.following import follow
+    from torchbeast.evaluation.player import NEEDED
+    from torchbeast.evaluation.testing import test
+
     folder, config, seed = flags.run.folder, flags.evaluation, flags.run.seed
     if config.follow:
         check = functools.partial(_check_typed, flags)

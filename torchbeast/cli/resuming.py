@@ -17,8 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from torchbeast.cli.flags import LearnerFlags
-from torchbeast.cli.naming import flag_of
+from torchbeast.cli.learner_flags import LearnerFlags, flag_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import NEWEST

@@ -6,22 +6,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
 from torchbeast.core.choices import Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learner.fleets import collecting_fleet
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights, Publisher
-from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.contract import Source
 from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
+
+if TYPE_CHECKING:
+    from torchbeast.schemes.ray_source import FleetWeights, RaySource
 
 
 class EndingSource(Source, Protocol):
@@ -44,6 +45,8 @@ def env_spec(scheme: Scheme) -> EnvSpec:
 def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
     """Returns the published weights."""
     if scheme.col_backend == "ray":
+        from torchbeast.schemes.ray_source import FleetWeights
+
         return FleetWeights(model, version)
     if scheme.col_remote_workers and scheme.inference == "worker":
         return SharedWeights(model, version, ring_size(scheme.processes.fixed_lag))
@@ -124,6 +127,9 @@ def _ray(
     scheme: Scheme, learner: Learner[FleetWeights], precision: Precision, ending: ExitStack
 ) -> RaySource:
     """Returns the source of actors of Ray."""
+    from torchbeast.learner.fleets import collecting_fleet
+    from torchbeast.schemes.ray_source import RaySource, RaySourceConfig
+
     spec = env_spec(scheme)
     fleet = ending.enter_context(collecting_fleet(scheme, spec))
     config = RaySourceConfig(

@@ -53,8 +53,6 @@ from torchbeast.learner.callbacks import (
 )
 from torchbeast.learner.checkpoints import check_goes_on
 from torchbeast.learner.collection import env_spec, make_source, make_weights
-from torchbeast.learner.fleets import gradient_fleet
-from torchbeast.learner.gradients import WorkerParts
 from torchbeast.learner.schedule import Schedule
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learner.watching import Watching
@@ -69,7 +67,6 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.config import FILES
 from torchbeast.reporting.logger import Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
-from torchbeast.schemes.gradients.updates import gradient_workers
 from torchbeast.schemes.scheme import Scheme
 
 _log = logging.getLogger("torchbeast.learner")
@@ -351,6 +348,10 @@ class Learner:
                 self._run.source(self._made, self._progress, source)
             )
         else:
+            from torchbeast.learner.fleets import gradient_fleet
+            from torchbeast.learner.gradients import WorkerParts
+            from torchbeast.schemes.gradients.updates import gradient_workers
+
             parts = WorkerParts(
                 scheme=scheme,
                 config=settings.learner,

@@ -20,7 +20,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.learning.hardware import CPU_BYTES_AT_ONCE
-from torchbeast.learning.learner_run import RunSettings
+from torchbeast.learning.learner_run import RunSettings, WithReplay
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection
@@ -75,8 +75,18 @@ def run_settings(
             **_collection_flags(scheme),
         },
         loggers=loggers,
+        replay=_replay(scheme),
         becomes_latest=False,  # its folder is the user's, who may keep other things beside it
     )
+
+
+def _replay(scheme: Scheme) -> WithReplay | None:
+    """Returns what puts a replay in front of the source; None: there is no replay."""
+    if not scheme.replay.is_used:
+        return None
+    from torchbeast.learning.replay import own_replay
+
+    return own_replay
 
 
 def _collection_flags(scheme: Scheme) -> dict[str, Any]:

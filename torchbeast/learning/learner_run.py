@@ -10,10 +10,10 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -38,19 +38,7 @@ from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute
 from torchbeast.learning.recorded import changes, naming_flags, reaching_flags, recorded_env
-from torchbeast.learning.replay import (
-    check_learns_from_replay,
-    joined_replay,
-    make_replay,
-    make_transition_replay,
-    mixed_source,
-    resume_replay,
-    resume_store,
-    transition_source,
-)
-from torchbeast.learning.replicas import Replica
 from torchbeast.learning.reward_clipping import sentence
-from torchbeast.learning.roll_call import Aside, JointSource, JointUpdates
 from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
@@ -58,7 +46,7 @@ from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.malloc import keep_freed_memory
-from torchbeast.processes.memory import free_memory
+from torchbeast.processes.memory import check_buffers, free_memory
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.config import FILES, DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
@@ -70,9 +58,10 @@ from torchbeast.reporting.saying import say
 from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
-from torchbeast.sources.replay import OwnReplay, Replay
-from torchbeast.sources.replay_memory import check_buffers
-from torchbeast.sources.transitions import TransitionSource
+
+if TYPE_CHECKING:  # a program that has several learners brings their code along
+    from torchbeast.learning.replicas import Replica
+    from torchbeast.learning.roll_call import Aside
 
 _log = logging.getLogger("torchbeast.learner")
 
@@ -94,6 +83,7 @@ class Learner(Generic[Weights]):
     seed: int  # of the environments; differs after each resumption
     spare_columns: int  # of a batch, after the new rollouts: for replayed ones
     batches_at_once: int  # that are taken from the source and not given back yet
+    first_step: int = 0  # env steps that earlier parts of the run have learnt from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +126,15 @@ class RunSettings:
     metrics: MetricsConfig = MetricsConfig()  # noqa: RUF009 - frozen
     of_command: Sequence[str] = ()  # words that are not recorded, for the command that resumes it
     becomes_latest: bool = True  # the link `latest` beside its folder then points to it
+    replay: WithReplay | None = None  # None: the run has no replay
+
+
+WithReplay = Callable[
+    ["LearnerRun", Source, Learner[Any], int | None],
+    AbstractContextManager[tuple[Source, SavedReplay | None]],
+]
+"""Puts a replay in front of the source of a run: (run, source, its learner, bytes of memory that
+were free before the source was made) give the source to learn from, and what is saved of it."""
 
 
 class LearnerRun:
@@ -156,10 +155,10 @@ class LearnerRun:
         several learners, which the settings are then shared out to; None: it is the only one.
         aside: what they tell each other beside their batches.
         """
-        self._settings = settings if replica is None else replica.share_of(settings)
+        self.settings = settings if replica is None else replica.share_of(settings)
         self._replica, self._aside = replica, aside
-        self._played = played
-        self._session = session
+        self.played = played
+        self.session = session
         own = session.folder.checkpoint
         self._earlier = EarlierRun(own) if resumed in (None, own) else EarlierRun.at(resumed)
         self._earlier.go_on()
@@ -187,17 +186,17 @@ class LearnerRun:
         self, make_agent: MakeAgent, make_weights: Callable[[nn.Module, int], Weights]
     ) -> tuple[Assembled[Weights], Progress]:
         """Assembles the learner, with the state and the progress of an earlier run, if any."""
-        played = self._played
+        played = self.played
         self._earlier.check_same_environment(played.env.name, played.others_serve)
         self._earlier.check_same_algorithm(self._recorded["algo"])
-        config, say = self._settings.learner, self._say_start
+        config, say = self.settings.learner, self._say_start
         check_learns_from_replay(config, self._recorded["algo"])
         ranks, equalise = self._ranks()
         made = assemble(config, make_agent, make_weights, self._earlier, say, ranks, equalise)
         progress = self._earlier.progress()
         if self._replica is not None and not self._replica.leads:
             torch.manual_seed(self.environment_seed(progress))  # other actions than those of rank 0
-        progress.keep_last(self._settings.display.episodes_for_avg)
+        progress.keep_last(self.settings.display.episodes_for_avg)
         self._say_resumed(progress)
         return made, progress
 
@@ -211,7 +210,7 @@ class LearnerRun:
         """Makes the source, with a replay in front of it if there is one, and what is saved of it
         with checkpoints.
         """
-        config = self._settings.learner
+        config = self.settings.learner
         learner = Learner(
             agent=made.agent,
             weights=made.weights,
@@ -220,23 +219,28 @@ class LearnerRun:
             mode=made.algo.mode,
             rollouts=config.online_rollouts,
             seed=self.environment_seed(progress),
+            first_step=progress.step,
             spare_columns=config.spare_columns,
             batches_at_once=self._batches_at_once(made),
         )
         free = free_memory()  # before the source takes some
         source = make_source(learner)
         check_buffers(source.num_bytes, free)
-        if config.learns_from_transitions and issubclass(source.yields, Rollout):
-            transitions = self._transitions(made, source, progress, learner.seed, free)
-            yield transitions, transitions if config.replay.checkpoint_replay else None
-            return
-        check_batches(source.yields, type(made.algo))
-        if config.learns_from_transitions or not config.replay.is_used:
+        with_replay = self.settings.replay
+        if config.learns_from_transitions and not issubclass(source.yields, Rollout):
+            with_replay = None  # the source yields single steps already
+        if with_replay is None or not config.learns_from_transitions:
+            check_batches(source.yields, type(made.algo))
+        if with_replay is None:
             yield source, None
             return
-        with self._replay(made, source, learner.seed, free) as replay:
-            mixed = mixed_source(source, replay, config, learner.agent, learner.batches_at_once)
-            yield mixed, self._saved(replay)
+        with with_replay(self, source, learner, free) as replayed:
+            yield replayed
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the run has a checkpoint of an earlier part."""
+        return self._earlier.recorded is not None
 
     @property
     def recorded_callbacks(self) -> Mapping[str, Any]:
@@ -258,60 +262,18 @@ class LearnerRun:
         replica = self._replica
         if replica is None:
             return source
-        step = made.optimiser_step
-        return JointSource(source, replica.ranks.gather, replica.rank, step, self._aside)
+        return replica.joint_source(source, made.optimiser_step, self._aside)
 
     @property
     def _total_steps(self) -> int:
-        return self._settings.learner.total_steps
+        return self.settings.learner.total_steps
 
     def _batches_at_once(self, made: Assembled[Any]) -> int:
         """Returns how many batches of the source are in use at once."""
-        config = self._settings.learner
+        config = self.settings.learner
         if config.learns_from_transitions:
             return 1  # it is copied into the replay
         return made.compute.learner_threads + config.replay.is_used
-
-    def _transitions(
-        self, made: Assembled[Any], online: Source, progress: Progress, seed: int, free: int | None
-    ) -> TransitionSource:
-        """Returns the source of single steps of a replay; seed, free: see _replay."""
-        config = self._settings.learner
-        taken = online.num_bytes
-        outcome = functools.partial(self._played.outcome, self._session.supervisor)
-        replay = make_transition_replay(
-            config, made.agent, made.algo.needs, seed, taken, free, outcome
-        )
-        if self._earlier.recorded is not None:
-            resume_store(replay, self._session.folder.path, config.replay.checkpoint_replay)
-        return transition_source(online, replay, config, progress.step)
-
-    @contextmanager
-    def _replay(
-        self, made: Assembled[Any], source: Source, seed: int, free: int | None
-    ) -> Iterator[Replay]:
-        """Joins the shared replay, or makes one with the contents that the earlier run saved.
-
-        seed: of this part of the run, which does not repeat the draws of those before. free: bytes
-        of memory that there were before the source was made; None: unknown.
-        """
-        config = self._settings.learner
-        needs, taken = made.algo.needs, source.num_bytes
-        if config.replay.replay_service is not None:
-            xpid = self._settings.run.xpid
-            with joined_replay(config, made.agent, needs, seed, xpid) as joined:
-                self._session.supervisor.on_close(joined.close)
-                yield joined
-            return
-        replay = make_replay(config, made.agent, needs, seed, taken, free)
-        if self._earlier.recorded is not None:
-            resume_replay(replay, self._session.folder.path, config.replay.checkpoint_replay)
-        yield OwnReplay(replay)
-
-    def _saved(self, replay: Replay) -> SavedReplay | None:
-        """Returns the replay if its contents are saved with checkpoints."""
-        is_saved = self._settings.learner.replay.checkpoint_replay
-        return replay if is_saved and isinstance(replay, OwnReplay) else None
 
     def _learn(
         self,
@@ -321,15 +283,15 @@ class LearnerRun:
         saved: SavedReplay | None,
     ) -> None:
         with (
-            Metrics().served(self._settings.metrics) as metrics,
+            Metrics().served(self.settings.metrics) as metrics,
             self.training(made, source, progress, saved) as (training, saving),
         ):
             watch = self._watch(training, source, saving, self._adviser(made), metrics)
             began, first_step = time.monotonic(), progress.step
-            source.start(self._session.supervisor)
+            source.start(self.session.supervisor)
             training.start(made.compute.learner_threads)
             self._until_the_end(watch, training, saving)
-            if training.updates_here or self._session.supervisor.failure is None:
+            if training.updates_here or self.session.supervisor.failure is None:
                 self._say_end(progress, first_step, time.monotonic() - began)
 
     @contextmanager
@@ -346,11 +308,11 @@ class LearnerRun:
         also_saved: returns further entries of a checkpoint, when it is written.
         """
         saving = self._saving(made.agent, saved, also_saved)
-        supervisor, step = self._session.supervisor, made.optimiser_step
+        supervisor, step, replica = self.session.supervisor, made.optimiser_step, self._replica
         with closing(self._logs(progress.step)) as log:
             components = TrainingComponents(
                 source=source,
-                optimiser_step=step if self._replica is None else JointUpdates(step, supervisor),
+                optimiser_step=step if replica is None else replica.joint_updates(step, supervisor),
                 weights=made.weights,
                 device=made.compute.device,
                 log=log,
@@ -359,9 +321,9 @@ class LearnerRun:
             yield self._training(components, progress, saving), saving
 
     def _logs(self, step: int) -> Logs:
-        folder = self._session.folder.path
+        folder = self.session.folder.path
         run = LoggedRun(folder=folder, settings=self._recorded, step=step)
-        return Logs(self._settings.loggers, run)
+        return Logs(self.settings.loggers, run)
 
     def _saving(
         self,
@@ -376,9 +338,9 @@ class LearnerRun:
             "reward_input": agent.spec.reward_input,
             "reads_values": agent.spec.reads_values,
         }
-        config = self._settings.checkpoints
+        config = self.settings.checkpoints
         return Saving(
-            self._session.folder,
+            self.session.folder,
             labels,
             config.disable_checkpoint,
             saved,
@@ -389,8 +351,8 @@ class LearnerRun:
     def _training(
         self, components: TrainingComponents, progress: Progress, saving: Saving
     ) -> Training:
-        trace = self._settings.learner.hardware.write_profiler_trace
-        folder, is_latest = self._session.folder, self._settings.becomes_latest
+        trace = self.settings.learner.hardware.write_profiler_trace
+        folder, is_latest = self.session.folder, self.settings.becomes_latest
         return Training(
             components,
             self._total_steps,
@@ -398,7 +360,7 @@ class LearnerRun:
             trace=folder.path / "trace.json" if trace else None,
             keep=saving.keep_last_good,
             after_first_update=folder.become_latest if is_latest else lambda: None,
-            info_keywords=self._played.env.options.info_keywords,
+            info_keywords=self.played.env.options.info_keywords,
             learns_all=self._replica is not None,
         )
 
@@ -415,12 +377,12 @@ class LearnerRun:
             source=source,
             saving=saving,
             advise=advise,
-            title=f"{self._played.env.name}, {self._settings.run.xpid}",
+            title=f"{self.played.env.name}, {self.settings.run.xpid}",
             total_steps=self._total_steps,
-            rollouts_at_once=self._settings.learner.online_rollouts.batch_size * self._learners,
-            save_every_s=self._settings.checkpoints.checkpoint_interval,
-            only_warnings=self._settings.display.suppress_logs,
-            run=self._settings.run.xpid,
+            rollouts_at_once=self.settings.learner.online_rollouts.batch_size * self._learners,
+            save_every_s=self.settings.checkpoints.checkpoint_interval,
+            only_warnings=self.settings.display.suppress_logs,
+            run=self.settings.run.xpid,
             metrics=metrics,
         )
 
@@ -432,11 +394,11 @@ class LearnerRun:
         """Returns a function that names the bottleneck of this run from its time shares."""
         size = sum(parameter.numel() for parameter in made.agent.model.parameters())
         has_gpu = made.compute.device.type == "cuda"
-        setup = setup_of(self._settings.collection, available_cores(), has_gpu, size)
+        setup = setup_of(self.settings.collection, available_cores(), has_gpu, size)
         return functools.partial(diagnose, setup=setup)
 
     def _until_the_end(self, watch: Watch, training: Training, saving: Saving) -> None:
-        supervisor = self._session.supervisor
+        supervisor = self.session.supervisor
         try:
             watch.until_the_end(supervisor)
         except Exception as error:  # before the stop: the first of both decides how the run ends
@@ -452,7 +414,7 @@ class LearnerRun:
         The updates before a NaN may have damaged the weights already: the last checkpoint is kept,
         and the state before the NaN is in last_good.tar.
         """
-        running = self._session.supervisor.join(_JOIN_S)
+        running = self.session.supervisor.join(_JOIN_S)
         if running:
             _log.warning(
                 "threads that did not end within %g s: %s; the last checkpoint waits "
@@ -461,34 +423,34 @@ class LearnerRun:
                 running,
                 training.patience_s,
             )
-        failure = self._session.supervisor.failure
+        failure = self.session.supervisor.failure
         if failure is None or not isinstance(failure.error, NonFiniteError):
             try:
                 saving.save(training)
             except RunError as error:
-                self._session.supervisor.fail_at_end("", error)
+                self.session.supervisor.fail_at_end("", error)
 
     def _say_start(self, compute: Compute, agent: Agent) -> None:
         print(compute.summary(agent.model), flush=True)
-        if clipping := getattr(self._settings.learner.algorithm, "reward_clipping", None):
+        if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(worded(sentence(clipping)), flush=True)
         say_costs(agent)
 
     def _say_resumed(self, progress: Progress) -> None:
         if self._earlier.recorded is not None:
-            say(f"Resuming {self._session.folder.path} at step {progress.step:,}.")
+            say(f"Resuming {self.session.folder.path} at step {progress.step:,}.")
             for line in changes(self._earlier.recorded, self._recorded):
                 say(line)
 
     def _say_complete(self, progress: Progress) -> None:
         say(
-            f"{self._settings.run.xpid} has learnt {progress.step:,} steps already and "
+            f"{self.settings.run.xpid} has learnt {progress.step:,} steps already and "
             f"--total_steps is {self._total_steps:,}: nothing is left to do. "
             "Give a larger --total_steps to continue."
         )
 
     def _say_end(self, progress: Progress, first_step: int, seconds: float) -> None:
-        folder, program = self._session.folder, self._settings.collection.program
+        folder, program = self.session.folder, self.settings.collection.program
         say(summary(progress, progress.step - first_step, seconds))
         exists = folder.checkpoint.exists()
         to_test, to_resume = naming_flags(self._recorded), self._to_resume(progress)
@@ -501,11 +463,27 @@ class LearnerRun:
         """Returns the flags with which the run goes on; a complete one needs more steps."""
         more = ["--total_steps", str(2 * self._total_steps)]
         return [
-            *([] if self._played.others_serve else naming_flags(self._recorded)),
-            *reaching_flags(self._settings.recorded),
-            *self._settings.of_command,
+            *([] if self.played.others_serve else naming_flags(self._recorded)),
+            *reaching_flags(self.settings.recorded),
+            *self.settings.of_command,
             *(more if progress.step >= self._total_steps else []),
         ]
+
+
+def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
+    """Raises UsageError where there is a replay, but the algorithm would take it for new data.
+
+    algo: the algorithm's name.
+    """
+    if config.learns_from_transitions:
+        return
+    if config.replay.is_used and not config.algo.learns_from_replay:
+        raise UsageError(
+            f"--algo {algo} does not learn from a replay: leave out --replay_size and "
+            "--replay_ratio, or use --algo laser, with another --xpid if this run has learnt before"
+        )
+    if config.algo.learns_from_replay and not config.replay.is_used:
+        print(worded("Nothing is replayed: give --replay_size for that."), flush=True)
 
 
 def check_batches(

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +23,41 @@ from torchbeast.core.wording import worded
 from torchbeast.envs.goals import Outcome
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.reporting.waiting import waiting_for
-from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
+from torchbeast.learning.learner_run import Learner, LearnerRun
+from torchbeast.learning.saving import REPLAY, SavedReplay
+from torchbeast.processes.memory import check_memory, in_bytes
+from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
 from torchbeast.sources.free_transitions import FreeTransitions
 from torchbeast.sources.mixed import MixedSource
-from torchbeast.sources.replay import AGENT, Replay
-from torchbeast.sources.replay_memory import check_memory, in_bytes
-from torchbeast.sources.sharing.client import SharedReplayClient
-from torchbeast.sources.sharing.joining import Joining, joining_of
+from torchbeast.sources.replay import AGENT, OwnReplay, Replay
 from torchbeast.sources.synchronous_transitions import SynchronousTransitions
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
-FILE = "replay.bin"
-CHECKPOINT = "model.tar"
 
-
-def check_learns_from_replay(config: LearnerConfig, algo: str) -> None:
-    """Raises UsageError where there is a replay, but the algorithm would take it for new data.
-
-    algo: the algorithm's name.
-    """
+@contextmanager
+def own_replay(
+    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
+) -> Iterator[tuple[Source, SavedReplay | None]]:
+    """Puts a replay that belongs to this run alone in front of its source; see WithReplay."""
+    config, folder = run.settings.learner, run.session.folder.path
+    is_saved = config.replay.checkpoint_replay
+    of_replay = config, learner.agent, learner.extras, learner.seed, online.num_bytes, free
     if config.learns_from_transitions:
+        outcome = functools.partial(run.played.outcome, run.session.supervisor)
+        steps = make_transition_replay(*of_replay, outcome)
+        if run.is_resumed:
+            resume_store(steps, folder, is_saved)
+        transitions = transition_source(online, steps, config, learner.first_step)
+        yield transitions, transitions if is_saved else None
         return
-    if config.replay.is_used and not config.algo.learns_from_replay:
-        raise UsageError(
-            f"--algo {algo} does not learn from a replay: leave out --replay_size and "
-            "--replay_ratio, or use --algo laser, with another --xpid if this run has learnt before"
-        )
-    if config.algo.learns_from_replay and not config.replay.is_used:
-        print(worded("Nothing is replayed: give --replay_size for that."), flush=True)
+    rollouts = make_replay(*of_replay)
+    if run.is_resumed:
+        resume_replay(rollouts, folder, is_saved)
+    replay = OwnReplay(rollouts)
+    mixed = mixed_source(online, replay, config, learner.agent, learner.batches_at_once)
+    yield mixed, replay if is_saved else None
 
 
 def make_replay(
@@ -72,7 +77,7 @@ def make_replay(
     Raises UsageError when it needs more.
     """
     size = config.replay.replay_size
-    specs = _specs(config, agent, extras)
+    specs = specs_of(config, agent, extras)
     _check_and_say_memory(size, specs, agent.frame_stack, 0, buffers, free)
     with _reserving():
         return RolloutReplay(specs, size, agent.frame_stack, seed_of(seed, "replay"))
@@ -92,7 +97,7 @@ def make_transition_replay(
     outcome: returns what says what other goals would have brought.
     """
     size, how = config.replay.replay_size, config.transitions
-    specs = _specs(config, agent, extras)
+    specs = specs_of(config, agent, extras)
     hindsight = None
     if how.hindsight_share:
         with as_usage_error():
@@ -133,7 +138,7 @@ def transition_source(
     return kind(online, replay, schedule)
 
 
-def _specs(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict[str, Any]:
+def specs_of(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> dict[str, Any]:
     """Returns the fields of a rollout of one environment."""
     return RolloutSpec(agent, extras, config.rollouts.unroll_length).fields()
 
@@ -172,49 +177,6 @@ def _reserving() -> Iterator[None]:
         raise UsageError(f"{error}: give a smaller --replay_size") from error
 
 
-@contextmanager
-def joined_replay(
-    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
-) -> Iterator[Replay]:
-    """Joins the replay that other agents share, and prints what it holds; leaves it at the end.
-
-    extras, seed: see make_replay. name: of the run, by which the replay knows it.
-
-    Raises UsageError when there is none, and when it does not take this run's rollouts.
-    """
-    settings, rollouts = config.replay, config.rollouts
-    specs = _specs(config, agent, extras)
-    with as_usage_error():
-        each = bytes_per_transition(specs, agent.frame_stack)
-        more = bytes_per_truncation(specs, agent.frame_stack)
-        joining = joining_of(
-            name,
-            specs,
-            agent.frame_stack,
-            settings.replay_size,
-            (rollouts.batch_size, config.spare_columns),
-            seed_of(seed, "replay"),
-        )
-    size = settings.replay_size
-    with ExitStack() as joined:
-        with waiting_for(f"the shared replay {settings.replay_service}"):
-            replay = joined.enter_context(_client(str(settings.replay_service), joining))
-        print(
-            f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
-            f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
-            f"episode). It has {replay.size:,}.",
-            flush=True,
-        )
-        yield replay
-
-
-def _client(address: str, joining: Joining) -> AbstractContextManager[Replay]:
-    """Returns what joins the replay at an address."""
-    if address.startswith(ON_RAY):
-        return joined_on_ray(address, joining)
-    return closing(SharedReplayClient(address, joining))
-
-
 def resume_replay(replay: RolloutReplay, folder: Path, is_saved: bool) -> None:
     """Loads what an earlier part of the run saved, see resume_store; walks begin anew."""
     if resume_store(replay, folder, is_saved):
@@ -229,7 +191,7 @@ def resume_store(replay: RolloutStore, folder: Path, is_saved: bool) -> bool:
 
     Raises UsageError when what it saved is another run's.
     """
-    path = folder / FILE
+    path = folder / REPLAY
     if not is_saved or not path.exists():
         why = f"there is no {path} yet" if is_saved else worded("--checkpoint_replay would save it")
         print(f"The replay starts empty: {why}.", flush=True)

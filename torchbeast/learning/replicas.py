@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -34,16 +34,17 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
+from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.recorded import OF_ONE_COMMAND
+from torchbeast.learning.roll_call import Aside, JointSource, JointUpdates
+from torchbeast.processes.supervisor import Supervisor
 from torchbeast.processes.torchrun import Launch
 from torchbeast.reporting.metrics import MetricsConfig
-from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.reporting.run_folder import CHECKPOINT, RunConfig
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import ReplayConfig, RolloutConfig
-
-if TYPE_CHECKING:
-    from torchbeast.learning.learner_run import RunSettings
+from torchbeast.sources.contract import Source
 
 SILENT_S = 90.0
 """Seconds after which a rank that answers no roll call, or stays away from an optimiser step that
@@ -53,7 +54,6 @@ the slowest may compute its gradients longer than the fastest."""
 MEET_S = 300.0
 """Seconds in which all ranks must have started."""
 
-_CHECKPOINT = "model.tar"
 _RUN = "run"  # that rank 0 begins or resumes, once it has read the checkpoint
 _LOOK_S = 0.1  # between two looks whether it has
 # Flags that may differ between ranks: of one command, and of one machine.
@@ -92,7 +92,7 @@ class Replica:
         if self.leads:
             asked = run_of(words)
             run = {"xpid": asked.xpid, "seed": EarlierRun().seed(asked.seed)}
-            checkpoint = _newest(asked.folder / _CHECKPOINT)
+            checkpoint = _newest(asked.folder / CHECKPOINT)
             self.ranks.tell(_RUN, json.dumps(run))
         else:  # a large checkpoint on a slow disk takes rank 0 longer than SILENT_S
             run = json.loads(self.ranks.told(_RUN, pause=_look_later))
@@ -104,7 +104,7 @@ class Replica:
         with tempfile.TemporaryDirectory(prefix=f"torchbeast-rank{self.rank}-") as folder:
             if checkpoint:
                 (Path(folder) / run["xpid"]).mkdir()
-                (Path(folder) / run["xpid"] / _CHECKPOINT).write_bytes(checkpoint)
+                (Path(folder) / run["xpid"] / CHECKPOINT).write_bytes(checkpoint)
             yield [*same, "--savedir", folder]
 
     def check_same(self, settings: Mapping[str, Any]) -> None:
@@ -205,6 +205,16 @@ class Replica:
     def seed(self, root: int) -> int:
         """Returns this rank's seed of what has this seed in a learner alone; rank 0 keeps it."""
         return root if self.leads else seed_of(root, "rank", self.rank)
+
+    def joint_source(
+        self, source: Source, step: OptimiserStep[Any], aside: Aside | None
+    ) -> JointSource:
+        """Returns a source that yields this rank's batches, each once all ranks have one."""
+        return JointSource(source, self.ranks.gather, self.rank, step, aside)
+
+    def joint_updates(self, step: OptimiserStep[Any], supervisor: Supervisor) -> JointUpdates:
+        """Returns the updates from the batches of a `joint_source`."""
+        return JointUpdates(step, supervisor)
 
 
 @contextmanager

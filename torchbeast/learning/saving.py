@@ -14,10 +14,12 @@ from typing import Any, BinaryIO, Protocol
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning import kept_checkpoints
-from torchbeast.learning.replay import FILE
 from torchbeast.learning.training import Training
+from torchbeast.processes.memory import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
-from torchbeast.sources.replay_memory import in_bytes
+
+REPLAY = "replay.bin"
+"""Name of the file beside the checkpoint with the contents of the replay."""
 
 
 class SavedReplay(Protocol):
@@ -61,7 +63,7 @@ class Saving:
         self._disabled = disabled
         self._keep = keep
         self._replay = replay
-        self._replay_path = self._path.with_name(FILE)
+        self._replay_path = self._path.with_name(REPLAY)
         self._inserted: int | None = None  # steps in what is saved; None: nothing was saved here
         self.saved_at = math.nan  # Unix time of the last checkpoint; NaN: none was written here
         self.failed = 0  # number of checkpoints that could not be written as a whole

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that is free for a program: the machine's, or less where a control group limits it.
+"""The memory that is free for a program, and checks that rollouts and a replay fit it.
+
+Free is what the machine has left, or less where a control group limits it.
 
 Containers and job schedulers limit memory by control groups, which form a tree: the limit of every
 group above the process's own holds too. A process that exceeds one is killed without a word.
@@ -10,6 +12,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+
+from torchbeast.errors import UsageError
+
+_MOST = 0.9  # of the free memory, so that something is left for the rest of the program
 
 # Of the two versions of control groups: folder, limit, use, and entries of memory.stat that are
 # files in the page cache, which the kernel drops when memory is needed.
@@ -30,6 +36,35 @@ def free_memory(root: Path = Path("/")) -> int | None:
     root: where the files of the system are.
     """
     return min([*_of_the_machine(root), *_of_control_groups(root)], default=None)
+
+
+def check_memory(size: int, each: int, buffers: int, free: int | None) -> None:
+    """Raises UsageError if a replay of `size` steps, `each` bytes a step, does not fit beside the
+    other buffers.
+    """
+    if free is None or size * each + buffers <= _MOST * free:
+        return
+    most = max(0, int(_MOST * free) - buffers) // each
+    raise UsageError(
+        f"--replay_size {size} needs {in_bytes(size * each)} of memory, {each:,} bytes a step, and "
+        f"{in_bytes(buffers)} for other buffers, but {in_bytes(free)} are free on this machine: "
+        f"give at most --replay_size {most}"
+    )
+
+
+def check_buffers(buffers: int, free: int | None) -> None:
+    """Raises UsageError if the rollouts of a source, with these bytes, do not fit."""
+    if free is not None and buffers > free:
+        raise UsageError(
+            f"the rollouts that are written, wait and are learnt from take {in_bytes(buffers)} of "
+            f"memory, but {in_bytes(free)} are free on this machine: give a smaller --batch_size, "
+            "a smaller --unroll_length or fewer --num_actors"
+        )
+
+
+def in_bytes(count: float) -> str:
+    """Formats a number of bytes as "7.1 GB", or "2.3 MB" where it is small."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e8 else f"{count / 1e6:.1f} MB"
 
 
 def _of_the_machine(root: Path) -> Iterator[int]:

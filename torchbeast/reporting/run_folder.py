@@ -29,6 +29,7 @@ from torchbeast.reporting.locks import Lock, lock
 from torchbeast.reporting.out_log import OutLog
 
 LOGGER_NAME = "torchbeast"
+CHECKPOINT = "model.tar"
 
 _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 
@@ -98,7 +99,7 @@ class RunFolder:
     @property
     def checkpoint(self) -> Path:
         """Path of the run's checkpoint."""
-        return self.path / "model.tar"
+        return self.path / CHECKPOINT
 
     def update(self, **entries: Any) -> None:
         """Adds entries to meta.json, such as the name of the environment that the servers serve.

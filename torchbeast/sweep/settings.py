@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbeast.cli.command_line import by_its_name, names, parse
-from torchbeast.cli.flags import LearnerFlags, MonoBeastFlags, PolyBeastFlags, RayBeastFlags
+from torchbeast.cli.flags import PolyBeastFlags, RayBeastFlags
+from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.core.algos.registry import FOR_REPLAY
 from torchbeast.errors import UsageError
 from torchbeast.sweep.config import ProgramName, SweepConfig

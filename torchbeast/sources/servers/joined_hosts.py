@@ -18,9 +18,8 @@ from typing import NamedTuple, Protocol
 
 from torchbeast.core.wording import counted
 from torchbeast.errors import RunError, UsageError
-from torchbeast.processes.memory import free_memory
+from torchbeast.processes.memory import free_memory, in_bytes
 from torchbeast.reporting.saying import say
-from torchbeast.sources.replay_memory import in_bytes
 from torchbeast.sources.servers.discovery import Fleet, Host, check_same
 from torchbeast.sources.servers.stream_limit import check_streams
 

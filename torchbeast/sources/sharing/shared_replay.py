@@ -20,8 +20,8 @@ from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.chunk_ring import row_bytes
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.core.storages.stored_rows import bytes_per_transition
+from torchbeast.processes.memory import check_memory, in_bytes
 from torchbeast.sources.replay import Arrays, Filled, read_windows
-from torchbeast.sources.replay_memory import check_memory, in_bytes
 from torchbeast.sources.sharing.joining import Joining
 
 AGAIN = "another run with the same name has joined the shared replay: give each its own --xpid"

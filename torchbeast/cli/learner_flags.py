@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The flags that every learner has, and those of MonoBeast: Configs of components, in groups.
+
+A flag's default, check and help text are in the Config of the component that it configures. Here
+are the flags that select what runs, and the checks of several groups together, whose messages name
+flags as they are typed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torchbeast.core.actors.config import ModelConfig
+from torchbeast.core.algos import registry
+from torchbeast.core.algos.config import ImpalaConfig, StepConfig
+from torchbeast.core.checks import require
+from torchbeast.envs.config import EnvConfig
+from torchbeast.evaluation.config import NEWEST, EvaluationConfig
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.reporting.config import DisplayConfig, LogConfig
+from torchbeast.reporting.metrics import MetricsConfig
+from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
+from torchbeast.sources.processes.config import ProcessesConfig
+
+
+def flag_of(field: dataclasses.Field[Any]) -> str:
+    """Returns the name of a field's flag: its own, unless cli/algorithm.py gave it a prefix."""
+    name: str = field.metadata.get("flag", field.name)
+    return name
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandFlags:
+    """Training or evaluation."""
+
+    mode: Literal["train", "test", "test_render"] = "train"
+    """train; test: play whole episodes with the checkpoint of --xpid, or else of the latest run in
+    --savedir, once or while the run trains (--follow); test_render: once, and write a video."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultsFlags:
+    """Choices that set the defaults of other flags."""
+
+    algo: str = registry.DEFAULT
+    """Algorithm: impala; laser, which also learns from a replay (--replay_size); ppo, which learns
+    from each batch several times; dqn, sac and td3, which learn from single steps of a replay; or
+    package.module:MyAlgo for your own. Its settings become flags, which --help lists with those of
+    the program. A run that is resumed keeps its algorithm."""
+    preset: str | None = None
+    """Settings that belong together take the place of the defaults below and above;
+    help lists them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerFlags:
+    """The groups of flags that every learner has.
+
+    `algorithm` is replaced by the Config of the algorithm that --algo names, see cli/algorithm.py.
+    """
+
+    decided_by_servers: ClassVar[tuple[str, ...]] = ()
+    """Names of flags that a resumed run takes from its environment servers."""
+
+    command: CommandFlags = field(default_factory=CommandFlags)
+    defaults: DefaultsFlags = field(default_factory=DefaultsFlags)
+    run: RunConfig = field(default_factory=RunConfig)
+    checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
+    display: DisplayConfig = field(default_factory=DisplayConfig)
+    logs: LogConfig = field(default_factory=LogConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    rollouts: RolloutConfig = field(default_factory=RolloutConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    transitions: TransitionsConfig = field(default_factory=TransitionsConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    algorithm: ImpalaConfig = field(default_factory=ImpalaConfig)
+    step: StepConfig = field(default_factory=StepConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+
+    def __post_init__(self) -> None:
+        self._check_replay()
+        mode, played = self.command.mode, self.evaluation
+        require(
+            mode == "train" or not self.checkpoints.disable_checkpoint,
+            f"--mode {mode} reads a checkpoint; leave out --disable_checkpoint",
+        )
+        require(
+            not self.replay.checkpoint_replay or not self.checkpoints.disable_checkpoint,
+            "--checkpoint_replay saves the replay with every checkpoint; leave out "
+            "--disable_checkpoint",
+        )
+        require(
+            mode == "test" or not played.follow,
+            f"--follow evaluates a run while it trains: give --mode test, not {mode}",
+        )
+        require(
+            mode != "train" or played.checkpoint == NEWEST,
+            f"--checkpoint {played.checkpoint} is for --mode test; a run goes on from {NEWEST}",
+        )
+        require(
+            mode != "train" or not played.sampled,
+            "--sampled is for --mode test; training always samples",
+        )
+        require(
+            mode != "train" or played.random_start is None,
+            "--random_start is for --mode test; episodes of training differ by themselves",
+        )
+
+    def _check_replay(self) -> None:
+        if not self.learns_from_transitions:
+            self.replay.spare_columns(self.rollouts)
+            if self.command.mode == "train":
+                self.transitions.check_unused()
+            return
+        rollouts, total_steps = self.rollouts, self.training.total_steps
+        self.replay.updates_per_step(rollouts.batch_size, rollouts.unroll_length, total_steps)
+
+    @property
+    def learns_from_transitions(self) -> bool:
+        """Whether the run learns from single steps of a replay."""
+        trains = self.command.mode == "train"
+        return trains and registry.learns_from_transitions(self.defaults.algo)
+
+    @property
+    def collected_at_once(self) -> int:
+        """Rollouts that are taken from the environments at once."""
+        return 1 if self.learns_from_transitions else self.rollouts.batch_size
+
+    @property
+    def synchronous_rollouts(self) -> int:
+        """Rollouts that are collected between updates from single steps; 0: meanwhile."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonoBeastFlags(LearnerFlags):
+    """Trains an agent on this machine; needs nothing that is compiled."""
+
+    environment: EnvConfig = field(default_factory=EnvConfig)
+    processes: ProcessesConfig = field(default_factory=ProcessesConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_fixed_lag()
+        threads = self.hardware.num_learner_threads
+        require(
+            not self.is_reproducible or threads in (None, 1),
+            f"with --fixed_lag one thread learns: leave out --num_learner_threads {threads}",
+        )
+
+    def _check_fixed_lag(self) -> None:
+        if not self.learns_from_transitions or not self.is_reproducible:
+            self.processes.check_fixed_lag(self.rollouts.batch_size)
+            return
+        require(
+            self.processes.fixed_lag == 0,
+            f"--fixed_lag {self.processes.fixed_lag} counts updates, of which --algo "
+            f"{self.defaults.algo} makes any number for a rollout: give --fixed_lag 0, with which "
+            "nothing is collected while it learns",
+        )
+        self.replay.check_waits("--fixed_lag 0")
+        self.processes.check_fixed_lag(self.synchronous_rollouts)
+
+    @property
+    def synchronous_rollouts(self) -> int:
+        is_used = self.learns_from_transitions and self.is_reproducible
+        return self.processes.environments() if is_used else 0
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Whether the run is the same on all machines of one kind."""
+        return self.processes.fixed_lag is not None
