@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from torchbeast.keys.certificates import Pair, new_authority, new_client, new_server
+from torchbeast.keys import Pair, new_authority, new_client, new_server
 
 LOCALHOST = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
 TOKEN = "a-token-of-this-test"

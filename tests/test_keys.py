@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.keys.__main__ import main
-from torchbeast.keys.certificates import new_authority
+from torchbeast.keys import main, new_authority
 
 FILES = ["ca-key.pem", "ca.pem", "client-key.pem", "client.pem"]
 FILES += ["server-key.pem", "server.pem", "token"]

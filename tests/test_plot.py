@@ -49,7 +49,7 @@ def test_without_matplotlib_the_message_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert plot.main([str(write_run(tmp_path / "a", [1.0]))]) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err
+    assert "pip install 'torchbeast[plot]'" in capsys.readouterr().err
 
 
 def test_a_png_of_several_runs_is_written(tmp_path: Path) -> None:

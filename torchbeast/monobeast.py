@@ -27,7 +27,7 @@ from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
 

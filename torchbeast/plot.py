@@ -277,7 +277,7 @@ def _draw(lines: list[tuple[str, Group]], output: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("plotting needs matplotlib: pip install matplotlib") from None
+        raise UsageError("plotting needs matplotlib: pip install 'torchbeast[plot]'") from None
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for label, group in lines:

@@ -17,7 +17,7 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
 from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.torchrun import check_alone
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.plan import plans_for_local_servers

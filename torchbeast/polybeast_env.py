@@ -23,8 +23,8 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Failure, Supervisor, end_program
 from torchbeast.processes.torchrun import check_alone
-from torchbeast.reporting.lossy_output import lossy_output
 from torchbeast.reporting.metrics import Metric, Metrics
+from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
 from torchbeast.sources.servers.addresses import (
     folder_basename,

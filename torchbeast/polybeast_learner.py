@@ -41,7 +41,7 @@ from torchbeast.processes.supervisor import Supervisor, end_program
 from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.run_folder import CHECKPOINT
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
 from torchbeast.sources.servers.handshake import silence_grpc

@@ -27,7 +27,7 @@ from torchbeast.learning.session import Session, session
 from torchbeast.processes.supervisor import end_program
 from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 from torchbeast.schemes.ray_fleet import RayFleet
 from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig, rollout_bytes
 from torchbeast.schemes.room import Room, check_object_store, num_workers

@@ -17,7 +17,7 @@ import pytest
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
-from torchbeast.keys.config import KeysFlags
+from torchbeast.keys import KeysFlags
 from torchbeast.sources.servers.hosts import hosts
 from torchbeast.status import StatusFlags
 

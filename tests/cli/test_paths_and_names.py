@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 
-from torchbeast import polybeast_env, polybeast_learner
+from torchbeast import keys, polybeast_env, polybeast_learner
 from torchbeast.cli.command_line import parse, parse_known
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
-from torchbeast.keys import __main__ as keys
 from torchbeast.learning.recorded import reaching_flags
 from torchbeast.plot import PlotFlags
 from torchbeast.reporting.summary import next_commands
@@ -43,8 +42,8 @@ UNUSABLE = [
     ("polybeast_env", [*TCP, "--token_file", HOMELESS]),
     ("polybeast_env", [*TCP, "--token_file", LONG]),
     ("status", ["a:1", "--tls_ca", HOMELESS]),
-    ("keys.__main__", ["--hosts", "a", "--folder", HOMELESS]),
-    ("keys.__main__", ["--hosts", "a", "--folder", LONG]),
+    ("keys", ["--hosts", "a", "--folder", HOMELESS]),
+    ("keys", ["--hosts", "a", "--folder", LONG]),
     ("plot", [LONG]),
     ("plot", ["a.link.to.itself"]),
     ("sweep.__main__", [*SWEEP, "--name", LONG]),

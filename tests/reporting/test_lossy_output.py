@@ -17,10 +17,9 @@ from test_lost_rows import largest_file
 
 from torchbeast.errors import RunError, exit_code_of
 from torchbeast.reporting.display import Display
-from torchbeast.reporting.lossy_output import lossy_output
+from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.reporting.saying import say
-from torchbeast.reporting.waiting import warn
+from torchbeast.reporting.waiting import say, warn
 
 
 def full() -> TextIO:

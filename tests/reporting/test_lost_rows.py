@@ -17,9 +17,9 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import log_files, logger
-from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.log_files import CsvLogger, LogFiles, read_fields, read_logs
 from torchbeast.reporting.logger import LoggedRun, Logs
+from torchbeast.reporting.output import AppendedFile
 from torchbeast.reporting.run_folder import RunFolder
 
 

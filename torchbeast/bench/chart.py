@@ -38,7 +38,7 @@ def _figure_class() -> Any:
     try:
         from matplotlib.figure import Figure as MatplotlibFigure
     except ImportError:
-        raise UsageError("--png needs matplotlib: pip install matplotlib") from None
+        raise UsageError("--png needs matplotlib: pip install 'torchbeast[plot]'") from None
     return MatplotlibFigure
 
 

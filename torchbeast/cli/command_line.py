@@ -28,7 +28,7 @@ from torchbeast.core.algos.config import OTHER_NAMES
 from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of, defaults_of
 from torchbeast.core.wording import renamed
 from torchbeast.errors import EXIT_DONE, UsageError, refusing_paths
-from torchbeast.reporting.lossy_output import lossy_output
+from torchbeast.reporting.output import lossy_output
 
 Flags = TypeVar("Flags")
 

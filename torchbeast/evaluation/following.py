@@ -30,7 +30,7 @@ from torchbeast.evaluation.scores import Scores, weights_of
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.processes.child_process import show_output
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.lossy_output import lossy_output
+from torchbeast.reporting.output import lossy_output
 
 _POLL_S = 1.0
 

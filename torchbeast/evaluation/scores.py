@@ -15,9 +15,8 @@ import torch
 
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import Episodes
-from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
-from torchbeast.reporting.wall_time import WallTime
+from torchbeast.reporting.output import AppendedFile, WallTime
 
 COLUMNS = (
     *("_time", "step", "weights_crc32", "num_episodes", "distinct_episodes"),

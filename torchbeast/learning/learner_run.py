@@ -54,8 +54,8 @@ from torchbeast.reporting.logger import LoggedRun, Logger, Logs
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.reporting.saying import say
 from torchbeast.reporting.summary import next_commands, summary
+from torchbeast.reporting.waiting import say
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from torchbeast.errors import RunError, UsageError, what_users_code_raised, without_our_frames
 from torchbeast.processes.supervisor import Failure, Supervisor
-from torchbeast.reporting.lossy_output import lossy_output
+from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 
 
 class Session(NamedTuple):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The descriptors of a process: its open files and connections, whose number is limited."""
+"""The descriptors of a process: its open files and connections, whose number is limited, and its
+standard streams, whose terminal may go away: a window, a session of ssh.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,13 @@ import contextlib
 import errno
 import os
 import resource
+import select
+import stat
 import threading
 from collections.abc import Iterator
 
 _WHERE_NO_LIMIT_IS = 10_240
+_STREAMS = (0, 1, 2)
 
 
 def allow_descriptors(most: int | None = None) -> None:
@@ -66,3 +71,27 @@ def are_used_up() -> bool:
     except OSError as error:
         return error.errno in (errno.EMFILE, errno.ENFILE)
     return False
+
+
+def leave_lost_terminal(pipes: bool = False) -> None:
+    """Lets what is printed to a terminal that is gone vanish, instead of failing.
+
+    Nothing is locked, so that a handler of signals may call it.
+
+    pipes: also what is printed to a pipe that nobody reads any more.
+    """
+    lost = [stream for stream in _STREAMS if is_lost(stream, pipes)]
+    if not lost:
+        return
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in lost:
+        os.dup2(nothing, stream)
+    os.close(nothing)
+
+
+def is_lost(stream: int, pipes: bool) -> bool:
+    """Returns whether a stream leads to a terminal that is gone; pipes: or to no reader."""
+    poll = select.poll()
+    poll.register(stream, 0)  # reports the absence of the other end only
+    gone = any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))
+    return gone and (pipes or stat.S_ISCHR(os.fstat(stream).st_mode))

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.errors import refusing_paths
-from torchbeast.reporting.appended_file import AppendedFile
 from torchbeast.reporting.logger import LoggedRun
+from torchbeast.reporting.output import AppendedFile, WallTime
 from torchbeast.reporting.run_folder import write_atomically
-from torchbeast.reporting.wall_time import WallTime
 
 
 class CsvLogger:

@@ -25,8 +25,7 @@ from typing import IO, Any, BinaryIO
 
 from torchbeast.core.checks import at_least, require
 from torchbeast.errors import RunError, UsageError, expanded, refusing_paths
-from torchbeast.reporting.locks import Lock, lock
-from torchbeast.reporting.out_log import OutLog
+from torchbeast.reporting.output import Lock, OutLog, lock
 
 LOGGER_NAME = "torchbeast"
 CHECKPOINT = "model.tar"
@@ -138,18 +137,22 @@ class RunFolder:
         write_atomically(self.path / "meta.json", text.encode())
 
 
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
-    """Replaces the contents of `path` atomically: a reader, or a crash, sees old or new data."""
-    with replaced_atomically(path) as file:
+def write_atomically(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
+    """Replaces the contents of `path` atomically: a reader, or a crash, sees old or new data.
+
+    mode: permissions of the new file, less those that the process's umask takes away.
+    """
+    with replaced_atomically(path, mode) as file:
         file.write(data)
 
 
 @contextmanager
-def replaced_atomically(path: Path) -> Iterator[BinaryIO]:
+def replaced_atomically(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Opens a file that takes the place of `path` when the block ends without an exception."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    unfinished.unlink(missing_ok=True)  # of a killed process, or planted: with other permissions
     try:
-        with open(unfinished, "wb") as file:
+        with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchbeast.reporting.logger import LoggedRun
-from torchbeast.reporting.wall_time import WallTime
+from torchbeast.reporting.output import WallTime
 
 
 class TensorBoardLogger:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says what a program waits for, when somebody else keeps it waiting."""
+"""Tells the user what a program waits for, when somebody else keeps it waiting, and other
+sentences that out.log should have too.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +70,12 @@ def waiting_for(what: str | Callable[[], str]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+def say(sentence: str) -> None:
+    """Prints a sentence, and logs it: whoever asks tomorrow has out.log alone."""
+    _log.info("%s", sentence)
+    print(sentence, flush=True)
 
 
 def warn(sentence: str) -> None:

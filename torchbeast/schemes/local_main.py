@@ -17,7 +17,6 @@ import pickle
 import queue
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
@@ -29,13 +28,12 @@ from torchbeast.processes.child_main import (
     exit_now,
     failure,
     follow_parent,
-    take_stdin,
+    follow_stdin,
     take_stdout,
 )
 from torchbeast.processes.cores import available_cores
 from torchbeast.schemes.worker import Failed
 
-_GRACE_S = 3.0  # for the current call once stdin is closed
 _MAIN_LANE = ""
 
 Request = tuple[int, str, tuple[Any, ...]]
@@ -45,14 +43,14 @@ Requests = queue.SimpleQueue[Request | None]
 def main(arguments: Mapping[str, Any]) -> int:
     """Answers requests until stdin or the socket is closed; returns the exit code."""
     follow_parent()
-    report, stdin = take_stdout(), take_stdin()
+    report = take_stdout()
     torch.set_num_threads(available_cores())
     try:
         worker = find(arguments["worker"])(arguments["name"])
     except Exception as error:
         report(failure(error))
         return 1
-    Answering(worker, Connection(arguments["socket"])).run(stdin)
+    Answering(worker, Connection(arguments["socket"])).run()
     worker.close()
     return 0
 
@@ -67,12 +65,12 @@ class Answering:
         self._lanes: dict[str, Requests] = {lane: queue.SimpleQueue() for lane in lanes}
         self._sending = threading.Lock()
 
-    def run(self, stdin: Any) -> None:
+    def run(self) -> None:
         """Answers until the parent has gone; called by the main thread."""
         for lane in self._lanes.keys() - {_MAIN_LANE}:
             threading.Thread(target=self._answer, args=(lane,), daemon=True).start()
         threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._end_with, args=(stdin,), daemon=True).start()
+        follow_stdin(lambda _: None, self._close)
         self._answer(_MAIN_LANE)
 
     def _read(self) -> None:
@@ -81,12 +79,6 @@ class Answering:
                 request: Request = pickle.loads(self._connection.recv_bytes())
                 self._lanes[self._lane_of.get(request[1], _MAIN_LANE)].put(request)
         self._close()
-
-    def _end_with(self, stdin: Any) -> None:
-        stdin.read()
-        self._close()
-        time.sleep(_GRACE_S)
-        exit_now(0)
 
     def _close(self) -> None:
         """Ends the current call, and then the main thread."""

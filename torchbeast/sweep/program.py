@@ -19,7 +19,7 @@ from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, refusing_path
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.lossy_output import lossy_output
+from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.waiting import Reminder, warn
 from torchbeast.sources.servers.addresses import runtime_folder

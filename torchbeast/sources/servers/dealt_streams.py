@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from torchbeast.core.wording import counted
 from torchbeast.errors import RunError
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
 from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams

@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 from torchbeast.core.wording import counted
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.memory import free_memory, in_bytes
-from torchbeast.reporting.saying import say
+from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.discovery import Fleet, Host, check_same
 from torchbeast.sources.servers.stream_limit import check_streams
 

@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Makes the files that protect PolyBeast across machines: an authority, certificates, a token.
+
+python -m torchbeast.keys --hosts actors1.lab,actors2.lab,10.0.0.7      that the learner connects to
+python -m torchbeast.keys --hosts learner.lab                           to which hosts dial in
+
+Certificates are X.509, as PEM, with keys on the curve P-256. Needs the package cryptography:
+pip install 'torchbeast[tls]'.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.util
+import ipaddress
+import re
+import secrets
+import shlex
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchbeast.cli.command_line import parse
+from torchbeast.core.checks import between
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, expanded, refusing_paths
+from torchbeast.reporting.run_folder import write_atomically
+
+with suppress(ModuleNotFoundError):  # `run` reports its absence
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+PROGRAM = "keys"
+DAYS_OF_AUTHORITY = 3650
+_PORT = 50051  # of the commands that are shown
+_NAME = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]*[a-z0-9])?", re.ASCII | re.IGNORECASE)
+_AUTHORITY = "TorchBeast authority"
+_EARLIER = datetime.timedelta(hours=1)  # the clocks of other machines may be behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysConfig:
+    """The files to make."""
+
+    hosts: str = ""
+    """Names and addresses of the machines that listen, separated by commas and without ports: of
+    environment servers, just as learners will name them in --env_servers; or of the learner, just
+    as hosts that dial in will name it in --learner."""
+    folder: str = "torchbeast-keys"
+    """Where the files go. An authority and a token that are there are used again; certificates
+    are replaced."""
+    days: int = 365
+    """Days for which the certificates are valid."""
+
+    def __post_init__(self) -> None:
+        between(1, DAYS_OF_AUTHORITY, days=self.days)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeysFlags:
+    """Makes an authority, certificates and a token for machines that work together."""
+
+    keys: KeysConfig = field(default_factory=KeysConfig)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns 0 when the files are there, 2 for wrong usage."""
+    return exit_code_of(PROGRAM, lambda: run(parse(KeysFlags, PROGRAM, argv).keys))
+
+
+def run(config: KeysConfig) -> int:
+    """Writes the files and prints what goes where."""
+    _check_installed()
+    hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
+    if not hosts:
+        raise UsageError("give --hosts: the names of machines that listen, such as actors1.lab")
+    names, folder = names_of(hosts), _made_folder(config.folder)
+    authority = _authority(folder)
+    _write_pair(folder, "server", new_server(authority, names, config.days))
+    _write_pair(folder, "client", new_client(authority, config.days))
+    if not (folder / "token").exists():
+        _write(folder / "token", f"{secrets.token_urlsafe(32)}\n".encode())
+    print(_what_goes_where(folder, hosts, config.days))
+    return EXIT_DONE
+
+
+def _check_installed() -> None:
+    if importlib.util.find_spec("cryptography") is None:
+        raise UsageError(
+            "certificates are made with the package cryptography, which is not installed: "
+            "pip install 'torchbeast[tls]'"
+        )
+
+
+def _made_folder(name: str) -> Path:
+    with refusing_paths("give another --folder"):
+        folder = expanded(name)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _authority(folder: Path) -> Pair:
+    """Returns the authority of the folder, which is made if there is none."""
+    paths = folder / "ca.pem", folder / "ca-key.pem"
+    if not any(path.exists() for path in paths):
+        made = new_authority()
+        _write_pair(folder, "ca", made)
+        return made
+    try:
+        found = pair_from_pem(*(path.read_bytes() for path in paths))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"{paths[0]} and {paths[1]} are no authority that can be used again ({error}): give "
+            "another --folder"
+        ) from None
+    if is_over(found):
+        raise UsageError(
+            f"the authority {paths[0]} has expired, and everything that it signs: give another "
+            "--folder, and take the new ca.pem to every machine"
+        )
+    return found
+
+
+def _write_pair(folder: Path, name: str, pair: Pair) -> None:
+    _write(folder / f"{name}.pem", pair.certificate_pem())
+    _write(folder / f"{name}-key.pem", pair.key_pem())
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replaces a file by one that only this user can read."""
+    try:
+        write_atomically(path, content, mode=0o600)
+    except OSError as error:
+        raise UsageError(f"cannot write {path} ({error.strerror}): give another --folder") from None
+
+
+def _what_goes_where(folder: Path, hosts: Sequence[str], days: int) -> str:
+    asked = shlex.quote(",".join(f"{_in_address(host)}:{_PORT}" for host in hosts))
+    learner = shlex.quote(f"{_in_address(hosts[0])}:{_PORT}")
+    return f"""\
+The files are in {folder}, for its owner only. Copy, over a connection that you trust (scp):
+  to machines of environment servers   server.pem server-key.pem ca.pem token
+  to the machine of the learner        client.pem client-key.pem ca.pem token
+  nowhere                              ca-key.pem: whoever has it can make certificates
+
+On each of {", ".join(hosts)}, in the folder with these files:
+  python -m torchbeast.polybeast_env --listen 0.0.0.0:{_PORT} --tls_cert server.pem \\
+      --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
+For the learner:
+  python -m torchbeast.polybeast_learner --env_servers {asked} --tls_ca ca.pem \\
+      --tls_cert client.pem --tls_key client-key.pem --token_file token
+If {hosts[0]} is the learner's machine, to which hosts dial in, the two sides change places:
+  python -m torchbeast.polybeast_learner --listen 0.0.0.0:{_PORT} --tls_cert server.pem \\
+      --tls_key server-key.pem --tls_client_ca ca.pem --token_file token
+  python -m torchbeast.polybeast_env --learner {learner} --tls_ca ca.pem \\
+      --tls_cert client.pem --tls_key client-key.pem --token_file token
+The certificates are valid for {days} days; this command makes new ones of the same authority."""
+
+
+def _in_address(host: str) -> str:
+    """Returns the host as it stands before a port: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A certificate and its key."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    def certificate_pem(self) -> bytes:
+        """Returns the certificate as text."""
+        return self.certificate.public_bytes(serialization.Encoding.PEM)
+
+    def key_pem(self) -> bytes:
+        """Returns the key as text, without a password."""
+        return self.key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+
+
+def pair_from_pem(certificate: bytes, key: bytes) -> Pair:
+    """Reads a pair; raises ValueError if it is none."""
+    private = serialization.load_pem_private_key(key, password=None)
+    if not isinstance(private, ec.EllipticCurvePrivateKey):
+        raise ValueError("expected a key on an elliptic curve")
+    return Pair(x509.load_pem_x509_certificate(certificate), private)
+
+
+def is_over(pair: Pair) -> bool:
+    """Returns whether the certificate has expired."""
+    return pair.certificate.not_valid_after_utc <= _now()
+
+
+def names_of(hosts: Sequence[str]) -> list[x509.GeneralName]:
+    """Returns hosts as they stand in a certificate; raises UsageError for an invalid one."""
+    return [_name_of(host) for host in hosts]
+
+
+def _name_of(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        if not _NAME.fullmatch(host):
+            raise UsageError(
+                f"--hosts has {host!r}, which is no name or address of a machine: give names such "
+                "as actors1.lab or 10.0.0.7, without ports"
+            ) from None
+        return x509.DNSName(host)
+
+
+def new_authority(since: datetime.datetime | None = None) -> Pair:
+    """Returns a new authority, which signs certificates of machines but of no other authority.
+
+    since: when it becomes valid; None: now.
+    """
+    return _new(_AUTHORITY, DAYS_OF_AUTHORITY, since, None)
+
+
+def new_server(
+    authority: Pair,
+    hosts: Sequence[x509.GeneralName],
+    days: int,
+    since: datetime.datetime | None = None,
+) -> Pair:
+    """Returns the pair of servers on these hosts; since: see new_authority."""
+    use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+    names = x509.SubjectAlternativeName(hosts)
+    return _new("environment servers", days, since, authority, use, names)
+
+
+def new_client(authority: Pair, days: int, since: datetime.datetime | None = None) -> Pair:
+    """Returns the pair of a learner, with which nobody can pretend to be a server; since: see
+    new_authority.
+    """
+    use = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+    return _new("learner", days, since, authority, use)
+
+
+def _new(
+    name: str,
+    days: int,
+    since: datetime.datetime | None,
+    authority: Pair | None,
+    *more: x509.ExtensionType,
+) -> Pair:
+    """Returns a new key with its certificate. authority: signs it; None: it is an authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    start = since or _now() - _EARLIER
+    builder = x509.CertificateBuilder(extensions=_extensions(key, authority, more))
+    builder = builder.subject_name(subject).public_key(key.public_key())
+    builder = builder.issuer_name(authority.certificate.subject if authority else subject)
+    builder = builder.serial_number(x509.random_serial_number()).not_valid_before(start)
+    builder = builder.not_valid_after(start + datetime.timedelta(days=days) + _EARLIER)
+    return Pair(builder.sign(authority.key if authority else key, hashes.SHA256()), key)
+
+
+def _extensions(
+    key: ec.EllipticCurvePrivateKey, authority: Pair | None, more: Sequence[x509.ExtensionType]
+) -> list[x509.Extension[x509.ExtensionType]]:
+    """Returns what a certificate says of its key, beside `more`."""
+    of_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    extensions = [of_key, *more]
+    if authority is not None:
+        signer = authority.key.public_key()
+        extensions.append(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer))
+    critical = [
+        x509.BasicConstraints(ca=authority is None, path_length=None if authority else 0),
+        x509.KeyUsage(
+            digital_signature=authority is not None,
+            key_cert_sign=authority is None,
+            crl_sign=authority is None,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        ),
+    ]
+    return [x509.Extension(each.oid, each in critical, each) for each in (*critical, *extensions)]
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.timezone.utc)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
