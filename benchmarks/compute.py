@@ -29,14 +29,13 @@ from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.choices import Precision
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.precision import dtype_for
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.processes.memory import keep_freed_memory
 from torchbeast.sources.config import RolloutConfig
 
 FRAMES, ACTIONS = ArraySpec((4, 84, 84), "uint8"), Discrete(6)

@@ -12,8 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
-from torchbeast.core.actors.networks import TorsoActorCritic
+from torchbeast.core.actors.networks import (
+    BASELINE_GAIN,
+    POLICY_GAIN,
+    TorsoActorCritic,
+    orthogonal_,
+)
 from torchbeast.core.actors.torsos import Torso
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec
 

@@ -27,9 +27,8 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
-from torchbeast.core.choices import Precision
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig

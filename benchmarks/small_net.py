@@ -9,10 +9,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.block_conv import BlockConv2d
 from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.recurrent import make_lstm
-from torchbeast.core.actors.torsos import ShallowTorso, Torso, as_images, image_shape
+from torchbeast.core.actors.torsos import BlockConv2d, ShallowTorso, Torso, as_images, image_shape
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import flatten
 

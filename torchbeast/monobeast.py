@@ -24,8 +24,8 @@ from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
+from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import end_program
-from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.processes.shared_weights import SharedWeights

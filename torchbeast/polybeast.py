@@ -15,8 +15,8 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import session
+from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import Supervisor, end_program
-from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.servers.addresses import folder_basename, run_folder, server_addresses
 from torchbeast.sources.servers.env_servers import EnvServers

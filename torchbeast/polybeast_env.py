@@ -21,8 +21,8 @@ from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.core.wording import counted, typed
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.session import raise_failure
+from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import Failure, Supervisor, end_program
-from torchbeast.processes.torchrun import check_alone
 from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler

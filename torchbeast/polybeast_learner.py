@@ -37,8 +37,8 @@ from torchbeast.learning.recorded import reaching_flags
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.weights import PublishedWeights
+from torchbeast.processes.cores import launched
 from torchbeast.processes.supervisor import Supervisor, end_program
-from torchbeast.processes.torchrun import launched
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.run_folder import CHECKPOINT
 from torchbeast.reporting.waiting import say

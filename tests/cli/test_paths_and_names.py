@@ -22,7 +22,7 @@ from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import EXIT_DONE, EXIT_USAGE, exit_code_of
 from torchbeast.learning.recorded import reaching_flags
 from torchbeast.plot import PlotFlags
-from torchbeast.reporting.summary import next_commands
+from torchbeast.reporting.display import next_commands
 from torchbeast.sweep import program as sweep
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.flags import SweepFlags

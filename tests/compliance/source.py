@@ -33,11 +33,10 @@ from torch import Tensor
 from torchbeast import envs
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode, ModelInputs
-from torchbeast.core.choices import RewardClipping
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import alive

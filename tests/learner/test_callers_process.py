@@ -25,8 +25,7 @@ import torch
 from small_schemes import off_policy_of, scheme_of
 
 from torchbeast import Learner
-from torchbeast.core.ambient import OwnProcess
-from torchbeast.core.threads import use_threads
+from torchbeast.core.ambient import OwnProcess, use_threads
 from torchbeast.envs import make
 from torchbeast.learner import watching
 from torchbeast.reporting import waiting

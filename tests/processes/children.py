@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvError
 from torchbeast.errors import RunError
 from torchbeast.processes.child_main import (
     exit_now,

@@ -21,7 +21,7 @@ import pytest
 from background import SOON, wait_for
 
 import torchbeast
-from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvError
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes import child_process
 from torchbeast.processes.child_main import failure

@@ -16,7 +16,7 @@ import pytest
 PROGRAM = """
 import json, resource, sys, threading
 import torch
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.processes.memory import keep_freed_memory
 
 found = {}
 

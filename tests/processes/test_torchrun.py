@@ -8,8 +8,7 @@ import importlib
 import pytest
 
 from torchbeast.errors import UsageError
-from torchbeast.processes.cores import available_cores
-from torchbeast.processes.torchrun import Launch, launched
+from torchbeast.processes.cores import Launch, available_cores, launched
 
 TWO_OF_FOUR = {
     "RANK": "3",

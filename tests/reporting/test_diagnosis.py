@@ -18,7 +18,7 @@ from torchbeast.cli.flags import (
     RayBeastFlags,
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.learning.learner_clock import LearnerClock
+from torchbeast.learning.training import LearnerClock
 from torchbeast.reporting.diagnosis import (
     LEARNER_STAGES,
     UNKNOWN,

@@ -11,10 +11,9 @@ import pytest
 from rich.console import Console
 
 from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
-from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock
+from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock, next_commands, summary
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.reporting.waiting import warn
 from torchbeast.sources.contract import Away, Shortage
 

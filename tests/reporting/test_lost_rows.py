@@ -17,8 +17,14 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import log_files, logger
-from torchbeast.reporting.log_files import CsvLogger, LogFiles, read_fields, read_logs
-from torchbeast.reporting.logger import LoggedRun, Logs
+from torchbeast.reporting.log_files import (
+    CsvLogger,
+    LogFiles,
+    LoggedRun,
+    Logs,
+    read_fields,
+    read_logs,
+)
 from torchbeast.reporting.output import AppendedFile
 from torchbeast.reporting.run_folder import RunFolder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchbeast.reporting.watchdog import Watchdog
+from torchbeast.reporting.diagnosis import Watchdog
 
 BATCH_SIZE = 3
 POLY = {"learner_queue_size": 0, "inference_queue_size": 0, "live_streams": 2, "lost_streams": 0}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import json
 import os
 import re
 import sys
@@ -19,8 +20,9 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from torchbeast.cli import json_flags, presets, resuming
+from torchbeast.cli import presets, resuming
 from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.learner_flags import LearnerFlags, flag_of
 from torchbeast.cli.resuming import kinds
@@ -29,6 +31,12 @@ from torchbeast.core.algos.registry import ALGOS, DEFAULT, FOR_REPLAY, config_of
 from torchbeast.core.wording import renamed
 from torchbeast.errors import EXIT_DONE, UsageError, refusing_paths
 from torchbeast.reporting.output import lossy_output
+
+KWARGS = Mapping[str, Any]
+"""The type of a field whose flag is a JSON object."""
+
+REGISTRY = ConstructorRegistry()
+"""Tells tyro how to read and show these flags."""
 
 Flags = TypeVar("Flags")
 
@@ -93,7 +101,7 @@ def _options(program: str) -> dict[str, Any]:
         "prog": f"python -m torchbeast.{program}",
         "use_underscores": True,
         "config": (tyro.conf.OmitArgPrefixes,),
-        "registry": json_flags.REGISTRY,
+        "registry": REGISTRY,
     }
 
 
@@ -284,3 +292,27 @@ def flatten(flags: Any) -> dict[str, Any]:
         value = getattr(flags, field.name)
         flat.update(flatten(value) if dataclasses.is_dataclass(value) else {flag_of(field): value})
     return flat
+
+
+@REGISTRY.primitive_rule
+def _json_object(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    if info.type != KWARGS:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=_read,
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda value: [json.dumps(value)],
+    )
+
+
+def _read(words: Sequence[str]) -> dict[str, Any]:
+    """Reads the flag's word; raises ValueError unless it is a JSON object."""
+    try:
+        value = json.loads(words[0])
+    except json.JSONDecodeError:
+        value = None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object such as '{{\"size\": 8}}', got {words[0]}")
+    return value

@@ -12,7 +12,7 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.algos.registry import DEFAULT, find
-from torchbeast.core.choices import RewardClipping
+from torchbeast.core.specs import RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.checkpoint import actor_spec

@@ -28,7 +28,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.threads import set_by_us, use_threads
+set_by_us: set[int] = set()
+"""Every number that `use_threads` has set in this process."""
 
 _ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
 _UNCHANGED = nullcontext()
@@ -165,3 +166,23 @@ class _Callers:
 
 
 _CALLERS = _Callers()
+
+
+def use_threads(number: int) -> None:
+    """Computes each operation of this thread in so many threads on the CPU.
+
+    The same holds for threads that use torch for the first time later.
+    """
+    set_by_us.add(number)
+    torch.set_num_threads(number)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Computes each operation in one thread on the CPU; afterwards in as many as before."""
+    before = torch.get_num_threads()
+    use_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

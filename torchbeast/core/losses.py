@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.checks import one_of
-from torchbeast.core.choices import RewardClipping
+from torchbeast.core.specs import RewardClipping
 
 Reduction = Literal["sum", "mean"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from torchbeast.core.choices import Precision
+from torchbeast.core.specs import Precision
 
 # Linux's names of these instructions on x86 and ARM.
 _CPU_FLAGS = {"amx_bf16", "avx512_bf16", "bf16"}

@@ -32,10 +32,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from torchbeast.core.choices import RewardClipping
 from torchbeast.errors import UsageError
+
+Precision = Literal["auto", "float32", "bfloat16"]
+"""Precision of features; everything else is float32. auto: bfloat16 if the hardware supports it."""
+
+RewardClipping = Literal["abs_one", "none"]
+"""Treatment of rewards. abs_one: clipped to [-1, 1]. none: as the environment gave them."""
+
 
 AnySpec = TypeVar("AnySpec", bound="Spec")
 

@@ -23,9 +23,8 @@ from torchbeast.core.envs.selection import SelectedVecEnv
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, check_gives_info
 from torchbeast.core.lazy import importing
 from torchbeast.core.specs import check_takes
-from torchbeast.envs.errors import EnvError
 from torchbeast.envs.options import EnvOptions
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:

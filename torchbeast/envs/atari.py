@@ -16,8 +16,7 @@ import numpy as np
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
 from torchbeast.core.specs import did_you_mean
-from torchbeast.envs.errors import EnvError
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.
 MAX_FRAMES_PER_EPISODE = 108_000

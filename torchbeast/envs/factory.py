@@ -13,9 +13,8 @@ from typing import Any
 
 from torchbeast.core.envs.vec_env import VecEnv, accepts, vec_env_of
 from torchbeast.core.specs import check_takes
-from torchbeast.envs.errors import EnvError
 from torchbeast.envs.masks import masked_from_info
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec
 
 
 def make(spec: EnvSpec, num_envs: int) -> VecEnv:

@@ -18,8 +18,7 @@ import numpy as np
 
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs.env_process import EnvProcess
-from torchbeast.envs.errors import EnvError
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 
 Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]

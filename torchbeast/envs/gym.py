@@ -8,9 +8,8 @@ from typing import Any
 
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.specs import check_takes, did_you_mean, import_module
-from torchbeast.envs.errors import EnvError
 from torchbeast.envs.masks import masked_from_info
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec
 
 # Packages that Gymnasium does not import by itself, by the prefixes of their ids.
 _PACKAGES = {

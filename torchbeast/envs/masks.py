@@ -17,7 +17,7 @@ from torchbeast.core.envs.spaces import (
     declared,
     from_gymnasium,
 )
-from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvError
 
 KEY = "action_mask"
 

@@ -20,8 +20,7 @@ import numpy as np
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
 from torchbeast.core.specs import check_takes, did_you_mean
-from torchbeast.envs.errors import EnvError
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.envs.spec import EnvError, EnvSpec
 
 PREFIX = "MinAtar/"
 GAMES = ("asterix", "breakout", "freeway", "seaquest", "space_invaders")

@@ -7,7 +7,7 @@ import numpy as np
 
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
-from torchbeast.envs.errors import EnvError
+from torchbeast.envs.spec import EnvError
 
 
 class Mock:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""EnvSpec: what a process needs to make its environments."""
+"""EnvSpec: what a process needs to make its environments; EnvError, where it cannot."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from typing import Any, TypeVar
 
 from torchbeast.core.specs import Spec
 from torchbeast.envs.options import DEFAULTS, EnvOptions
+from torchbeast.errors import UsageError
+
+
+class EnvError(UsageError):
+    """An environment that cannot be made."""
+
 
 AnyEnvSpec = TypeVar("AnyEnvSpec", bound="EnvSpec")
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.ambient import one_thread
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import SpecError
-from torchbeast.core.threads import one_thread
 from torchbeast.envs.atari import is_atari
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.envs.spec import EnvSpec

@@ -12,7 +12,7 @@ import torch
 
 from torchbeast.errors import UsageError
 from torchbeast.learner.callback import Callback
-from torchbeast.reporting.logger import Log, LoggedRun, Logger, Logs
+from torchbeast.reporting.log_files import Log, LoggedRun, Logger, Logs
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
-from torchbeast.core.choices import Precision
+from torchbeast.core.specs import Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.learner_run import Learner

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from torchbeast.core.choices import Precision
+from torchbeast.core.specs import Precision
 from torchbeast.learner.agents import making_agent
 from torchbeast.learner.collection import make_source, make_weights
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.learner_run import Learner
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.processes.memory import keep_freed_memory
 from torchbeast.schemes.gradients.contract import Made, Place
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.seeds import seed_of

@@ -30,13 +30,12 @@ from typing import Any, NoReturn
 import torch
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.ambient import OwnProcess, own_settings
+from torchbeast.core.ambient import OwnProcess, one_thread, own_settings
 from torchbeast.core.checks import at_least, require
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.selection import names
 from torchbeast.core.factories import names_checked
 from torchbeast.core.storages.batch import Batch
-from torchbeast.core.threads import one_thread
 from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
@@ -65,7 +64,7 @@ from torchbeast.learning.saving import CheckpointNotWritten, SavedReplay
 from torchbeast.learning.session import Session, raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.config import FILES
-from torchbeast.reporting.logger import Logger
+from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.schemes.scheme import Scheme
 

@@ -12,10 +12,9 @@ import numpy as np
 
 from torchbeast.core.algos.factory import AlgoFactory, recorded
 from torchbeast.core.algos.registry import name_of
-from torchbeast.core.choices import RewardClipping
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
@@ -24,7 +23,7 @@ from torchbeast.learning.learner_run import RunSettings, WithReplay
 from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.reporting.logger import Logger
+from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.scheme import Scheme
 

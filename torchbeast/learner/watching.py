@@ -10,8 +10,8 @@ from contextlib import contextmanager
 
 from torchbeast.learning.training import Training
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.diagnosis import Watchdog
 from torchbeast.reporting.waiting import warn
-from torchbeast.reporting.watchdog import Watchdog
 from torchbeast.sources.contract import Source
 
 _LOOK_S = 1.0

@@ -21,16 +21,15 @@ from torchbeast.core.algos.checks import checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.algos.ranks import Ranks
-from torchbeast.core.ambient import own_settings
+from torchbeast.core.ambient import own_settings, use_threads
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.core.threads import use_threads
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.hardware import Compute, choose, share_cores
 from torchbeast.learning.weights import PublishedWeights, Publisher
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.processes.memory import keep_freed_memory
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 
 Weights = TypeVar("Weights", bound=Publisher)

@@ -33,10 +33,8 @@ import numpy as np
 import torch
 
 from torchbeast.core.algos.optimiser_step import OptimiserStep
-from torchbeast.core.algos.saving import ALGORITHM
-from torchbeast.core.choices import RewardClipping
-from torchbeast.core.specs import ActorSpec
-from torchbeast.core.state_dicts import check_fits
+from torchbeast.core.algos.saving import ALGORITHM, check_fits
+from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, as_usage_error
 from torchbeast.reporting.run_folder import write_atomically

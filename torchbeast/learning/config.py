@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least, require
-from torchbeast.core.choices import Precision
+from torchbeast.core.specs import Precision
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ import torch
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.algos.slices import columns_of_a_slice
-from torchbeast.core.choices import Precision
+from torchbeast.core.ambient import use_threads
 from torchbeast.core.precision import has_bfloat16
-from torchbeast.core.threads import use_threads
+from torchbeast.core.specs import Precision
 from torchbeast.errors import UsageError
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.processes.cores import available_cores

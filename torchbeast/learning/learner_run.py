@@ -28,7 +28,6 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.wording import worded
-from torchbeast.envs.goals import Outcome, outcome_in, outcome_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
@@ -45,16 +44,14 @@ from torchbeast.learning.training import Training, TrainingComponents
 from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
-from torchbeast.processes.malloc import keep_freed_memory
-from torchbeast.processes.memory import check_buffers, free_memory
-from torchbeast.processes.supervisor import Supervisor
+from torchbeast.processes.memory import check_buffers, free_memory, keep_freed_memory
 from torchbeast.reporting.config import FILES, DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
-from torchbeast.reporting.logger import LoggedRun, Logger, Logs
+from torchbeast.reporting.display import next_commands, summary
+from torchbeast.reporting.log_files import LoggedRun, Logger, Logs
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
-from torchbeast.reporting.summary import next_commands, summary
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.config import RolloutConfig
 from torchbeast.sources.contract import Source
@@ -94,16 +91,6 @@ class Played:
     seen_keys: Sequence[str] = ()  # names of the leaves of its observation
     others_serve: bool = False  # by servers that the program did not start
     make: Callable[[int], VecEnv] | None = None  # so many of it; None: by its spec
-
-    def outcome(self, supervisor: Supervisor) -> Outcome:
-        """Returns what other goals would bring in it; raises UsageError where there are none.
-
-        supervisor: of the run, with which a process that is asked for this ends.
-        """
-        if self.make is None:
-            return outcome_of(self.env, supervisor)
-        with closing(self.make(1)) as env:
-            return outcome_in(env, self.env.name)
 
     def recorded(self) -> dict[str, Any]:
         """Returns the settings of the environment, by the names of flags."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torchbeast.core.storages.rollout_store import RolloutStore
 from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
 from torchbeast.core.wording import worded
-from torchbeast.envs.goals import Outcome
+from torchbeast.envs.goals import Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun
@@ -45,8 +45,7 @@ def own_replay(
     is_saved = config.replay.checkpoint_replay
     of_replay = config, learner.agent, learner.extras, learner.seed, online.num_bytes, free
     if config.learns_from_transitions:
-        outcome = functools.partial(run.played.outcome, run.session.supervisor)
-        steps = make_transition_replay(*of_replay, outcome)
+        steps = make_transition_replay(*of_replay, functools.partial(_outcome, run))
         if run.is_resumed:
             resume_store(steps, folder, is_saved)
         transitions = transition_source(online, steps, config, learner.first_step)
@@ -58,6 +57,17 @@ def own_replay(
     replay = OwnReplay(rollouts)
     mixed = mixed_source(online, replay, config, learner.agent, learner.batches_at_once)
     yield mixed, replay if is_saved else None
+
+
+def _outcome(run: LearnerRun) -> Outcome:
+    """Returns what other goals would bring in the run's environment; raises UsageError where there
+    are none.
+    """
+    played = run.played
+    if played.make is None:
+        return outcome_of(played.env, run.session.supervisor)
+    with closing(played.make(1)) as env:
+        return outcome_in(env, played.env.name)
 
 
 def make_replay(

@@ -37,8 +37,8 @@ from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.learning.roll_call import Aside, JointSource, JointUpdates
+from torchbeast.processes.cores import Launch
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.processes.torchrun import Launch
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import CHECKPOINT, RunConfig
 from torchbeast.reporting.waiting import waiting_for

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torchbeast.core.choices import RewardClipping
+from torchbeast.core.specs import RewardClipping
 from torchbeast.envs.atari import is_atari
 
 UNKNOWN = "unknown"  # environment of servers of the original TorchBeast, which do not name it

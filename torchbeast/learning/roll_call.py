@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.counters import Counters
+from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.torch_ranks import RankGone
 from torchbeast.core.envs.info import joined_info
 from torchbeast.core.storages.batch import Batch

@@ -11,6 +11,7 @@ Learner threads run `_learn`, or a thread of the caller's own `learn_from`; any 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import threading
 import time
@@ -22,22 +23,86 @@ from typing import Any, Protocol
 
 import torch
 
-from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.counters import Counters
+from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.info_means import InfoMeans
-from torchbeast.learning.learner_clock import LearnerClock
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Reading, spent
-from torchbeast.reporting.logger import Log
+from torchbeast.reporting.log_files import Log
 from torchbeast.reporting.progress import Progress, mean
 from torchbeast.sources.contract import Source
+
+
+class LearnerClock:
+    """Splits wall-clock time into "learning" (during an update) and "waiting" (between updates).
+
+    The two add up to the time since the clock was made for any number of learner threads, because
+    updates run one at a time. A running update counts up to now. May be read by any thread.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._began = now()
+        self._learnt = 0.0
+        self._since: float | None = None  # start of the running update
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Measures an update; used by one thread at a time."""
+        with self._lock:
+            self._since = self._now()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._learnt, self._since = self._learning(self._now()), None
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds spent until now, by stage."""
+        with self._lock:
+            now = self._now()
+            learning = self._learning(now)
+        return {"learning": learning, "waiting": now - self._began - learning}
+
+    def _learning(self, now: float) -> float:
+        return self._learnt + (0.0 if self._since is None else now - self._since)
+
+
+_log = logging.getLogger("torchbeast.learner")
+
+
+class InfoMeans:
+    """Means over games; says once for each keyword that a game had no such number."""
+
+    def __init__(self, keywords: Sequence[str]) -> None:
+        self._keywords = keywords
+        self._missed: set[str] = set()
+
+    def __call__(self, info: Mapping[str, Sequence[float]]) -> dict[str, float]:
+        """Returns a column for each keyword, NaN without any number.
+
+        info: the numbers of the games of an update, NaN where one gave none.
+        """
+        return {f"info_{name}": self._mean(name, info.get(name, ())) for name in self._keywords}
+
+    def _mean(self, name: str, numbers: Sequence[float]) -> float:
+        given = [number for number in numbers if not math.isnan(number)]
+        if len(given) < len(numbers) and name not in self._missed:
+            self._missed.add(name)
+            _log.warning(
+                "a game ended whose last info had no number %r: it was missing, or not a number; "
+                "info_%s is the mean over the games that have one",
+                name,
+                name,
+            )
+        return mean(given)
+
 
 DONE = "all steps are learnt"
 _UPDATE_S = 120.0  # longest update to expect until a longer one was seen

@@ -14,6 +14,7 @@ from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Diagnosis,
     Shares,
+    Watchdog,
     Window,
     alive,
     lost_streams,
@@ -23,7 +24,6 @@ from torchbeast.reporting.learner_metrics import LearnerFigures, learner_metrics
 from torchbeast.reporting.metrics import Metrics
 from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.waiting import warn
-from torchbeast.reporting.watchdog import Watchdog
 from torchbeast.sources.contract import Away, Source
 
 _SHOW_EVERY_S = 1.0

@@ -9,7 +9,7 @@ from torchbeast.core.lazy import importing
 
 if TYPE_CHECKING:
     from torchbeast.reporting.log_files import CsvLogger as CsvLogger
-    from torchbeast.reporting.logger import Logger as Logger
+    from torchbeast.reporting.log_files import Logger as Logger
     from torchbeast.reporting.stdout import StdoutLogger as StdoutLogger
     from torchbeast.reporting.tensorboard import TensorBoardLogger as TensorBoardLogger
     from torchbeast.reporting.weights_and_biases import WandbLogger as WandbLogger

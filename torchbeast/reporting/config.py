@@ -6,10 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchbeast.core.checks import at_least
-from torchbeast.reporting.log_files import CsvLogger
-from torchbeast.reporting.logger import Logger
+from torchbeast.reporting.log_files import CsvLogger, Logger
 from torchbeast.reporting.tensorboard import TensorBoardLogger
-from torchbeast.reporting.weights_and_biases import WandbLogger
 
 FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
 """The loggers of every run."""
@@ -39,5 +37,8 @@ class LogConfig:
 
     def loggers(self) -> tuple[Logger, ...]:
         """Returns the loggers of the run."""
-        more = () if self.wandb_project is None else (WandbLogger(self.wandb_project),)
-        return (*FILES, *more)
+        if self.wandb_project is None:
+            return FILES
+        from torchbeast.reporting.weights_and_biases import WandbLogger
+
+        return (*FILES, WandbLogger(self.wandb_project))

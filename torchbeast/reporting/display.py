@@ -1,22 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress display of a run: a live panel on a terminal, else plain lines."""
+"""The progress display of a run: a live panel on a terminal, else plain lines; and the summary at
+its end: results, files, and the next commands.
+"""
 
 from __future__ import annotations
 
 import collections
 import logging
 import math
+import shlex
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO, TypeVar
 
-from rich.console import Group
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
+from torchbeast.core.wording import typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
-from torchbeast.reporting.panel import Panel, line_of, table_of
+from torchbeast.reporting.progress import Progress
 from torchbeast.sources.contract import Away, since
+
+PanelT = TypeVar("PanelT", bound="Panel")
+
+
+class Panel:
+    """A display whose subclass draws or prints its figures. Used by the main thread, as a context
+    manager.
+    """
+
+    def __init__(self, stream: TextIO | None, is_shown: bool = True) -> None:
+        """Prepares drawing if the stream is a terminal; None: stdout.
+
+        is_shown: False where nothing is drawn on a terminal either.
+        """
+        self._stream = stream or sys.stdout
+        self._console = Console(file=self._stream)
+        is_live = self._console.is_terminal and is_shown
+        self._live = Live(console=self._console, auto_refresh=False) if is_live else None
+
+    def __enter__(self: PanelT) -> PanelT:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def _draw(self, content: RenderableType) -> bool:
+        """Draws on the terminal; returns False, and does nothing, where there is none."""
+        if self._live is None:
+            return False
+        self._live.update(content, refresh=True)
+        return True
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._stream, flush=True)
+
+
+def line_of(cells: Mapping[str, str]) -> str:
+    """Returns figures with their names, in one line."""
+    return "  ".join(f"{name} {value}" for name, value in cells.items())
+
+
+def table_of(title: str, columns: Iterable[str]) -> Table:
+    """Returns an empty table of figures."""
+    table = Table(title=title, title_justify="left")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
 
 _log = logging.getLogger("torchbeast.display")
 
@@ -177,3 +242,58 @@ def _panel(title: str, cells: dict[str, str], shown: Shown) -> Group:
     table = table_of(title, cells)
     table.add_row(*cells.values())
     return Group(table, *(Text(line) for line in below))
+
+
+def summary(progress: Progress, steps_learnt: int, seconds: float) -> str:
+    """Returns a sentence about the results.
+
+    steps_learnt: learnt by this process, which may have resumed an earlier run.
+    """
+    mean = progress.mean_return()
+    returns = (
+        f"mean return {mean:.2f}{_length(progress)} over the last {len(progress.returns)} episodes"
+        if not math.isnan(mean)
+        else "no episode has ended yet"
+    )
+    rate = steps_learnt / seconds if seconds > 0 else 0.0
+    return (
+        f"Learnt {steps_learnt:,} steps in {clock(seconds)} ({rate:,.0f} steps/s), "
+        f"{progress.step:,} in all; {returns}{_last_lag(progress)}."
+    )
+
+
+def _length(progress: Progress) -> str:
+    """Returns the mean length as text; empty when an old checkpoint had returns only."""
+    mean = progress.mean_length()
+    return "" if math.isnan(mean) else f" and length {mean:.0f}"
+
+
+def _last_lag(progress: Progress) -> str:
+    if math.isnan(progress.max_lag):
+        return ""
+    return f"; the last policy lag was {progress.mean_lag:.1f}, at most {progress.max_lag:.0f}"
+
+
+def next_commands(
+    program: str,
+    folder: Path,
+    has_checkpoint: bool,
+    to_test: Sequence[str] = (),
+    to_resume: Sequence[str] = (),
+    learners: int = 1,
+) -> str:
+    """Returns where the files are, and the commands that plot, test and resume the run.
+
+    to_test, to_resume: further words of these commands. learners: that torchrun started here.
+    """
+    python = Path(sys.executable).name
+    run = f"{python} -m torchbeast.{program}"
+    where = [*typed("--savedir", folder.parent), *typed("--xpid", folder.name)]
+    commands = {"Plot it:": f"{python} -m torchbeast.plot {shlex.quote(str(folder))}"}
+    if has_checkpoint:
+        commands["Test it:"] = f"{run} --mode test {shlex.join([*where, *to_test])}"
+        several = f"torchrun --nproc_per_node={learners} -m torchbeast.{program}"
+        again = several if learners > 1 else run
+        commands["Resume it:"] = f"{again} {shlex.join([*where, *to_resume])}"
+    lines = [f"{what}\n  {command}" for what, command in commands.items()]
+    return "\n".join([f"Its files are in {folder}", *lines])

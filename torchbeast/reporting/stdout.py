@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from torchbeast.core.checks import at_least
-from torchbeast.reporting.logger import LoggedRun
-from torchbeast.reporting.panel import line_of
+from torchbeast.reporting.display import line_of
+from torchbeast.reporting.log_files import LoggedRun
 
 
 class StdoutLogger:

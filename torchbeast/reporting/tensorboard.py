@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from torchbeast.reporting.logger import LoggedRun
+from torchbeast.reporting.log_files import LoggedRun
 from torchbeast.reporting.output import WallTime
 
 

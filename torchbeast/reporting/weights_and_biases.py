@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchbeast.errors import UsageError
-from torchbeast.reporting.logger import LoggedRun
+from torchbeast.reporting.log_files import LoggedRun
 
 
 class WandbLogger:

@@ -35,8 +35,7 @@ from torch import nn
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
-from torchbeast.core.choices import Precision
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.spec import EnvSpec
@@ -57,13 +56,12 @@ from torchbeast.schemes.worker import (
     packed_state,
 )
 from torchbeast.seeds import seed_of
-from torchbeast.sources.config import RolloutConfig
+from torchbeast.sources.config import RolloutConfig, split_evenly
 from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
 from torchbeast.sources.processes.activity import DOING, HANG_S
 from torchbeast.sources.processes.collector import Collector, Written
 from torchbeast.sources.processes.rollout_buffers import Batch, slot_bytes
 from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.spread import split_evenly
 
 _log = logging.getLogger("torchbeast.ray")
 

@@ -249,3 +249,9 @@ class TransitionsConfig:
                 f"{name} {value:g} is for algorithms that learn from single steps, dqn, sac and "
                 "td3: leave it out, or give one of these as algo",
             )
+
+
+def split_evenly(total: int, num_groups: int) -> list[int]:
+    """Returns the sizes of `num_groups` groups that sum to `total` and differ by at most one."""
+    each, more = divmod(total, num_groups)
+    return [each + (i < more) for i in range(num_groups)]

@@ -14,8 +14,7 @@ from rich.console import Group
 from rich.text import Text
 
 from torchbeast.processes.child_process import KILLED
-from torchbeast.reporting.display import Rate
-from torchbeast.reporting.panel import Panel, line_of, table_of
+from torchbeast.reporting.display import Panel, Rate, line_of, table_of
 from torchbeast.sweep.following import Follower, is_complete
 from torchbeast.sweep.settings import Agent
 

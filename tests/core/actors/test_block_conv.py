@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchbeast.core.actors.block_conv import BlockConv2d, blocks_of
+from torchbeast.core.actors.torsos import BlockConv2d, blocks_of
 
 # in_channels, out_channels, kernel_size, stride, height, width
 EVEN = (32, 64, 4, 2, 20, 20)

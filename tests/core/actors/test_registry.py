@@ -10,7 +10,8 @@ import pytest
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
-from torchbeast.core.actors.registry import ACTOR_CRITICS, make_model
+from torchbeast.core.actors.off_policy_networks import NETWORKS
+from torchbeast.core.actors.registry import ACTOR_CRITICS, OFF_POLICY, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec, SpecError
 from torchbeast.errors import RunError
@@ -112,6 +113,10 @@ def test_keyword_arguments_reach_a_users_model(user_module: str) -> None:
     spec = ActorSpec(f"{user_module}:Wide", {"width": 7, "depth": 3}, use_lstm=True)
     model = make_model(spec, OBSERVATION, ACTIONS)
     assert model.size == (7, 3) and model.spaces == (OBSERVATION, ACTIONS, True)
+
+
+def test_the_names_of_off_policy_networks_are_known_before_they_are_imported() -> None:
+    assert set(OFF_POLICY) == set(NETWORKS)
 
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)

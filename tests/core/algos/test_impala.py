@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig, StepConfig
-from torchbeast.core.algos.gradients import clip_gradients, gradient_norm
+from torchbeast.core.algos.figures import clip_gradients, gradient_norm
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.unroll import unroll

@@ -13,7 +13,7 @@ from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs import EnvSpec
-from torchbeast.learning.learner_clock import LearnerClock
+from torchbeast.learning.training import LearnerClock
 from torchbeast.reporting.diagnosis import Reading, Window
 from torchbeast.sources.processes.activity import Activity, SharedActivities
 from torchbeast.sources.processes.shared_weights import SharedWeights

@@ -17,11 +17,10 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.masks import ActionMask
 from torchbeast.core.ambient import own_torch_settings
-from torchbeast.core.choices import RewardClipping
 from torchbeast.core.distributions import ActionDistribution
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import Nest
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.errors import UsageError
 
 Mode = Literal["sample", "greedy", "explore"]

@@ -16,7 +16,7 @@ from torchbeast.core.actors.agent import default_model
 from torchbeast.core.actors.contract import Actor, ActorCritic
 from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.actors.registry import (
-    MODELS,
+    ACTOR_CRITICS,
     ModelFactory,
     in_family,
     make_model,
@@ -37,7 +37,7 @@ def get_feature_extractor(name: str) -> ModelFactory:
     """
     if name not in EXTRACTORS:
         raise ValueError(f"no feature extractor {name!r}: use {', '.join(EXTRACTORS)}")
-    return MODELS[EXTRACTORS[name]]
+    return ACTOR_CRITICS[EXTRACTORS[name]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +161,6 @@ class OffPolicyActorCritic:
 
 def _spec(network: ModelFactory | str, kwargs: Mapping[str, Any], recurrent: bool) -> ActorSpec:
     """Returns the spec of a network; a built-in one has its name."""
-    built_in = [name for name, made in MODELS.items() if made is network]
+    built_in = [name for name, made in ACTOR_CRITICS.items() if made is network]
     source = built_in[0] if built_in else network
     return ActorSpec.of(source, kwargs, use_lstm=recurrent)

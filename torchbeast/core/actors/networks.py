@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.initialisation import BASELINE_GAIN, POLICY_GAIN, orthogonal_
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.recurrent import Core, initial_core_state, make_core, no_core, run_core
 from torchbeast.core.actors.torsos import (
@@ -39,6 +38,23 @@ from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import Nest, flatten
 from torchbeast.core.precision import computing_in
 from torchbeast.core.specs import SpecError
+
+RELU_GAIN = math.sqrt(2.0)  # makes up for ReLU, which halves the mean square
+POLICY_GAIN = 0.01  # makes all actions about equally likely
+BASELINE_GAIN = 1.0
+
+
+def orthogonal_(layers: Iterable[nn.Conv2d | nn.Linear], gain: float = RELU_GAIN) -> None:
+    """Initialises layers in place: orthogonal weights scaled by `gain`, biases 0.
+
+    Rows, or columns where those are fewer, are orthogonal and of length `gain`; a convolution's
+    filter is a row.
+    """
+    for layer in layers:
+        nn.init.orthogonal_(layer.weight, gain)
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
 
 OverImages = Callable[[tuple[int, ...]], Torso] | None
 

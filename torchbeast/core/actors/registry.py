@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -20,13 +20,14 @@ from torchbeast.core.actors.networks import (
     NormedAtariNet,
     SmallNet,
 )
-from torchbeast.core.actors.off_policy import OffPolicyActor
-from torchbeast.core.actors.off_policy_networks import NETWORKS
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 from torchbeast.core.specs import ActorSpec, SpecError, check_takes, did_you_mean
+
+if TYPE_CHECKING:
+    from torchbeast.core.actors.off_policy import OffPolicyActor
 
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
@@ -38,7 +39,9 @@ ACTOR_CRITICS: dict[str, ModelFactory] = {
     "small": SmallNet,
     "mlp": MLPNet,
 }
-MODELS: dict[str, ModelFactory] = {**ACTOR_CRITICS, **NETWORKS}
+OFF_POLICY = tuple(f"{family}-{body}" for family in ("q", "sac", "td3") for body in ACTOR_CRITICS)
+MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
+"""Names of the built-in networks. Those of off_policy_networks.py are imported when one is made."""
 
 
 def in_family(spec: ActorSpec, family: str) -> ActorSpec:
@@ -93,14 +96,19 @@ def _finished(
 
 def _add_mask(model: Actor, observation_space: ObservationSpace, name: str) -> None:
     """Lets the model rule out actions that observations mask; SpecError where it cannot."""
-    if isinstance(model, ActorCritic | OffPolicyActor):
+    if isinstance(model, ActorCritic) or _is_off_policy(model):
         model.action_mask = mask_for(observation_space, model.distribution)
     elif has_mask(observation_space):
         raise SpecError(
             f"observations have an {KEY}, which {name} would not obey: make it a subclass of "
-            f"{ActorCritic.__name__} or {OffPolicyActor.__name__}, or drop the mask with "
-            "--observation_keys"
+            f"{ActorCritic.__name__} or OffPolicyActor, or drop the mask with --observation_keys"
         )
+
+
+def _is_off_policy(model: Actor) -> TypeGuard[OffPolicyActor]:
+    from torchbeast.core.actors.off_policy import OffPolicyActor
+
+    return isinstance(model, OffPolicyActor)
 
 
 def check_model(model: Actor, observation_space: ObservationSpace, name: str) -> None:
@@ -122,8 +130,12 @@ def check_model(model: Actor, observation_space: ObservationSpace, name: str) ->
 
 
 def _factory(spec: ActorSpec) -> ModelFactory:
-    if spec.name in MODELS:
-        return MODELS[spec.name]
+    if spec.name in ACTOR_CRITICS:
+        return ACTOR_CRITICS[spec.name]
+    if spec.name in OFF_POLICY:
+        from torchbeast.core.actors.off_policy_networks import NETWORKS
+
+        return NETWORKS[spec.name]
     if not spec.pickled and ":" not in spec.name:
         known, hint = ", ".join(ACTOR_CRITICS), did_you_mean(spec.name, MODELS)
         raise SpecError(f"no model {spec.name!r}: use {known}, or my_module:MyNet{hint}")

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torchbeast.core.checks import above, at_least, between, one_of, require
-from torchbeast.core.choices import RewardClipping
+from torchbeast.core.specs import RewardClipping
 
 if TYPE_CHECKING:
     from torch import nn

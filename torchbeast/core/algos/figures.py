@@ -3,6 +3,8 @@
 
 An addend is a term, a share of a mean over all valid steps, or one part of a `losses.Mean`: its
 total, or its number of steps, under the name with "steps of " in front.
+
+Figures of the gradients take those of all parameters as one vector.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchbeast.core.losses import Mean
 
@@ -83,3 +85,35 @@ def _mean(values: Sequence[tuple[float, int]]) -> float:
     """Returns the mean over all steps of values that are means over so many steps each."""
     steps = sum(n for _, n in values)
     return sum(value * n for value, n in values if n) / steps if steps else 0.0
+
+
+def gradients_of(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """Returns the gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Returns the 2-norm of all gradients as one vector, 0 without gradients.
+
+    It is a scalar tensor on the device, which nothing has waited for.
+    """
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients_of(parameters)]
+    if not norms:
+        return torch.zeros((), device=parameters[0].device)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return norm
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, maximum: float) -> None:
+    """Scales gradients of the given norm in place, so that their norm is at most `maximum`."""
+    if norm > maximum:
+        for gradient in gradients_of(parameters):
+            gradient.mul_(maximum / norm)
+
+
+def first_non_finite(named: Iterable[tuple[str, nn.Parameter]]) -> str:
+    """Returns the name of the first parameter whose gradient has a NaN or an infinity."""
+    for name, parameter in named:
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return name
+    return "all parameters together (its norm overflows)"

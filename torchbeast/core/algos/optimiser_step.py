@@ -13,23 +13,26 @@ gradients (`begin`, `contribution`), and one OptimiserStep applies them (`apply`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from torchbeast.core.algos import saving
-from torchbeast.core.algos.base import Algorithm, BatchT, Optimizer
+from torchbeast.core.algos.base import Algorithm, BatchT, Counters, Optimizer
 from torchbeast.core.algos.checks import checked_losses, checked_metrics
 from torchbeast.core.algos.config import StepConfig
-from torchbeast.core.algos.counters import Counters
-from torchbeast.core.algos.figures import TOTAL, addends, divided, fetched, means
-from torchbeast.core.algos.gradients import (
+from torchbeast.core.algos.figures import (
+    TOTAL,
+    addends,
     clip_gradients,
+    divided,
+    fetched,
     first_non_finite,
     gradient_norm,
+    means,
 )
 from torchbeast.core.algos.ranks import (
     Contribution,
@@ -39,10 +42,42 @@ from torchbeast.core.algos.ranks import (
     added_in_order,
     check_same_step,
 )
-from torchbeast.core.algos.schedule import LinearDecay
 from torchbeast.core.algos.slices import Slices
 from torchbeast.core.algos.statistics import Statistics
 from torchbeast.core.checks import above
+
+
+class HasLearningRate(Protocol):
+    """Any optimiser of torch's form."""
+
+    param_groups: list[dict[str, Any]]
+
+
+class LinearDecay:
+    """Learning rates that go linearly to 0 over total_steps, and stay there.
+
+    Over the first warmup_steps they also grow linearly from 0. Both are env steps.
+    """
+
+    def __init__(
+        self, optimisers: Iterable[HasLearningRate], total_steps: int, warmup_steps: int = 0
+    ) -> None:
+        self._optimisers = list(optimisers)
+        self._initial = [float(group["lr"]) for group in self._groups()]
+        self._total_steps = total_steps
+        self._warmup_steps = warmup_steps
+        self.set(0)
+
+    def set(self, env_steps: int) -> None:
+        """Sets the learning rates of an update that begins after so many env steps."""
+        remaining = max(0.0, 1.0 - env_steps / self._total_steps)
+        warmth = min(1.0, env_steps / self._warmup_steps) if self._warmup_steps else 1.0
+        for group, initial in zip(self._groups(), self._initial, strict=True):
+            group["lr"] = initial * remaining * warmth
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Returns the present groups, which loading a state replaces in a torch.optim optimiser."""
+        return [group for optimiser in self._optimisers for group in optimiser.param_groups]
 
 
 class NonFiniteError(ArithmeticError):

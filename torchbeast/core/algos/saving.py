@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from torch import Tensor, nn
+
 from torchbeast.core.algos.base import Algorithm, Optimizer
-from torchbeast.core.state_dicts import check_fits
 
 ALGORITHM = "algorithm_state_dict"
 # State that optimisers of torch.optim keep in the shape of a parameter.
@@ -140,3 +141,16 @@ def _another_optimiser(name: str, saved: str, own: str) -> ValueError:
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def check_fits(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Raises ValueError that names the first tensor in which a state_dict and the module differ."""
+    shapes = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
+    found = {name: list(tensor.shape) for name, tensor in state.items()}
+    for name in [*shapes, *found]:
+        if shapes.get(name) != found.get(name):
+            raise ValueError(
+                f"the checkpoint is another model's: {name} is {found.get(name, 'missing')} in the "
+                f"checkpoint and {shapes.get(name, 'missing')} in the model; "
+                "use the model, environment and version of torchbeast that it was trained with"
+            )

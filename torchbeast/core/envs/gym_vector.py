@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.finite import FiniteCheck, check_rewards
+from torchbeast.core.envs.contract import FiniteCheck, check_rewards
 from torchbeast.core.envs.info import FinalInfo
 from torchbeast.core.envs.spaces import (
     ArrayNest,

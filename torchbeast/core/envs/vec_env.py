@@ -26,8 +26,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from torchbeast.core.envs.contract import check_environment, check_vec_env, is_gym_vector
-from torchbeast.core.envs.finite import FiniteCheck
+from torchbeast.core.envs.contract import (
+    FiniteCheck,
+    check_environment,
+    check_vec_env,
+    is_gym_vector,
+)
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.info import FinalInfo, check_keywords, gives_info
 from torchbeast.core.envs.selection import check_keys, names, select

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 
 from torchbeast.core.actors.running_norm import Moments
-from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.counters import Counters
+from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.figures import means
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.errors import RunError

@@ -27,13 +27,13 @@ from torch import nn
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.choices import Precision
+from torchbeast.core.ambient import one_thread
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.precision import dtype_for
+from torchbeast.core.specs import Precision
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import RolloutSpec
-from torchbeast.core.threads import one_thread
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of

@@ -26,7 +26,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.processes.malloc import keep_freed_memory
+from torchbeast.processes.memory import keep_freed_memory
 from torchbeast.seeds import seed_of
 from torchbeast.sources.processes.activity import Activity
 from torchbeast.sources.processes.rollout_buffers import SlotWriter

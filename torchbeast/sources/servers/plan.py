@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from torchbeast.sources.config import split_evenly
 from torchbeast.sources.servers.config import FleetConfig
-from torchbeast.sources.spread import split_evenly
 
 
 @dataclass(frozen=True)
