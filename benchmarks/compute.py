@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from figures import print_table, write_json
+from bench import synthetic
+from figures import interleaved, print_table, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
-from torchbeast.bench import synthetic
-from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors import torsos
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig

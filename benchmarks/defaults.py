@@ -16,10 +16,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from figures import Figures, print_table, write_json
+from figures import Figures, interleaved, print_table, write_json
 from progress import Program, measured, torchbeast
-
-from torchbeast.bench.interleave import interleaved
 
 PROGRAMS = ("monobeast", "polybeast", "raybeast")
 MODELS = {"polybeast": "deep"}  # of images, where it is not shallow

@@ -19,11 +19,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
-from figures import print_table, write_json
+from figures import interleaved, print_table, write_json
 from stepping import Step, steps_per_second
 
 from torchbeast import envs
-from torchbeast.bench.interleave import interleaved
 from torchbeast.core.envs.spaces import Discrete
 from torchbeast.envs.atari import rom_name
 from torchbeast.processes.cores import available_cores

@@ -1,15 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Output shared by the benchmarks: figures of compared runs as a table and as JSON."""
+"""What the benchmarks share: interleaved runs, and their figures as a table and as JSON."""
 
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import platform
 import statistics
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
-from torchbeast.bench import record
+import torch
+
+from torchbeast.errors import UsageError
+from torchbeast.processes.cores import available_cores
 
 Figures = dict[str, list[float]]  # name -> one figure per run
+T = TypeVar("T")
+
+
+def interleaved(runs: Mapping[str, Callable[[], T]], repeats: int) -> dict[str, list[T]]:
+    """Runs each function `repeats` times, A B A B, so that a disturbance affects all runs alike.
+
+    Returns the results by name; prints a dot on stderr for each run.
+    """
+    figures: dict[str, list[T]] = {name: [] for name in runs}
+    for _ in range(repeats):
+        for name, run in runs.items():
+            figures[name].append(run())
+            print(".", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return figures
 
 
 def print_table(figures: Figures, unit: str) -> None:
@@ -26,4 +50,48 @@ def print_table(figures: Figures, unit: str) -> None:
 def write_json(path: Path | None, arguments: argparse.Namespace, **figures: object) -> None:
     """Writes machine, versions, settings and figures; a no-op without a path."""
     if path is not None:
-        record.write_json(path, vars(arguments), **figures)
+        write_record(path, vars(arguments), **figures)
+
+
+def check_json(path: Path) -> None:
+    """Raises UsageError when the file cannot be written; called before measuring."""
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"--json {path} cannot be written: give a file in a folder that exists")
+
+
+def write_record(path: Path, settings: Mapping[str, object], **figures: object) -> None:
+    """Writes the record; NaN and infinity become null."""
+    record = {
+        "machine": machine(),
+        "torch": torch.__version__,
+        "settings": {key: str(value) for key, value in settings.items()},
+        **figures,
+    }
+    try:
+        path.write_text(json.dumps(_without_nan(record), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--json {path} cannot be written: {error}") from None
+
+
+def machine() -> str:
+    """Describes the processor, the number of cores this process may use, and the GPU."""
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{_processor()}, {available_cores()} cores{gpu}"
+
+
+def _processor() -> str:
+    """Returns the processor's model name where the kernel reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _without_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -20,10 +20,9 @@ from pathlib import Path
 
 import reference_loop
 import torch
-from figures import Figures, print_table, write_json
+from figures import Figures, interleaved, print_table, write_json
 from progress import measured, torchbeast
 
-from torchbeast.bench.interleave import interleaved
 from torchbeast.processes.cores import available_cores
 
 MODELS = ("shallow", "deep", "small_net:SmallConvNet")

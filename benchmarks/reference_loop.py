@@ -19,10 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
-from figures import print_table, write_json
+from figures import interleaved, print_table, write_json
 
 from torchbeast import envs
-from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig

@@ -16,10 +16,8 @@ import functools
 import statistics
 from pathlib import Path
 
-from figures import Figures, write_json
+from figures import Figures, interleaved, write_json
 from progress import measured, torchbeast
-
-from torchbeast.bench.interleave import interleaved
 
 ROWS: dict[str, tuple[str, dict[str, object]]] = {
     "shallow": ("shallow", {}),

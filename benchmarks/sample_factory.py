@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from figures import Figures, print_table, write_json
+from figures import Figures, interleaved, print_table, write_json
 from progress import Program, Reading, measured, torchbeast
 
-from torchbeast.bench.interleave import interleaved
 from torchbeast.processes.cores import available_cores
 
 HERE = Path(__file__).resolve().parent

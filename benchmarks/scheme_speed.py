@@ -19,10 +19,9 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from figures import Figures, print_table, write_json
+from figures import Figures, interleaved, print_table, write_json
 
 from torchbeast import Learner, make_env
-from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors import OnPolicyActorCritic
 from torchbeast.core.algos import PPO
 from torchbeast.core.envs import VecEnv

@@ -24,10 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import print_table, write_json
+from figures import interleaved, print_table, write_json
 
 from torchbeast import Learner, make_env
-from torchbeast.bench.interleave import interleaved
 from torchbeast.core.actors import OnPolicyActorCritic
 from torchbeast.core.algos import PPO
 from torchbeast.core.envs import VecEnv

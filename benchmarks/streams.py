@@ -113,9 +113,7 @@ def main() -> None:
     if arguments.play:
         return play(arguments.play, arguments.seconds, arguments.inference_threads)
     # Imported here, because the other modes must need nothing but the library.
-    from figures import print_table, write_json
-
-    from torchbeast.bench.interleave import interleaved
+    from figures import interleaved, print_table, write_json
 
     costs: dict[str, dict[str, list[float]]] = {
         what: {} for what in ("learner us", "server us", "rows")

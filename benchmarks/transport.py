@@ -22,13 +22,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import print_table, write_json
+from bench import fixed_env
+from bench.sample import Measure
+from bench.transport import transport
+from figures import interleaved, print_table, write_json
 
 from torchbeast import envs
-from torchbeast.bench import fixed_env
-from torchbeast.bench.interleave import interleaved
-from torchbeast.bench.sample import Measure
-from torchbeast.bench.transport import transport
 from torchbeast.core.distributions import distribution_for
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor

@@ -25,14 +25,13 @@ from pathlib import Path
 
 import numpy as np
 import psutil
+from bench import fixed_env
 from cryptography import x509
-from figures import print_table, write_json
+from figures import interleaved, print_table, write_json
+from torchbeast.keys import new_authority, new_server
 
 import libtorchbeast
 from torchbeast import envs
-from torchbeast.bench import fixed_env
-from torchbeast.bench.interleave import interleaved
-from torchbeast.keys.certificates import new_authority, new_server
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import (

@@ -188,6 +188,24 @@ CONFIGS = [path for path in MODULES if path.name == "config.py"]
         ),
         (["torchbeast.sources.contract", "torchbeast.reporting.diagnosis"], ["torch"]),
         (["torchbeast.raybeast", "torchbeast.schemes.ray_fleet"], ["ray", "libtorchbeast", "nest"]),
+        (
+            ["torchbeast.monobeast"],
+            [
+                *("torchbeast.core.actors.off_policy", "torchbeast.core.algos.torch_ranks"),
+                *("torchbeast.evaluation.play", "torchbeast.learning.replay"),
+                *("torchbeast.learning.replicas", "torchbeast.schemes", "torchbeast.sources.local"),
+                *("torchbeast.sources.mixed", "torchbeast.sources.servers"),
+                *("torchbeast.sources.sharing", "torchbeast.sources.tunnel"),
+            ],
+        ),
+        (
+            ["torchbeast.learner.learner"],
+            [
+                *("torchbeast.core.algos.torch_ranks", "torchbeast.learning.replicas"),
+                *("torchbeast.schemes.ray_fleet", "torchbeast.schemes.gradients.worker"),
+                *("torchbeast.sources.mixed", "torchbeast.sources.sharing"),
+            ],
+        ),
     ],
 )
 def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: list[str]) -> None:
@@ -201,8 +219,6 @@ def test_a_module_loads_only_what_its_side_needs(imported: list[str], unwanted: 
 
 
 IN_CHILDREN = {
-    "torchbeast.bench.env_child",
-    "torchbeast.bench.fixed_env",
     "torchbeast.envs.env_process_main",
     "torchbeast.sources.processes.player",
     "torchbeast.sources.servers.server_main",

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bench.flags import BenchFlags
 
-from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.algorithm import with_algorithm
 from torchbeast.cli.flags import (
     PolyBeastEnvFlags,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program as a user calls it, with measurements of a tenth of a second."""
+"""The program as a user calls it, with measurements that are too short for some stages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from bench import inference, program
+from bench.limits import END_TO_END, STAGES
+from bench.stages import SINGLE
 
-from torchbeast.bench import inference, program
-from torchbeast.bench.__main__ import main
-from torchbeast.bench.limits import END_TO_END, STAGES
-from torchbeast.bench.stages import SINGLE
+from torchbeast.bench import main
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.unroll import unroll
@@ -30,7 +30,7 @@ from torchbeast.sources.servers.inference import answer
 SMALL = [
     *("--env", "Catch", "--model", "mlp", "--num_actors", "2", "--num_servers", "1"),
     *("--torch_threads", "1", "--unroll_length", "5", "--batch_size", "2"),
-    *("--seconds", "0.1", "--repeats", "1", "--disable_cuda"),
+    *("--seconds", "0.01", "--repeats", "1", "--disable_cuda"),
 ]
 PYTHON_ONLY = ("environment", "inference", "learner")
 
@@ -50,6 +50,14 @@ def nothing_left(runtime_folder: Path) -> Iterator[None]:
 @pytest.fixture
 def without_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "libtorchbeast", None)
+
+
+def test_an_installed_package_says_where_the_measurements_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torchbeast.bench._FOLDER", tmp_path)
+    assert main(["--help"]) == 2
+    assert "run the command in a clone of the repository" in capsys.readouterr().err
 
 
 def test_every_stage_is_in_the_table_and_in_the_files(
@@ -123,7 +131,7 @@ def test_an_environment_that_fails_is_reported_with_exit_code_1(
     assert main([*SMALL, "--env", "bench_envs:Raises"]) == 1
     said = capsys.readouterr().err
     assert "bench: environment process 0: " in said
-    assert "the joystick is gone" in said and "torchbeast/bench" not in said
+    assert "the joystick is gone" in said
 
 
 @pytest.mark.parametrize(

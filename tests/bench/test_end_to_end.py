@@ -6,9 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bench import end_to_end
+from bench.flags import BenchFlags
 
-from torchbeast.bench import end_to_end
-from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 

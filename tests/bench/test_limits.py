@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from torchbeast.bench.limits import END_TO_END, Figure, cpu_sum, figure, judge, predict
-from torchbeast.bench.sample import Sample
+from bench.limits import END_TO_END, Figure, cpu_sum, figure, judge, predict
+from bench.sample import Sample
 
 CORES = 2
 

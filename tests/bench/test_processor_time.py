@@ -11,9 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
-from torchbeast.bench import processor_time
-from torchbeast.bench.processor_time import cpu_seconds, family
+from bench import sample
+from bench.sample import cpu_seconds, family
 
 linux = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
 
@@ -57,6 +56,6 @@ def test_the_cpu_time_of_a_process_that_is_gone_is_unknown() -> None:
 def test_without_proc_cpu_times_are_unknown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(processor_time, "_PROC", tmp_path)
+    monkeypatch.setattr(sample, "_PROC", tmp_path)
     assert math.isnan(cpu_seconds([os.getpid()]))
     assert family(os.getpid()) == [os.getpid()]

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bench import synthetic
 
-from torchbeast.bench import synthetic
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.spaces import (

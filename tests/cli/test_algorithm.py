@@ -12,9 +12,9 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from bench import end_to_end
+from bench.flags import BenchFlags
 
-from torchbeast.bench import end_to_end
-from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags, PolyBeastLearnerFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags

@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from bench.end_to_end import arguments
+from bench.flags import BenchFlags
 
-from torchbeast.bench.end_to_end import arguments
-from torchbeast.bench.flags import BenchFlags
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags
 from torchbeast.cli.learner_flags import MonoBeastFlags

@@ -48,8 +48,8 @@ UNUSABLE = [
     ("plot", ["a.link.to.itself"]),
     ("sweep.__main__", [*SWEEP, "--name", LONG]),
     ("sweep.__main__", [*SWEEP, "--savedir", HOMELESS]),
-    ("bench.__main__", ["--json", LONG]),
-    ("bench.__main__", ["--png", f"{LONG}.png"]),
+    ("bench", ["--json", LONG]),
+    ("bench", ["--png", f"{LONG}.png"]),
 ]
 
 

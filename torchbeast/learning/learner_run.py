@@ -25,13 +25,11 @@ from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.envs.vec_env import VecEnv
-from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.wording import worded
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import network_cost
 from torchbeast.learning.assemble import Assembled, LearnerConfig, MakeAgent, assemble
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
@@ -421,7 +419,6 @@ class LearnerRun:
         print(compute.summary(agent.model), flush=True)
         if clipping := getattr(self.settings.learner.algorithm, "reward_clipping", None):
             print(worded(sentence(clipping)), flush=True)
-        say_costs(agent)
 
     def _say_resumed(self, progress: Progress) -> None:
         if self._earlier.recorded is not None:
@@ -485,14 +482,6 @@ def check_batches(
             f"{algorithm.__name__} learns from {algorithm.takes.__name__}, but {giver} "
             f"{given.__name__}: choose another --algo"
         )
-
-
-def say_costs(agent: Agent) -> None:
-    """Prints the cost of acting in one line, and logs that of every leaf to out.log."""
-    if flatten(agent.observation_space):
-        found = network_cost.costs(agent.model, agent.observation_space)
-        print(network_cost.sentence(found), flush=True)
-        _log.info("the cost of the network\n%s", network_cost.table(found))
 
 
 def _environment_seed(seed: int, step: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from torchbeast.bench.sample import Measure, in_threads
+from bench.sample import Measure, in_threads
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.storages.rollout import Rollout

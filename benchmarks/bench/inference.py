@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from torchbeast.bench import synthetic
-from torchbeast.bench.sample import Measure, in_threads
+from bench import synthetic
+from bench.sample import Measure, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.cuda_stream import CudaStream

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from torchbeast.bench.sample import Measure, Sample, check_goes_on
+from bench.sample import Measure, Sample, check_goes_on
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, Report, end_all
 from torchbeast.processes.supervisor import Supervisor
@@ -54,7 +54,7 @@ def _process(
     }
     return ChildProcess(
         name,
-        "torchbeast.bench.env_child",
+        "bench.env_child",
         arguments,
         on_report=reports.put,
         on_end=lambda error: supervisor.fail(name, error),

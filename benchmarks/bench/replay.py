@@ -16,9 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from torchbeast.bench import synthetic
-from torchbeast.bench.processor_time import cpu_seconds
-from torchbeast.bench.sample import Measure, Sample, in_threads
+from bench import synthetic
+from bench.sample import Measure, Sample, cpu_seconds, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout

@@ -15,8 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torchbeast.bench.processor_time import cpu_seconds, family
-from torchbeast.bench.sample import Measure, Sample
+from bench.sample import Measure, Sample, cpu_seconds, family
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.learning.config import CheckpointConfig
@@ -43,7 +42,7 @@ def _measure(flags: PolyBeastFlags, supervisor: Supervisor, seconds: float) -> S
         changed = dataclasses.replace(flags, run=run, checkpoints=unsaved, training=training)
         program = ChildProcess(
             "PolyBeast",
-            "torchbeast.bench.polybeast_child",
+            "bench.polybeast_child",
             {"argv": arguments(changed)},
             on_report=lambda report: None,
             on_end=lambda error: supervisor.fail("PolyBeast", error),

@@ -17,7 +17,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 
-FACTORY = "torchbeast.bench.fixed_env:make"
+FACTORY = "bench.fixed_env:make"
 
 
 def like(env: EnvSpec) -> EnvSpec:

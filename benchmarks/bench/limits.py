@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torchbeast.bench.sample import Sample
+from bench.sample import Sample
 from torchbeast.reporting.diagnosis import percent
 
 ENVIRONMENT, TRANSPORT, INFERENCE, LEARNER = "environment", "transport", "inference", "learner"

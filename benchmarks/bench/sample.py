@@ -4,11 +4,18 @@
 from __future__ import annotations
 
 import concurrent.futures
+import math
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from torchbeast.processes.supervisor import Supervisor
+
+_PROC = Path("/proc")
+# Fields after the process name in `man 5 proc_pid_stat`; times are in clock ticks.
+_PARENT, _USER, _SYSTEM = 1, 11, 12
 
 
 class Sample(NamedTuple):
@@ -30,7 +37,9 @@ class Sample(NamedTuple):
 
 
 Measure = Callable[[float], Sample]
-"""Measures for about that many seconds. After the supervisor ended, results are meaningless."""
+"""Measures for about that many seconds, and until there was a step. After the supervisor ended,
+results are meaningless.
+"""
 
 _SIGNAL_POLL_S = 0.05
 
@@ -63,3 +72,40 @@ def in_threads(
             supervisor.wait(0)  # handles signals, so that the threads see the end
         spent = time.perf_counter() - began, time.process_time() - cpu
     return Sample(sum(future.result() for future in futures), *spent)
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Returns the CPU time of these processes since they began; NaN where it is unknown."""
+    return sum(_cpu_seconds(_fields(pid)) for pid in pids)
+
+
+def family(pid: int) -> list[int]:
+    """Returns the process and all of its descendants."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = [pid]
+    for member in found:  # the list grows during the iteration
+        found += children.get(member, [])
+    return found
+
+
+def _cpu_seconds(fields: list[bytes]) -> float:
+    if not fields:
+        return math.nan
+    return (int(fields[_USER]) + int(fields[_SYSTEM])) / os.sysconf("SC_CLK_TCK")
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    for folder in _PROC.glob("[0-9]*"):
+        if fields := _fields(int(folder.name)):
+            yield int(folder.name), int(fields[_PARENT])
+
+
+def _fields(pid: int) -> list[bytes]:
+    """Returns [] for a process that is gone, or where there is no /proc."""
+    try:
+        stat = (_PROC / str(pid) / "stat").read_bytes()
+    except OSError:
+        return []
+    return stat.rpartition(b")")[2].split()

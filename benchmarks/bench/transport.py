@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import libtorchbeast
-from torchbeast.bench.processor_time import cpu_seconds
-from torchbeast.bench.sample import Measure, Sample, check_goes_on
+from bench.sample import Measure, Sample, check_goes_on, cpu_seconds
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig
@@ -99,6 +98,8 @@ class _Pipeline:
         self._supervisor.wait(min(_WARM_UP_S, seconds))
         before = self._reading(server_pids)
         self._supervisor.wait(seconds)
+        while self._pool.count() == before.steps and not self._supervisor.wait(_POLL_S):
+            continue
         after = self._reading(server_pids)
         return Sample(*(now - then for now, then in zip(after, before, strict=True)))
 

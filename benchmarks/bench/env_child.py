@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from torchbeast.bench.sample import in_threads
+from bench.sample import in_threads
 from torchbeast.core.envs.random_actions import random_action
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec

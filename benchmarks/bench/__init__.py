@@ -7,6 +7,13 @@
     learner.py       updates on synthetic batches
     end_to_end.py    PolyBeast itself
 
-Each stage yields a function that measures it for a number of seconds: `sample.Measure`. benchmarks/
-uses the same functions.
+Each stage yields a function that measures it for a number of seconds: `sample.Measure`. The other
+programs in benchmarks/ use the same functions. `python -m torchbeast.bench` starts the program.
 """
+
+import os
+from pathlib import Path
+
+# Processes that are started import modules of this package too.
+_PATHS = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, _PATHS))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures the cost of a network by leaf of the observation, which a run prints at its start.
+"""Measures the cost of a network by leaf of the observation.
 
 A leaf that is not needed may take most of the time.
 """
@@ -25,7 +25,6 @@ from torchbeast.core.precision import computing_in
 
 _ROWS = 16  # observations in the measured batch
 _TRIES = 3
-_NAMED = 3  # leaves named in the sentence
 
 
 class Cost(NamedTuple):
@@ -47,22 +46,6 @@ def costs(model: Actor, space: ObservationSpace) -> list[Cost]:
     whole = Cost("the network", "", _count(model), _time(model, lambda: _act(model, observation)))
     leaves = list(_of_leaves(model, space))
     return [whole, *sorted(leaves, key=lambda cost: -cost.microseconds)]
-
-
-def sentence(found: list[Cost]) -> str:
-    """Returns the cost of a step in one line, with the most expensive leaves."""
-    whole, *leaves = found
-    said = (
-        f"Acting costs about {whole.microseconds:,.0f} us a step ({whole.parameters:,} parameters)"
-    )
-    if len(leaves) < 2:
-        return f"{said}{''.join(f', {leaf.kind}' for leaf in leaves)}; learning several times that."
-    expensive = ", ".join(
-        f"{leaf.name} {leaf.microseconds:,.0f} ({leaf.kind})" for leaf in leaves[:_NAMED]
-    )
-    rest = leaves[_NAMED:]
-    others = f", {len(rest)} others {sum(leaf.microseconds for leaf in rest):,.0f}" if rest else ""
-    return f"{said}: {expensive}{others}; learning several times that."
 
 
 def table(found: list[Cost]) -> str:

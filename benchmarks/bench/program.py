@@ -7,15 +7,14 @@ import functools
 import os
 from collections.abc import Mapping
 
+from figures import check_json, interleaved, machine, write_record
 from rich.console import Console
 
-from torchbeast.bench import chart, record
-from torchbeast.bench.flags import BenchFlags
-from torchbeast.bench.interleave import interleaved
-from torchbeast.bench.limits import Figure, Verdict, figure, judge, predict
-from torchbeast.bench.sample import Ended, Measure, Sample, check_goes_on
-from torchbeast.bench.stages import Stages
-from torchbeast.bench.table import table
+from bench.chart import check, draw, table
+from bench.flags import BenchFlags
+from bench.limits import Figure, Verdict, figure, judge, predict
+from bench.sample import Ended, Measure, Sample, check_goes_on
+from bench.stages import Stages
 from torchbeast.cli.command_line import flatten
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, refusing_paths, what_it_raised
 from torchbeast.learning.session import raise_failure
@@ -49,15 +48,16 @@ def check_outputs(flags: BenchFlags) -> None:
     """Raises UsageError when the results could not be written in the end."""
     with refusing_paths("give a file in a folder that exists"):
         if flags.measuring.json is not None:
-            record.check(flags.measuring.json)
+            check_json(flags.measuring.json)
         if flags.measuring.png is not None:
-            chart.check(flags.measuring.png)
+            check(flags.measuring.png)
 
 
 def measure(flags: BenchFlags, supervisor: Supervisor) -> Samples:
     """Measures all stages, interleaved; returns their samples by name."""
     made, is_compiled = Stages(flags, supervisor), _is_compiled()
     print(made.compute, flush=True)
+    print(made.cost_of_leaves(), flush=True)
     if not is_compiled:
         print(_LEFT_OUT, flush=True)
     if busy := others(os.getloadavg()[0], available_cores()):
@@ -116,7 +116,7 @@ def report(flags: BenchFlags, samples: Samples) -> None:
         _write_json(flags, samples, figures, verdict)
         print(f"Every figure is in {flags.measuring.json}")
     if flags.measuring.png is not None:
-        chart.draw(figures, cores, f"{title}\n{verdict.sentence}", flags.measuring.png)
+        draw(figures, cores, f"{title}\n{verdict.sentence}", flags.measuring.png)
         print(f"The chart is in {flags.measuring.png}")
 
 
@@ -126,7 +126,7 @@ def _title(flags: BenchFlags) -> str:
         f"{flags.environment.env_id}, --model {flags.model.model}{lstm}, "
         f"{flags.fleet.environments()} environments, "
         f"rollouts of {flags.rollouts.unroll_length} steps, "
-        f"{flags.rollouts.batch_size} per update; {record.machine()}"
+        f"{flags.rollouts.batch_size} per update; {machine()}"
     )
 
 
@@ -134,7 +134,7 @@ def _write_json(
     flags: BenchFlags, samples: Samples, figures: Mapping[str, Figure], verdict: Verdict
 ) -> None:
     assert flags.measuring.json is not None
-    record.write_json(
+    write_record(
         flags.measuring.json,
         flatten(flags),
         stages={

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 
-from torchbeast.bench import fixed_env, synthetic
-from torchbeast.bench.environment import environments
-from torchbeast.bench.inference import inference
-from torchbeast.bench.learner import learner
-from torchbeast.bench.limits import (
+from bench import fixed_env, synthetic
+from bench.environment import environments
+from bench.inference import inference
+from bench.learner import learner
+from bench.limits import (
     END_TO_END,
     ENVIRONMENT,
     INFERENCE,
@@ -19,8 +19,9 @@ from torchbeast.bench.limits import (
     REPLAY,
     TRANSPORT,
 )
-from torchbeast.bench.replay import replay, shared_replay
-from torchbeast.bench.sample import Measure, check_goes_on
+from bench.network_cost import costs, table
+from bench.replay import replay, shared_replay
+from bench.sample import Measure, check_goes_on
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
 from torchbeast.core.actors.agent import Agent, make_agent
@@ -61,6 +62,10 @@ class Stages:
         self._algo = made.algo
         self._space = stacked_space(spaces[0], spaces[2])
 
+    def cost_of_leaves(self) -> str:
+        """Returns the cost of the network, and of each leaf of an observation, as text."""
+        return table(costs(self._agent.model, self._space))
+
     @contextmanager
     def ready(self, is_compiled: bool) -> Iterator[dict[str, Measure]]:
         """Yields the measurement of each stage by name.
@@ -87,7 +92,7 @@ class Stages:
 
     def _transport(self, opened: ExitStack) -> dict[str, Measure]:
         """Measures the program's streams, and streams of one environment where those are larger."""
-        from torchbeast.bench.transport import transport
+        from bench.transport import transport
 
         settings = self._flags.rollouts, self._flags.pipeline
         end = self._agent.model.distribution.zero_action, self._supervisor
@@ -128,7 +133,7 @@ class Stages:
         return learner(self._step, batch, self.compute.device, threads, self._supervisor)
 
     def _end_to_end(self) -> Measure:
-        from torchbeast.bench.end_to_end import end_to_end
+        from bench.end_to_end import end_to_end
 
         return end_to_end(self._flags, self._supervisor)
 
