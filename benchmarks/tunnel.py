@@ -28,10 +28,10 @@ import psutil
 from bench import fixed_env
 from cryptography import x509
 from figures import interleaved, print_table, write_json
-from torchbeast.keys import new_authority, new_server
 
 import libtorchbeast
 from torchbeast import envs
+from torchbeast.keys import new_authority, new_server
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import (

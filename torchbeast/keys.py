@@ -265,7 +265,7 @@ def _new(
 def _extensions(
     key: ec.EllipticCurvePrivateKey, authority: Pair | None, more: Sequence[x509.ExtensionType]
 ) -> list[x509.Extension[x509.ExtensionType]]:
-    """Returns what a certificate says of its key, beside `more`."""
+    """Returns the extensions of a certificate: of its key and its signer, and `more`."""
     of_key = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     extensions = [of_key, *more]
     if authority is not None:

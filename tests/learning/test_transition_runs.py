@@ -18,10 +18,10 @@ from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition_replay import TransitionReplay
 from torchbeast.envs import EnvSpec
+from torchbeast.envs.goals import outcome_of
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone
-from torchbeast.learning.learner_run import Played
 from torchbeast.learning.replay import make_transition_replay
 from torchbeast.monobeast import main
 from torchbeast.processes.supervisor import Supervisor
@@ -41,7 +41,7 @@ def agent(spec: ActorSpec) -> Agent:
 
 def replay_of(size: int, *words: str, free: int | None = None) -> TransitionReplay:
     settings = config("--algo", "dqn", "--replay_size", str(size), *words)
-    outcome = functools.partial(Played(env=EnvSpec("Catch")).outcome, Supervisor())
+    outcome = functools.partial(outcome_of, EnvSpec("Catch"), Supervisor())
     made = agent(ActorSpec("q-mlp")), (), 1, BUFFERS, free, outcome
     return make_transition_replay(settings, *made)
 

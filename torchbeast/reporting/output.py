@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run writes beside its checkpoints, none of which can end it.
+"""Output and logs of a run. No failure to write them ends the run.
 
     stdout and stderr   LossyStream: a full disk or a dead reader behind them loses lines
     out.log             OutLog: a full disk loses messages
