@@ -27,7 +27,7 @@ RUN apt-get update -qq \
 ARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 COPY --from=build /torchbeast/dist/*.whl /torchbeast/constraints.txt /tmp/
 RUN /opt/torchbeast/bin/pip install -q --no-cache-dir -c /tmp/constraints.txt \
-  "$(echo /tmp/torchbeast-*.whl)[metrics,plot,tensorboard,video]" && rm /tmp/*.whl
+  "$(echo /tmp/torchbeast-*.whl)[metrics,plot,tensorboard,tls,video]" && rm /tmp/*.whl
 # For runs that outlive their container: a new volume that is mounted here gets the folder's owner.
 RUN install -d -o torchbeast -g torchbeast /runs
 USER torchbeast

@@ -37,8 +37,8 @@ from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.listening import check_free
-from torchbeast.sources.servers.own_certificate import check_times
-from torchbeast.sources.servers.own_names import (
+from torchbeast.sources.servers.own_certificate import (
+    check_times,
     flags_of_others,
     names_in,
     shown_to_others,

@@ -46,8 +46,8 @@ from torchbeast.sources.servers.addresses import server_addresses, user_basename
 from torchbeast.sources.servers.config import SecurityConfig, ServedFleetConfig
 from torchbeast.sources.servers.handshake import silence_grpc
 from torchbeast.sources.servers.hosts import awaited_hosts
-from torchbeast.sources.servers.own_certificate import check_times
-from torchbeast.sources.servers.own_names import (
+from torchbeast.sources.servers.own_certificate import (
+    check_times,
     flags_of_others,
     names_in,
     shown_to_others,

@@ -1,23 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program whose own certificate is not valid at present says so when it starts; the other side
-would only close the connection.
+"""A program whose own certificate is not valid at present says so when it starts, because the other
+side would only close the connection. A program that listens tells others a name in its certificate.
 """
 
 from __future__ import annotations
 
 import datetime
+import ipaddress
 import re
+import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
 from keys_of_tests import Keys, write
 
 from torchbeast import polybeast_env, polybeast_learner, status
 from torchbeast.errors import UsageError
 from torchbeast.keys.certificates import new_authority
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
-from torchbeast.sources.servers.own_certificate import check_times
+from torchbeast.sources.servers.own_certificate import (
+    check_times,
+    flags_of_others,
+    names_in,
+    shown_to_others,
+    warning_of_names,
+)
 
 DAY = datetime.timedelta(days=1)
 MINUTE = datetime.timedelta(minutes=1)
@@ -139,3 +150,94 @@ def test_every_program_says_so_before_it_does_anything(
     said = capsys.readouterr()
     assert "own.pem has expired: it is valid from" in said.err and said.out == ""
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node7")
+
+
+@pytest.mark.parametrize(
+    ("listen", "names", "shown"),
+    [
+        ("0.0.0.0:1", [], "node7:1"),
+        ("[::]:1", [], "node7:1"),
+        ("[fd00::1]:1", [], "'[fd00::1]:1'"),  # brackets are a pattern for shells
+        ("10.0.0.1:1", [], "10.0.0.1:1"),
+        ("0.0.0.0:1", ["a.lab", "node7"], "node7:1"),
+        ("0.0.0.0:1", ["*.lab", "[fd00::1]", "a.lab", "10.0.0.1"], "a.lab:1"),
+        ("10.0.0.1:1", ["a.lab", "10.0.0.1"], "10.0.0.1:1"),
+        ("10.0.0.1:1", ["a.lab"], "a.lab:1"),
+        ("0.0.0.0:1", ["*.lab"], "node7:1"),
+        ("b.lab:1", ["a.lab", "*.lab"], "b.lab:1"),
+    ],
+)
+def test_others_are_told_a_name_of_the_certificate(
+    own_name: None, listen: str, names: list[str], shown: str
+) -> None:
+    assert shown_to_others(listen, names) == shown
+
+
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ({"insecure": True}, "--insecure"),
+        ({"insecure": True, "token_file": "a token"}, "--insecure --token_file 'a token'"),
+        (
+            {"tls_cert": "k/server.pem", "tls_key": "k/server-key.pem", "token_file": "k/token"},
+            "--tls_ca k/ca.pem --token_file k/token",
+        ),
+        (
+            {"tls_cert": "server.pem", "tls_key": "server-key.pem", "tls_client_ca": "ca.pem"},
+            "--tls_ca ca.pem --tls_cert client.pem --tls_key client-key.pem",
+        ),
+        (
+            {"tls_cert": "/tls/tls.crt", "tls_key": "/tls/tls.key", "tls_client_ca": "ca"},
+            "--tls_ca CA --tls_cert CERTIFICATE --tls_key KEY",
+        ),
+    ],
+)
+def test_the_flags_of_the_other_side_fit_those_of_this_one(
+    own: dict[str, Any], others: str
+) -> None:
+    assert flags_of_others(ServerSecurityConfig(**own)) == others
+
+
+def test_a_certificate_that_lacks_the_own_name_is_warned_about(own_name: None) -> None:
+    assert warning_of_names("0.0.0.0:1", ["a.lab", "10.0.0.1"]) == (
+        "The certificate does not name node7: reach this machine as a.lab or 10.0.0.1."
+    )
+    for names in ([], ["node7"], ["NODE7"]):
+        assert warning_of_names("0.0.0.0:1", names) == ""
+    for address in ("[2001:db8::5]", "[2001:DB8:0::5]"):
+        assert warning_of_names(f"{address}:1", ["[2001:db8::5]"]) == ""
+    assert warning_of_names("[2001:db8::6]:1", ["[2001:db8::5]"])
+
+
+def test_names_are_read_from_the_certificate_even_if_it_has_expired(tmp_path: Path) -> None:
+    keys = Keys(tmp_path)
+    addresses = [x509.IPAddress(ipaddress.ip_address(name)) for name in ("10.0.0.1", "fd00::1")]
+    names = [x509.DNSName("a.lab"), *addresses, x509.RFC822Name("someone@a.lab")]
+    for since in (0, -3):
+        cert, key = keys.server(names, datetime.timedelta(days=since), "other")
+        files = ServerSecurityConfig(tls_cert=cert, tls_key=key, token_file=keys.token)
+        assert names_in(files) == ["a.lab", "10.0.0.1", "[fd00::1]"], "as flags have them"
+
+
+def test_a_file_that_cannot_be_used_and_a_certificate_without_machines_have_no_names(
+    tmp_path: Path,
+) -> None:
+    """`credentials` says what is wrong with the file."""
+    keys = Keys(tmp_path)
+    for cert in (write(tmp_path / "odd", "odd"), "/none", keys.client_cert):
+        assert names_in(ServerSecurityConfig(tls_cert=cert, tls_key=keys.key)) == []
+    assert names_in(ServerSecurityConfig(insecure=True)) == []
+
+
+def test_without_cryptography_the_extra_is_named(
+    keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)
+    check_times(ServerSecurityConfig(insecure=True))
+    with pytest.raises(UsageError, match=r"pip install 'torchbeast\[tls\]'"):
+        check_times(of_server(keys, -DAY / 2))
