@@ -36,7 +36,6 @@ from torchbeast.sources.servers.addresses import (
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
-from torchbeast.sources.servers.listening import check_free
 from torchbeast.sources.servers.own_certificate import (
     check_times,
     flags_of_others,
@@ -80,7 +79,7 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
         Metrics().served(flags.metrics) as metrics,
     ):
         if security is not None:
-            _check_other_machines_can_be_served(addresses, security)
+            _check_files(security)
         dialler = _dialler(flags, addresses)
         counts = flags.metrics.metrics_port is not None
         servers = EnvServers(
@@ -170,13 +169,10 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     ]
 
 
-def _check_other_machines_can_be_served(
-    addresses: Sequence[str], security: ServerSecurityConfig
-) -> None:
-    """Raises UsageError for a port that is in use and for files that cannot be used."""
+def _check_files(security: ServerSecurityConfig) -> None:
+    """Raises UsageError for files that cannot be used."""
     from torchbeast.sources.servers.credentials import server_credentials
 
-    check_free(addresses)
     server_credentials(security)
     check_times(security)
 

@@ -15,7 +15,6 @@ import torchbeast
 from torchbeast.processes.descriptors import (
     allow_descriptors,
     allowed_descriptors,
-    are_used_up,
     limit_kept,
 )
 
@@ -56,24 +55,3 @@ def test_the_limit_is_put_back_once_nobody_needs_more() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == usual
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
-def test_descriptors_are_used_up_until_one_is_closed() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    free = os.dup(0)
-    os.close(free)
-    assert not are_used_up()
-    held: list[int] = []
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before[0], free + 50), before[1]))
-        try:
-            while True:
-                held.append(os.dup(0))
-        except OSError:
-            assert are_used_up()
-        os.close(held.pop())
-        assert not are_used_up()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for each in held:
-            os.close(each)

@@ -6,7 +6,6 @@ standard streams, whose terminal may go away: a window, a session of ssh.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import select
@@ -62,15 +61,6 @@ def limit_kept() -> Iterator[None]:
 def allowed_descriptors() -> int:
     """Returns the limit."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-
-
-def are_used_up() -> bool:
-    """Returns whether no further file or connection can be opened at this moment."""
-    try:
-        os.close(os.dup(0))
-    except OSError as error:
-        return error.errno in (errno.EMFILE, errno.ENFILE)
-    return False
 
 
 def leave_lost_terminal(pipes: bool = False) -> None:

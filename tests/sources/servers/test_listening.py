@@ -5,15 +5,21 @@ from __future__ import annotations
 
 import resource
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 
 import ipv6
 import pytest
 from ipv6 import needs_ipv6
+from keys_of_tests import TOKEN, Keys
+from serving import serving
 
+from libtorchbeast import Credentials
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import listening
-from torchbeast.sources.servers.listening import check_free, check_listens, listeners
-from torchbeast.sources.servers.own_sockets import listened_at
+from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.credentials import server_credentials
+from torchbeast.sources.servers.listening import answers, check_free, listeners
 
 HOME = ("127.0.0.1", ipv6.HOME)
 
@@ -86,85 +92,59 @@ def test_all_addresses_are_refused_if_another_program_has_the_port_at_one(taken_
     with socket.create_server((taken_at, 0), family=family) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
-            check_free([f"0.0.0.0:{port}"])
-    check_free([f"0.0.0.0:{port}"])
+            check_free(f"0.0.0.0:{port}")
+    check_free(f"0.0.0.0:{port}")
 
 
 def test_an_address_that_cannot_be_listened_at_is_refused_by_its_reason() -> None:
     with socket.create_server((HOME[0], 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
-            check_free([f"127.0.0.1:{port}"])
-    check_free([f"127.0.0.1:{port}"])
+            check_free(f"127.0.0.1:{port}")
+    check_free(f"127.0.0.1:{port}")
     with pytest.raises(UsageError, match="no address of this machine"):
-        check_free(["192.0.2.1:50051"])
+        check_free("192.0.2.1:50051")
     with pytest.raises(RunError, match="unknown on this machine"):
-        check_free(["no-such-host.invalid:50051"])
+        check_free("no-such-host.invalid:50051")
+
+
+@pytest.mark.parametrize("files", ["none", "certificate", "certificates of both"])
+def test_a_server_that_serves_answers(tmp_path: Path, files: str) -> None:
+    keys, port = Keys(tmp_path), free_port()
+    credentials = Credentials(token=TOKEN)
+    if files != "none":
+        ca = keys.ca if files == "certificates of both" else None
+        credentials = server_credentials(
+            ServerSecurityConfig(
+                tls_cert=keys.cert, tls_key=keys.key, tls_client_ca=ca, token_file=keys.token
+            )
+        )
+    with serving(object, f"127.0.0.1:{port}", credentials=credentials):
+        assert answers(f"127.0.0.1:{port}", 5.0)
 
 
 @needs_ipv6
-def test_who_listens_at_all_addresses_does_so_with_one_socket_or_two() -> None:
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as one:
-        assert listened_at(one.getsockname()[1]) == {"0.0.0.0", "::"}
+@pytest.mark.parametrize("deaf_at", [0, 1])
+def test_a_server_that_accepts_nobody_at_one_of_its_addresses_does_not_answer(deaf_at: int) -> None:
     port = free_port()
-    four, six = listeners(f"0.0.0.0:{port}")
-    with four, six:
-        assert listened_at(port) == {"0.0.0.0", "::"}
-        four.close()
-        assert listened_at(port) == {"::"}
+    with ExitStack() as opened:
+        both = [opened.enter_context(found) for found in listeners(f"0.0.0.0:{port}")]
+        both[1 - deaf_at].close()
+        assert not answers(f"[::]:{port}", 0.01)
+    assert answers(f"[::]:{port}", 0.01), "nobody listens, so nobody is deaf"
 
 
-@needs_ipv6
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
-@pytest.mark.parametrize("taken_at", HOME)
-def test_who_listens_at_some_addresses_is_refused_if_another_program_has_the_others(
-    host: str, taken_at: str
-) -> None:
-    port = free_port()
-    four, six = listeners(f"0.0.0.0:{port}")
-    family = socket.AF_INET6 if ":" in taken_at else socket.AF_INET
-    with four, six, socket.socket(family) as another:
-        check_listens(f"{host}:{port}")
-        (six if family == socket.AF_INET6 else four).close()
-        check_listens(f"{host}:{port}")
-        another.bind((taken_at, port))  # that it does not listen keeps it from being our own
-        with pytest.raises(UsageError, match=f"another program uses port {port}: end it, or"):
-            check_listens(f"{host}:{port}")
-
-
-def test_sockets_are_not_known_while_all_descriptors_are_used() -> None:
-    """A server must not take its own sockets for those of another program then."""
+def test_a_process_that_can_open_no_connection_does_not_answer() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.create_server((HOME[0], 0)) as own:
-        port = own.getsockname()[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (own.fileno() + 1, hard))
         try:
-            with pytest.raises(OSError, match="Too many open files"):
-                check_listens(f"127.0.0.1:{port}")
+            assert not answers(f"127.0.0.1:{own.getsockname()[1]}", 0.01)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-        check_listens(f"127.0.0.1:{port}")
 
 
-@needs_ipv6
-@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::ffff:127.0.0.1"])
-def test_who_listens_at_one_address_does_so_there_alone(address: str) -> None:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as own:
-        if family == socket.AF_INET6:  # for the address that is IPv4 in the form of IPv6
-            own.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        own.bind((address, 0))
-        own.listen()
-        port = own.getsockname()[1]
-        assert listened_at(port) == {"::1" if address == "::1" else "127.0.0.1"}
-
-
-def test_nobody_needs_to_listen_at_an_address_that_is_not_here(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with socket.create_server((HOME[0], 0)) as own:
-        port = own.getsockname()[1]
-        places = [(host, port) for host in ("192.0.2.1", HOME[0])]
-        known = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", place) for place in places]
-        monkeypatch.setattr(listening, "resolved", lambda host, port: known)
-        check_listens(f"a.lab:{port}")
+def test_other_machines_of_a_name_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 1))]
+    monkeypatch.setattr(listening, "resolved", lambda host, port: known)
+    assert answers("a.lab:1", 0.0001)

@@ -7,16 +7,16 @@ and IPv6.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
-from collections.abc import Sequence
+import ssl
 from contextlib import ExitStack
 from typing import Any
 
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.addresses import host_and_port
-from torchbeast.sources.servers.hosts import reason, resolved
-from torchbeast.sources.servers.own_sockets import listened_at
+from torchbeast.sources.servers.hosts import NoAddressError, reason, resolved
 
 _ALL = ("0.0.0.0", "::")
 _BACKLOG = 512
@@ -30,37 +30,47 @@ def listeners(address: str) -> list[socket.socket]:
     return _bound(address, listen=True)
 
 
-def check_free(addresses: Sequence[str]) -> None:
-    """Raises UsageError if a server could not listen at one of these addresses."""
-    for address in addresses:
-        for probe in _bound(address):
-            probe.close()
+def check_free(address: str) -> None:
+    """Raises UsageError if a server could not listen at all addresses of HOST:PORT."""
+    for probe in _bound(address):
+        probe.close()
 
 
-def check_listens(address: str) -> None:
-    """Raises UsageError if another program listens at one of the addresses that HOST:PORT stands
-    for; this process must listen at the others.
+def answers(address: str, seconds: float) -> bool:
+    """Returns whether this process's server at HOST:PORT still accepts connections.
 
-    gRPC is content with some of the addresses, such as 0.0.0.0 without [::], if another program has
-    taken the port at the rest since it was found to be free. It also leaves out IPv6 where that is
-    switched off, though a socket can be bound to [::] even there: that is no fault.
-
-    Raises OSError if the sockets of this process cannot be listed.
+    A server has so many seconds to answer the first message of a TLS client; without TLS it speaks
+    first. Returns False too if this process has too many open files to open a connection.
     """
-    host, port = host_and_port(address)
-    has = listened_at(port)
-    for family, name in _places(host, port):
-        if name[0] not in has:
-            _check_not_taken(address, family, name)
+    hello = _hello()
+    with contextlib.suppress(NoAddressError):
+        return all(_answers(*place, hello, seconds) for place in _places(*host_and_port(address)))
+    return True
 
 
-def _check_not_taken(address: str, family: int, name: tuple[Any, ...]) -> None:
-    """Raises UsageError if another program listens at the family's address `name`."""
+def _answers(family: int, name: tuple[Any, ...], hello: bytes, seconds: float) -> bool:
+    """Returns whether the address answers; True if it is another machine's or nobody listens."""
     try:
-        _bind(family, name, listen=False).close()
+        with socket.socket(family) as probe:
+            probe.settimeout(seconds)
+            probe.bind((name[0], 0, *name[2:]))  # fails at an address of another machine
+            probe.connect(name)
+            probe.sendall(hello)
+            probe.recv(1)
+    except TimeoutError:
+        return False
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(_cannot_listen(address, name[1], error)) from None
+        return error.errno not in (errno.EMFILE, errno.ENFILE)
+    return True
+
+
+def _hello() -> bytes:
+    """Returns the first message of a TLS client."""
+    context, sent = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
+    tls = context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost")
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return sent.read()
 
 
 def _bound(address: str, listen: bool = False) -> list[socket.socket]:

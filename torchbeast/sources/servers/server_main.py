@@ -22,13 +22,11 @@ from torchbeast.core.envs.spaces import action_space_to_json, observation_space_
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.errors import RunError
 from torchbeast.processes.child_main import Report, exit_now, failure, follow_parent, take_stdout
-from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors, are_used_up
-from torchbeast.sources.servers.addresses import host_and_port
+from torchbeast.processes.descriptors import allow_descriptors, allowed_descriptors
+from torchbeast.sources.servers.addresses import socket_path
 from torchbeast.sources.servers.counted import Activity, CountedEnv, report_until
-from torchbeast.sources.servers.hosts import NoAddressError
-from torchbeast.sources.servers.listening import check_listens
+from torchbeast.sources.servers.listening import answers, check_free
 from torchbeast.sources.servers.told import TellingEnv
-from torchbeast.sources.servers.waiting_clients import WaitingClients, can_be_watched
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -40,8 +38,8 @@ _SERVING_S = 1.0  # between two looks whether the server has stopped before it s
 # servers, and a connection that was cut off without a word is open for half a minute.
 _STREAMS_PER_STREAM = 4
 _DESCRIPTORS = 1 << 14  # enough for strangers who only connect; their connections take 300 MB
-_LOOK_S = 0.5  # between two looks whether they are used up, and whether clients are accepted
-_LOOKS_IN_VAIN = 20  # until a server that accepts none of them is replaced
+_PROBE_EVERY_S = 2.0  # whether the server still accepts connections
+_ANSWER_S = 5.0  # for a probe to get an answer; the second one without an answer ends the server
 
 
 def main(arguments: dict[str, Any]) -> int:
@@ -59,8 +57,9 @@ def main(arguments: dict[str, Any]) -> int:
         report(failure(error))
         return 1
     serving.append(server)
-    _thread(lambda: _report_when_serving(server, arguments["address"], served, stopped, report))
-    _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
+    _thread(lambda: _report_when_serving(server, served, stopped, report))
+    if socket_path(arguments["address"]) is None:
+        _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
     if activity is not None:
         _thread(lambda: report_until(stopped, activity, report))
     try:
@@ -93,6 +92,8 @@ def _make_server(arguments: dict[str, Any], activity: Activity | None = None) ->
             env = TellingEnv(env, keywords)
         return env if activity is None else CountedEnv(env, activity)
 
+    if socket_path(arguments["address"]) is None:
+        check_free(arguments["address"])  # gRPC would be content with some of a name's addresses
     return libtorchbeast.Server(
         make,
         arguments["address"],
@@ -141,62 +142,34 @@ def _env_kwargs(spec: EnvSpec) -> dict[str, Any]:
 
 
 def _report_when_serving(
-    server: Any,
-    address: str,
-    served: threading.Event,
-    stopped: threading.Event,
-    report: Report,
+    server: Any, served: threading.Event, stopped: threading.Event, report: Report
 ) -> None:
-    """Reports that the server accepts connections; ends the process if another program has one of
-    its addresses.
-    """
+    """Reports that the server accepts connections."""
     while not server.wait_until_serving(_SERVING_S):
         if stopped.is_set():
             return
     served.set()
-    try:
-        if not address.startswith("unix:"):
-            # Not known, as when strangers have all descriptors, or a name server does not answer.
-            with contextlib.suppress(OSError, NoAddressError):
-                check_listens(address)
-    except Exception as error:
-        report(failure(error))
-        os._exit(1)
     report({"ready": True})
 
 
 def _end_when_deaf(address: str, served: threading.Event, stopped: threading.Event) -> None:
     """Ends the process once it accepts no connection, so that another one takes its place.
 
-    gRPC 1.51 stops listening when it cannot accept a connection, for good, and says nothing. That
-    may be over within a moment, when those leave who took all descriptors.
+    gRPC 1.51 stops listening for good when it cannot accept a connection, and says nothing.
     """
     served.wait()  # if it never serves, until the process ends
-    clients: WaitingClients | None = None
-    in_vain = 0
-    while not stopped.wait(_LOOK_S):
-        if are_used_up():
-            _end(
-                f"this server could have {allowed_descriptors():,} files and connections open, and "
-                "has: it would accept no connection from now on, and ends. Keep strangers from its "
-                "port, or raise the limit (ulimit -n)"
-            )
-        if not can_be_watched(address):
-            continue
-        with contextlib.suppress(OSError):  # used up at this moment: the next look decides
-            clients = clients or WaitingClients(host_and_port(address)[1])
-            in_vain = in_vain + 1 if clients.wait_in_vain() else 0
-        if in_vain == _LOOKS_IN_VAIN:
-            _end(
-                f"this server has accepted no connection for {_LOOKS_IN_VAIN * _LOOK_S:.0f} s, "
-                "though clients wait, and ends. It may have had as many files and connections "
-                f"open as it could ({allowed_descriptors():,}) for a moment: keep strangers from "
-                "its port, or raise the limit (ulimit -n)"
-            )
-
-
-def _end(reason: str) -> None:
-    print(reason, file=sys.stderr, flush=True)
+    unanswered = 0
+    while unanswered < 2:
+        if stopped.wait(_PROBE_EVERY_S):
+            return
+        unanswered = 0 if answers(address, _ANSWER_S) else unanswered + 1
+    print(
+        "this server accepts no connection any more, and ends. It may have had as many files and "
+        f"connections open as it could ({allowed_descriptors():,}): keep strangers from its port, "
+        "or raise the limit (ulimit -n)",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(1)
 
 
