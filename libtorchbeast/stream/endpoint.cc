@@ -22,8 +22,8 @@ namespace {
 constexpr int kMaxHeaderBytes = 64 << 10;  // a traceback travels as a header
 constexpr auto kCancelInterval = std::chrono::milliseconds(50);
 // Between two attempts of a channel to connect; doubles. gRPC begins with a second.
-constexpr auto kFirstPause = std::chrono::milliseconds(50);
-constexpr auto kLongestPause = std::chrono::milliseconds(1000);
+constexpr auto kFirstRetry = std::chrono::milliseconds(50);
+constexpr auto kLongestRetry = std::chrono::milliseconds(1000);
 // Limit on what all clients have sent and nobody has read yet: health checks of strangers are read
 // whole.
 constexpr std::size_t kReceivedBytes = std::size_t{1} << 30;
@@ -140,15 +140,15 @@ class Connecting {
   void try_again() {
     if (Clock::now() < again_at_) return;
     grpc::experimental::ChannelResetConnectionBackoff(channel_.get());
-    pause_ = std::min(2 * pause_, kLongestPause);
+    pause_ = std::min(2 * pause_, kLongestRetry);
     again_at_ = Clock::now() + pause_;
   }
 
   std::shared_ptr<grpc::Channel> channel_;
   grpc::CompletionQueue states_;
   grpc_connectivity_state state_ = GRPC_CHANNEL_TRANSIENT_FAILURE;
-  std::chrono::milliseconds pause_ = kFirstPause;
-  Clock::time_point again_at_ = Clock::now() + kFirstPause;
+  std::chrono::milliseconds pause_ = kFirstRetry;
+  Clock::time_point again_at_ = Clock::now() + kFirstRetry;
 };
 
 }  // namespace

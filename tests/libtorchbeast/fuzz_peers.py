@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks random nonsense to a live server or a live learner, until its time is up.
+"""Speaks random nonsense to a live server or a live learner, for a time or a number of sessions.
 
-python tests/libtorchbeast/fuzz_peers.py server|learner [--seconds 60] [--seed 0]
+python tests/libtorchbeast/fuzz_peers.py server|learner [--seconds 60 | --sessions N] [--seed 0]
 
 Every session must end with a documented status or error, soon; between sessions sound peers must be
 served; and memory may not grow. Prints how the sessions ended, as JSON. Exit code 1 and the number
@@ -219,13 +219,15 @@ def _known(code: Any) -> str:
     return str(code.name)
 
 
-def fuzz(sessions: Any, seconds: float, seed: int, first: int) -> Counter[str]:
-    """Plays sessions until the time is up; returns how they ended."""
+def fuzz(
+    sessions: Any, seconds: float, seed: int, first: int, most: int | None = None
+) -> Counter[str]:
+    """Plays `most` sessions, or as many as there is time for; returns how they ended."""
     ends: Counter[str] = Counter()
     until, memory = time.monotonic() + seconds, Memory()
     with sessions.running():
         number = first
-        while time.monotonic() < until:
+        while time.monotonic() < until if most is None else number < first + most:
             if number % _CHECK_EVERY == 0:
                 print(f"session {number}", file=sys.stderr, flush=True)
                 sessions.check()
@@ -247,6 +249,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("peer", choices=["server", "learner"])
     parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--sessions", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     given = parser.parse_args()
@@ -254,7 +257,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         kind = ServerSessions if given.peer == "server" else LearnerSessions
         try:
-            ends = fuzz(kind(Path(folder)), given.seconds, given.seed, given.first)
+            ends = fuzz(kind(Path(folder)), given.seconds, given.seed, given.first, given.sessions)
         except Finding as finding:
             print(finding, file=sys.stderr)
             return 1
