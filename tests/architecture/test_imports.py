@@ -204,6 +204,7 @@ CONFIGS = [path for path in MODULES if path.name == "config.py"]
                 *("torchbeast.core.algos.torch_ranks", "torchbeast.learning.replicas"),
                 *("torchbeast.schemes.ray_fleet", "torchbeast.schemes.gradients.worker"),
                 *("torchbeast.sources.mixed", "torchbeast.sources.sharing"),
+                *("torchbeast.sources.local", "torchbeast.sources.processes.source"),
             ],
         ),
     ],

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -17,12 +17,6 @@ from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights, Publisher
 from torchbeast.schemes.scheme import Scheme
 from torchbeast.sources.contract import Source
-from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
-from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
-
-if TYPE_CHECKING:
-    from torchbeast.schemes.ray_source import FleetWeights, RaySource
 
 
 class EndingSource(Source, Protocol):
@@ -49,6 +43,9 @@ def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:
 
         return FleetWeights(model, version)
     if scheme.col_remote_workers and scheme.inference == "worker":
+        from torchbeast.sources.processes.shared_weights import SharedWeights
+        from torchbeast.sources.processes.source import ring_size
+
         return SharedWeights(model, version, ring_size(scheme.processes.fixed_lag))
     return PublishedWeights(model, version)
 
@@ -65,7 +62,7 @@ def make_source(
     precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
     """
     if scheme.col_backend == "ray":
-        made: EndingSource = _ray(scheme, learner, precision, ending)
+        made = _ray(scheme, learner, precision, ending)
     elif scheme.inference == "central":
         made = _servers(scheme, learner, ending)
     elif scheme.col_remote_workers:
@@ -87,7 +84,9 @@ def _local(
     learner: Learner[PublishedWeights],
     precision: Precision,
     stops_early: Callable[[float], bool] | None,
-) -> LocalSource:
+) -> EndingSource:
+    from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
+
     config = LocalSourceConfig(
         num_envs=scheme.num_envs,
         precision=precision,
@@ -105,7 +104,9 @@ def _local(
     return LocalSource(learner.agent, learner.weights, device, make_env, config)
 
 
-def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Precision) -> MonoSource:
+def _processes(scheme: Scheme, learner: Learner[Any], precision: Precision) -> EndingSource:
+    from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig
+
     config = MonoSourceConfig(
         env=env_spec(scheme),
         actor=learner.agent.spec,
@@ -124,8 +125,8 @@ def _processes(scheme: Scheme, learner: Learner[SharedWeights], precision: Preci
 
 
 def _ray(
-    scheme: Scheme, learner: Learner[FleetWeights], precision: Precision, ending: ExitStack
-) -> RaySource:
+    scheme: Scheme, learner: Learner[Any], precision: Precision, ending: ExitStack
+) -> EndingSource:
     """Returns the source of actors of Ray."""
     from torchbeast.learner.fleets import collecting_fleet
     from torchbeast.schemes.ray_source import RaySource, RaySourceConfig

@@ -31,13 +31,11 @@ from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.factories import init_names_checked, refuse_unknown
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
-from torchbeast.core.storages.transition_replay import check_goals
 from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError
 from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.describe import svg_of, text_of
 from torchbeast.schemes.gradients.config import GradientConfig
-from torchbeast.schemes.presets import settings
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig
 from torchbeast.sources.processes.config import ProcessesConfig
 from torchbeast.sources.servers.config import FleetConfig
@@ -131,6 +129,8 @@ class Scheme:
         others: arguments of Scheme that take the place of the architecture's own, such as
         algo_factory or col_remote_workers.
         """
+        from torchbeast.schemes.presets import settings
+
         return cls(**{**settings(name, train_envs_factory), **others})
 
     @property
@@ -391,6 +391,8 @@ class Scheme:
             if self.is_synchronous:
                 self.replay.check_waits('col_communication="synchronous"')
             if self.transitions.hindsight_share:
+                from torchbeast.core.storages.transition_replay import check_goals
+
                 envs = self.train_envs_factory
                 check_goals(envs.observation_space, envs.frame_stack)
         except ValueError as error:
