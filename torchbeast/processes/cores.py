@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The number of processor cores available to a program."""
+"""The number of processor cores available to a program, and what torchrun tells each of the
+processes that it starts, in environment variables.
+"""
 
 from __future__ import annotations
 

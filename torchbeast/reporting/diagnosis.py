@@ -288,7 +288,14 @@ def alive(status: Mapping[str, float]) -> tuple[str, int]:
 
 
 class Watchdog:
-    """Produces at most one warning per minute while a run is stuck. Used by one thread."""
+    """Produces at most one warning per minute while a run is stuck, or while workers hang and the
+    others continue. Used by one thread.
+
+    The status of a source has the sizes of its queues. Walking back from the learner, the first
+    queue with enough entries (a whole batch of rollouts, or any entry in the other queues) is the
+    one whose consumer is stuck. When all queues are empty nothing arrives, and the source may know
+    which worker hangs.
+    """
 
     def __init__(self, now: float, batch_size: int) -> None:
         """Starts the clock; batch_size: rollouts in a batch of the learner."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log files of a run: logs.csv and fields.csv.
+"""The interface of everything that logs the figures of a run, and its files logs.csv, fields.csv.
+
+    Logger  -- open(run) -->  Log  -- write(step, figures), once per update -->  close()
+    settings, reusable        one part of a run, from its start to its end
 
 logs.csv begins with `# _tick,_time,step,...` and has one row per update. New columns are added at
 the right; the last row of fields.csv is always the full list of columns. A resumed run appends to

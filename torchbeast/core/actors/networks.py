@@ -45,7 +45,13 @@ BASELINE_GAIN = 1.0
 
 
 def orthogonal_(layers: Iterable[nn.Conv2d | nn.Linear], gain: float = RELU_GAIN) -> None:
-    """Initialises layers in place: orthogonal weights scaled by `gain`, biases 0.
+    """Initialises layers in place: orthogonal weights (Saxe et al. 2014, arXiv 1312.6120) scaled by
+    `gain`, biases 0.
+
+    The frames of a game are nearly constant: a ball is a few pixels of 7,000. With PyTorch's
+    default initialisation every layer's output is smaller than its input, so that after four layers
+    almost nothing is left of the ball, while the constant background pushes all units in the same
+    direction, until none responds.
 
     Rows, or columns where those are fewer, are orthogonal and of length `gain`; a convolution's
     filter is a row.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -26,7 +27,6 @@ from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
     from torchbeast.core.algos.factory import AlgoFactory
-from dataclasses import dataclass
 
 
 @dataclass

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that what a user's function returned is an environment.
+"""Checks that what a user's function returned is an environment, and that it gives finite numbers,
+so that a fault is found where it arises. E is the number of environments.
 
 Other libraries' objects are recognised by the names of their attributes, so that none is imported.
 `whose` is the name of the environment in messages.
