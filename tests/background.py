@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +21,9 @@ import pytest
 T = TypeVar("T")
 
 SOON = 30.0  # seconds; only a test that fails waits as long
-_FUTEX = {"202", "98"}  # the number of the system call on x86-64 and on ARM
+# The numbers of system calls on x86-64 and on ARM.
+_FUTEX = {"202", "98"}
+_FCNTL = {"72", "25"}
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = SOON) -> None:
@@ -54,7 +57,7 @@ class Background(Generic[T]):
         return not self._thread.is_alive()
 
     def wait_until_blocked(self) -> None:
-        """Returns once the call waits inside the core for something that has no time limit.
+        """Returns once the call waits in the core, or for a lock of a file, without a time limit.
 
         Linux tells which system call a thread is in. To wait for the interpreter lock is another
         thing: Python does that with a time limit.
@@ -74,6 +77,10 @@ class Background(Generic[T]):
 
 
 def _waits_without_limit(syscall: str) -> bool:
-    """Returns whether a line of /proc/*/syscall is a futex call without a limit (argument 4)."""
+    """Returns whether a line of /proc/*/syscall is a futex call without a limit (argument 4), or
+    waits for a lock of a file.
+    """
     fields = syscall.split()
+    if fields[0] in _FCNTL:
+        return fields[2] == hex(fcntl.F_SETLKW)
     return fields[0] in _FUTEX and fields[4] == "0x0"

@@ -106,6 +106,7 @@ def test_a_process_that_is_gone_or_hidden_has_no_ring() -> None:
 
 
 def test_a_ring_of_larger_weights_than_the_file_holds_is_not_opened() -> None:
+    gc.collect()  # files of other tests
     before = open_files()
     ring = made()
     assert opened(address(ring), nn.Linear(2000, 20)) is None

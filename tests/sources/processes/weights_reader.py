@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process that reads weights that a test publishes: `weights_reader.py DESCRIPTOR SIZE WHAT`."""
+"""A process that reads weights that a test publishes: `weights_reader.py DESCRIPTOR SIZE`."""
 
 from __future__ import annotations
 
-import fcntl
 import sys
+from typing import Any
 
-import torch
 from torch import nn
 
 from torchbeast.sources.processes.shared_weights import SharedWeights
@@ -22,29 +21,21 @@ def values(of: nn.Module) -> set[float]:
     return {value for t in of.state_dict().values() for value in t.unique().tolist()}
 
 
-def read_until(weights: SharedWeights, last: int) -> None:
-    """Reads newest versions until `last`; prints their number, and those that were torn."""
-    replica, held, seen, torn = model(), None, 0, 0
-    while held != last:
-        before, held = held, weights.refresh(replica, held)
-        if held != before:
-            seen += 1
-            torn += values(replica) != {float(held)}
-    print(f"seen {seen} torn {torn}", flush=True)
-
-
 def hold(weights: SharedWeights) -> None:
-    """Locks the place of the newest version like a reader, and never releases it."""
-    with weights._locked(weights.version % weights.size, fcntl.LOCK_SH):
+    """Reads the newest version, with a pause until its input ends; prints what it has read."""
+    replica = model()
+    load = replica.load_state_dict
+
+    def load_later(state: Any) -> None:
         print("held", flush=True)
         sys.stdin.read()
+        load(state)
+
+    replica.load_state_dict = load_later
+    weights.refresh(replica, held=None)
+    print(values(replica), flush=True)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     opened = SharedWeights(model(), size=int(sys.argv[2]), descriptor=int(sys.argv[1]))
-    print("ready", flush=True)
-    if sys.argv[3] == "hold":
-        hold(opened)
-    else:
-        read_until(opened, int(sys.argv[3]))
+    hold(opened)
