@@ -25,7 +25,10 @@ def on_ray() -> Any:
 
 
 def cases() -> list[Any]:
-    """The combinations that are accepted; those with the most processes are left to long tests."""
+    """The combinations that are accepted.
+
+    Long tests run those on Ray, those with the most processes, and those that other files run.
+    """
     return [
         pytest.param(scheme, id="-".join(map(str, values)), marks=marks_of(scheme))
         for values, scheme in ACCEPTED
@@ -35,7 +38,12 @@ def cases() -> list[Any]:
 def marks_of(scheme: Scheme) -> list[Any]:
     many = scheme.col_remote_workers and scheme.grad_remote_workers
     is_on_ray = "ray" in (scheme.col_backend, scheme.grad_backend)
-    return [pytest.mark.long] if many or is_on_ray else []
+    if scheme.grad_remote_workers:
+        has_other_test = scheme.grad_communication == "synchronous"
+    else:
+        has_other_test = scheme.is_synchronous or not scheme.learns_from_transitions
+        has_other_test = has_other_test and scheme.col_remote_workers > 0
+    return [pytest.mark.long] if many or is_on_ray or has_other_test else []
 
 
 def test_there_are_combinations_along_every_axis() -> None:

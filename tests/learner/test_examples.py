@@ -26,7 +26,7 @@ def test_without_pybullet_the_example_says_what_to_install() -> None:
         half_cheetah.main()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_the_cartpole_example_learns_and_evaluates(
     workers: int,
     tmp_path: Path,

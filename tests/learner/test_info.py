@@ -17,7 +17,7 @@ from torchbeast.core.envs import VecEnv
 from torchbeast.envs import EnvError, EnvOptions, EnvSpec, make
 from torchbeast.reporting.log_files import read_fields, read_logs
 
-ASYNCHRONOUS = {"col_remote_workers": 2, "col_communication": "asynchronous"}
+ASYNCHRONOUS = {"col_remote_workers": 1, "col_communication": "asynchronous"}
 KEYWORDS = ("steps", "squared", "sometimes", "word")
 ENVS = {"env_fn": Telling, "vec_env_size": 2, "info_keywords": KEYWORDS}
 

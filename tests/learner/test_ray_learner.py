@@ -90,7 +90,7 @@ def without_faulthandler() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("without_faulthandler")
-@pytest.mark.parametrize("make", [impala_of, off_policy_of])
+@pytest.mark.parametrize("make", [impala_of, pytest.param(off_policy_of, marks=LONG)])
 def test_ray_is_started_for_the_run_and_reserves_what_is_asked_for(
     make: Any, tmp_path: Path
 ) -> None:

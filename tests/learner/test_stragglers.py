@@ -53,7 +53,9 @@ class SlowInOne:
         return True
 
 
-@pytest.mark.parametrize("update_execution", ["centralised", "decentralised"])
+@pytest.mark.parametrize(
+    "update_execution", ["centralised", pytest.param("decentralised", marks=pytest.mark.long)]
+)
 def test_a_slow_worker_is_cut_short_and_the_steps_that_it_lacks_do_not_count(
     tmp_path: Path, update_execution: str
 ) -> None:

@@ -168,7 +168,8 @@ def test_what_is_not_finite_in_one_rank_ends_all_with_the_same_failure(learners:
     assert kept["scheduler_state_dict"]["version"] == UPDATES
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_signal_to_one_rank_ends_all_in_order(learners: Learners, rank: int) -> None:
     learners.start("waits", 2, ["a", "a"])
     for each in range(2):

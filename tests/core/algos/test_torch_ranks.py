@@ -36,7 +36,9 @@ def line(process: subprocess.Popen[str]) -> Any:
 @pytest.mark.parametrize(
     ("case", "said"),
     [
-        ("dies", "another learner has ended, or is out of reach"),
+        pytest.param(
+            "dies", "another learner has ended, or is out of reach", marks=pytest.mark.long
+        ),
         ("leaves", "another learner has ended. rank 1: its environment broke"),
     ],
 )
