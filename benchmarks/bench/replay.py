@@ -29,7 +29,7 @@ from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Source
 from torchbeast.sources.replay import OwnReplay, Replay
-from torchbeast.sources.shared_replay import serving
+from torchbeast.sources.sharing.service import serving
 
 _IN_FLIGHT = 2  # batches
 _SEED = 0

@@ -35,8 +35,8 @@ from torchbeast.schemes.ray_replay import (
     serving_on_ray,
 )
 from torchbeast.sources.replay import OwnReplay, Replay, ReplayClosed
-from torchbeast.sources.shared_replay import Served
 from torchbeast.sources.sharing.joining import Joining, joining_of
+from torchbeast.sources.sharing.service import Served
 from torchbeast.sources.sharing.shared_replay import SharedReplay
 
 ray = pytest.importorskip("ray")
@@ -168,7 +168,8 @@ class TestRayReplay:
             waits = agent._actor.until_replaced.remote(agent._ticket)
             agent.fill(empty_batch(T, B + S, K), SPARE, None)
             assert ray.wait([waits], timeout=0) == ([], [waits])
-        ray.get(waits, timeout=SOON)
+        with pytest.raises(RunError):
+            ray.get(waits, timeout=SOON)
 
     def test_closing_ends_a_call_that_waits_and_one_without_an_answer_fails(
         self, shared: Served
@@ -291,20 +292,15 @@ def test_an_agent_whose_batches_do_not_fit_the_memory_of_the_node_is_refused(
     of_plain_actor(body)
 
 
-def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    left: list[int] = []
-    monkeypatch.setattr(SharedReplay, "leave", lambda _, agent: left.append(agent))
-
+def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothing() -> None:
     async def body(replay: TorchBeastReplay) -> None:
         (old, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
         waits = asyncio.create_task(replay.until_replaced(old))
         await asyncio.sleep(0)
         (new, _) = await replay.join(how("a"))
-        await asyncio.wait_for(waits, SOON)
+        with pytest.raises(RunError, match="another run with the same name has joined"):
+            await asyncio.wait_for(waits, SOON)
         assert (old.agent, other.agent, new.agent) == (0, 1, 0) and len({old, other, new}) == 3
-        left.clear()
         for call in (
             replay.insert(old, play(Envs(0, T, K), 0)),
             replay.fill(old, None),
@@ -315,10 +311,11 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
         waits = asyncio.create_task(replay.until_replaced(new))
         await replay.leave(old)
         await asyncio.sleep(0)
-        assert left == [] and not waits.done()
+        await replay.insert(new, play(Envs(0, T, K), 0))
+        assert not waits.done()
         await replay.leave(new)
-        await asyncio.wait_for(waits, SOON)
-        assert left == [0]
+        with pytest.raises(RunError):
+            await asyncio.wait_for(waits, SOON)
 
     of_plain_actor(body)
 
@@ -326,8 +323,8 @@ def test_calls_of_an_agent_that_was_replaced_fail_and_its_leaving_changes_nothin
 def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
     async def body(replay: TorchBeastReplay) -> None:
         (first, _), (other, _) = await replay.join(how("a")), await replay.join(how("b"))
-        batch = weakref.ref(replay._agent(first).filled["reward"])
-        kept = weakref.ref(replay._agent(other).filled["reward"])
+        batch = weakref.ref(replay._agents[first.agent].filled["reward"])
+        kept = weakref.ref(replay._agents[other.agent].filled["reward"])
         await replay.leave(first)
         assert batch() is None and kept() is not None
 
@@ -336,8 +333,10 @@ def test_the_batch_of_an_agent_that_has_left_takes_no_memory() -> None:
 
 def test_every_agent_inserts_and_walks_as_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(SharedReplay, "insert", lambda _, agent, *__: asked.append(("in", agent)))
-    monkeypatch.setattr(SharedReplay, "fill", lambda _, agent, *__: asked.append(("out", agent)))
+    monkeypatch.setattr(SharedReplay, "insert", lambda _, to, *__: asked.append(("in", to.agent)))
+    monkeypatch.setattr(
+        SharedReplay, "fill", lambda _, to, *__: asked.append(("out", to.agent)) or (None, None)
+    )
 
     async def body(replay: TorchBeastReplay) -> None:
         (a, _), (b, _) = await replay.join(how("a")), await replay.join(how("b"))

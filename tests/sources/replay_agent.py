@@ -7,6 +7,7 @@ It kills itself by SIGKILL, so nothing of it can tell the service anything.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
-from torchbeast.sources.sharing import client, messages
+from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.joining import Joining
 
 T, B, S, K = 4, 3, 5, 2
@@ -38,7 +39,7 @@ def die() -> None:
 
 
 def main(path: Path, moment: str) -> None:
-    agent = client.SharedReplayClient(str(path), how("dying"))
+    agent = SharedReplayClient(str(path), how("dying"))
     if moment == "joined":
         die()
     envs = Envs(0, T, K)
@@ -56,16 +57,11 @@ def _arrange(agent: Any, moment: str) -> None:
     if moment == "before an insertion":
         die()
     if moment == "within an insertion":
-
-        def half(*arguments: Any) -> list[memoryview]:
-            pieces = messages.packed(*arguments)
-            agent._socket.sendall(pieces[0][: len(pieces[0]) // 2])
-            die()
-            raise AssertionError
-
-        vars(client)["packed"] = half
+        request = bytes(pickle.dumps(("insert", [])))
+        agent._socket.sendall(len(request).to_bytes(4, "big") + request[: len(request) // 2])
+        die()
     if moment == "before the answer":
-        agent._received = die
+        agent._answer = die
 
 
 if __name__ == "__main__":

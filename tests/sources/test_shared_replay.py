@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import logging
 import os
-import socket
 import stat
-import struct
 import weakref
 from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener, answer_challenge
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +20,14 @@ from background import SOON, Background, wait_for
 from shared_running import agent_of, joining, service_at
 from true_rows import BEGUN_WITH, Batch, Envs, empty_batch, fields
 
-from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Filled, OwnReplay, Replay, ReplayClosed
-from torchbeast.sources.sharing.client import SharedReplayClient
+from torchbeast.sources.sharing.client import SharedReplayClient, _connected
 from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.regions import Region, region_bytes
-from torchbeast.sources.sharing.shared_replay import SharedReplay
+from torchbeast.sources.sharing.service import Region, key_path, region_bytes
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)
@@ -161,7 +158,7 @@ def test_who_joins_again_begins_anew_and_keeps_what_it_inserted(path: Path) -> N
             assert all(fill(second, first_walk=0)[1].begins)
             second.insert(play(again, 0), slice(0, B))
         check(*fill(other), envs)
-        assert service.replay.agents == {"b": 0, "a": 1}
+        assert service.replay._numbers == {"b": 0, "a": 1}
 
 
 def test_facts_are_those_of_all_agents(path: Path) -> None:
@@ -228,18 +225,18 @@ def test_memory_that_is_not_there_is_told_with_what_would_fit(path: Path) -> Non
 
 
 def test_an_agent_must_fit_beside_what_the_replay_has_yet_to_take(path: Path) -> None:
-    size = region_bytes(how("b"))
     with service_at(path) as service, agent_of(path, how(capacity=T * 100)) as agent:
         replay, each = service.replay, service.replay._used.bytes_per_transition
+        other, size = how("b", capacity=T * 100), region_bytes(how("b"))
         replay._free_memory = lambda: size + 50 * T * each
         with pytest.raises(ValueError, match="are free, .* of them for the replay"):
-            replay.check_room(size)
+            replay.join(other, size, lambda: None)
         envs = Envs(0, T, K)
         while agent.facts().fill < 0.5:
             insert(agent, envs, 0, count=1)
-        replay.check_room(size)
+        replay.join(other, size, lambda: None)
         with pytest.raises(ValueError, match="the batches of one agent need"):
-            replay.check_room(size + T * each * 4)
+            replay.join(other, size + T * each * 4, lambda: None)
 
 
 def test_where_nobody_serves_it_is_told(path: Path) -> None:
@@ -247,14 +244,15 @@ def test_where_nobody_serves_it_is_told(path: Path) -> None:
         SharedReplayClient(str(path), how())
     with service_at(path):
         pass
-    assert not path.exists()
+    assert list(path.parent.iterdir()) == []
     with pytest.raises(UsageError, match="AF_UNIX path too long"):
         SharedReplayClient("/" + "x" * 200, how())
 
 
-def test_only_the_user_may_connect(path: Path) -> None:
+def test_only_the_user_may_connect_and_read_the_key(path: Path) -> None:
     with service_at(path):
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        for file in (path, key_path(path)):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
 def test_the_newer_of_two_agents_with_one_name_stays(path: Path) -> None:
@@ -287,90 +285,7 @@ def test_rollouts_that_cannot_be_stored_are_refused_and_nothing_else(path: Path)
         check(*fill(agent), envs)
 
 
-def test_a_bool_that_is_neither_0_nor_1_is_refused(path: Path) -> None:
-    with service_at(path), agent_of(path, how()) as agent:
-        insert(agent, Envs(8, T, K), 0)
-        wrong = play(Envs(8, T, K), 0)
-        wrong["truncated"].view(np.uint8)[0] = 2
-        with pytest.raises(ValueError, match="a bool is neither 0 nor 1"):
-            agent.insert(wrong, slice(0, B))
-        fill(agent)
-
-
-# --- peers that lie
-
-
-class RawAgent:
-    """An agent that sends bytes of the test's choice."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(SOON)
-        self.socket.connect(str(path))
-
-    def send(self, header: Any, payload: bytes = b"", said: int | None = None) -> None:
-        """Sends a request; said: the size of the payload in its place."""
-        text = json.dumps(header).encode()
-        size = len(payload) if said is None else said
-        self.socket.sendall(b"TBR1" + struct.pack("<IQ", len(text), size))
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.socket.sendall(text + payload)
-
-    def join(self, joined: Joining) -> Region:
-        self.send({"do": "join", **joined.as_json()})
-        first, (descriptor,), _, _ = socket.recv_fds(self.socket, 1, 1)
-        assert first == b"+" and self.answer()["episodes"] >= 0
-        region = Region(joined, descriptor)
-        os.close(descriptor)
-        return region
-
-    def answer(self) -> dict[str, Any]:
-        magic, header, payload = struct.unpack("<4sIQ", self.exactly(16))
-        assert magic == b"TBR1"
-        found: dict[str, Any] = json.loads(self.exactly(header))
-        self.exactly(payload)
-        return found
-
-    def exactly(self, size: int) -> bytes:
-        data = b""
-        while len(data) < size:
-            piece = self.socket.recv(size - len(data))
-            assert piece, "the connection ended"
-            data += piece
-        return data
-
-    def is_cut_off(self) -> bool:
-        """Waits for the end of the connection; returns whether nothing but a refusal came."""
-        with contextlib.suppress(ConnectionResetError):
-            said = b""
-            while piece := self.socket.recv(10_000):
-                said += piece
-            return b"refused" in said or not said
-        return True
-
-
-@contextlib.contextmanager
-def raw(path: Path) -> Iterator[RawAgent]:
-    agent = RawAgent(path)
-    try:
-        yield agent
-    finally:
-        agent.socket.close()
-
-
-BEFORE_JOINING: dict[str, Any] = {
-    "nothing of ours": b"GET / HTTP/1.1\r\n\r\n",
-    "a huge header": b"TBR1" + struct.pack("<IQ", 2**32 - 1, 0),
-    "a huge payload": b"TBR1" + struct.pack("<IQ", 2, 2**63) + b"{}",
-    "no JSON": b"TBR1" + struct.pack("<IQ", 2, 0) + b"{]",
-    "no UTF-8": b"TBR1" + struct.pack("<IQ", 2, 0) + b"\xff\xff",
-    "deep JSON": b"TBR1" + struct.pack("<IQ", 100_000, 0) + b"[" * 100_000,
-    "no object": b"TBR1" + struct.pack("<IQ", 2, 0) + b"[]",
-    "no request": {"hello": 1},
-    "an insertion": {"do": "insert", "finals": 0},
-    "a fill": {"do": "fill", "first_walk": None},
-    "nothing to join with": {"do": "join"},
-}
+# --- peers without the key, and agents that misbehave
 
 
 @pytest.fixture
@@ -385,191 +300,100 @@ def honest(path: Path) -> Iterator[None]:
         assert agent.size == 22 * B * T, "only its own steps are stored"
 
 
-@pytest.mark.parametrize("what", BEFORE_JOINING)
-def test_who_does_not_join_is_cut_off(path: Path, honest: None, what: str) -> None:
-    sent = BEFORE_JOINING[what]
-    with raw(path) as liar:
-        liar.socket.sendall(sent) if isinstance(sent, bytes) else liar.send(sent)
-        assert liar.is_cut_off()
+@contextlib.contextmanager
+def connected(path: Path) -> Iterator[Connection[Any, Any]]:
+    """A connection that has not shown the key; calls wait for a limited time."""
+    with _connected(str(path)) as made, Connection(os.dup(made.fileno())) as connection:
+        yield connection
 
 
-JOINING = how("liar").as_json()
-WRONG_JOINING = {
-    "no name": {"name": ""},
-    "a long name": {"name": "x" * 501},
-    "a name that is none": {"name": 7},
-    "no columns": {"columns": 0},
-    "too many columns": {"columns": 2**40},
-    "columns that are no number": {"columns": 2.5},
-    "a bool for a number": {"spare_columns": True},
-    "a huge unroll": {"unroll_length": 2**31 - 1},
-    "a huge capacity": {"capacity": 2**62},
-    "no row": {"row": {}},
-    "a row that is none": {"row": [1]},
-    "another flag": {"row": {**JOINING["row"], "done": ["array", "int64"]}},
-    "a field more": {"row": {**JOINING["row"], "x": ["array", "int64"]}},
-    "a huge array": {"row": {**JOINING["row"], "action": ["array", "int64", 2**31 - 1]}},
-    "a huge number": {"row": {**JOINING["row"], "action": ["array", "int64", 10**30]}},
-    "a negative size": {"row": {**JOINING["row"], "action": ["array", "int64", -1]}},
-    "objects": {"row": {**JOINING["row"], "action": ["array", "object"]}},
-    "no dtype": {"row": {**JOINING["row"], "action": ["array", "nonsense"]}},
-    "records": {"row": {**JOINING["row"], "action": ["array", "i4,i4"]}},
-    "many dimensions": {"row": {**JOINING["row"], "action": ["array", "int8", *[1] * 33]}},
-    "many leaves": {"row": {**JOINING["row"], "extras": ["tuple", *[["array", "int8"]] * 1001]}},
-    "no nest": {"row": {**JOINING["row"], "extras": []}},
-    "a number for a nest": {"row": {**JOINING["row"], "extras": 4}},
-    "something more": {"x": 1},
-}
+class Opened:
+    """What makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open, (str(self._path), "w")
 
 
-@pytest.mark.parametrize("what", WRONG_JOINING)
-def test_who_joins_with_nonsense_is_refused(path: Path, honest: None, what: str) -> None:
-    with raw(path) as liar:
-        liar.send({"do": "join", **JOINING, **WRONG_JOINING[what]})
-        assert liar.is_cut_off()
+def test_nothing_is_unpickled_of_a_peer_without_the_key(path: Path, honest: None) -> None:
+    made = path.with_name("made")
+    with connected(path) as stranger:
+        stranger.send(Opened(made))
+        with pytest.raises((AuthenticationError, EOFError, ConnectionError)):
+            answer_challenge(stranger, b"another key")
+    assert not made.exists()
 
 
-@pytest.mark.parametrize("what", WRONG_JOINING)
-def test_nonsense_of_the_first_agent_spoils_nothing(path: Path, what: str) -> None:
+def test_an_agent_unpickles_nothing_of_a_service_without_the_key(path: Path) -> None:
+    made = path.with_name("made")
+    key_path(path).write_bytes(b"the key")
+    with Listener(str(path), "AF_UNIX") as listener:
+        joining_ = Background(SharedReplayClient, str(path), how())
+        with listener.accept() as connection:
+            connection.send_bytes(b"#CHALLENGE#" + b"x" * 20)
+            connection.recv_bytes()
+            connection.send_bytes(b"#WELCOME#")
+            connection.recv_bytes()
+            connection.send(Opened(made))
+            with pytest.raises(UsageError, match="digest"):
+                joining_.result()
+    assert not made.exists()
+
+
+def test_an_agent_joins_no_service_of_another_user(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with service_at(path):
-        with raw(path) as liar:
-            liar.send({"do": "join", **JOINING, **WRONG_JOINING[what]})
-            assert liar.is_cut_off()
-        with agent_of(path, how()) as agent:
-            insert(agent, Envs(0, T, K), 0)
-            fill(agent)
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+        with pytest.raises(UsageError, match="replay.sock.key belongs to another user"):
+            SharedReplayClient(str(path), how())
 
 
-FINAL = K * 2 * 3 + 2 * K * 4  # bytes of one
-WRONG_REQUESTS: dict[str, tuple[Any, bytes, int | None]] = {
-    "an unknown one": ({"do": "save"}, b"", None),
-    "another joining": ({"do": "join", **JOINING}, b"", None),
-    "no number of finals": ({"do": "insert"}, b"", None),
-    "a negative number": ({"do": "insert", "finals": -1}, b"", None),
-    "more finals than rows": ({"do": "insert", "finals": T * B + 1}, b"", (T * B + 1) * FINAL),
-    "finals that do not come": ({"do": "insert", "finals": 1}, b"", None),
-    "finals of another size": ({"do": "insert", "finals": 1}, b"x" * (FINAL - 1), None),
-    "a payload of nothing": ({"do": "fill", "first_walk": 0}, b"x", None),
-    "a huge payload": ({"do": "insert", "finals": 1}, b"", 2**60),
-    "a walk of no number": ({"do": "fill", "first_walk": "a"}, b"", None),
-    "a walk of a huge number": ({"do": "fill", "first_walk": 2**40}, b"", None),
-    "a negative walk": ({"do": "fill", "first_walk": -1}, b"", None),
-}
+def test_a_peer_that_says_nothing_holds_up_nobody(path: Path, honest: None) -> None:
+    with connected(path), agent_of(path, how("other")) as other:
+        fill(other)
 
 
-@pytest.mark.parametrize("what", WRONG_REQUESTS)
-def test_who_asks_for_nonsense_is_cut_off(path: Path, honest: None, what: str) -> None:
-    with raw(path) as liar:
-        liar.join(how("liar"))
-        liar.send(*WRONG_REQUESTS[what])
-        assert liar.is_cut_off()
-
-
-def test_who_inserts_what_does_not_fit_its_flags_is_refused(path: Path, honest: None) -> None:
-    with raw(path) as liar:
-        region = liar.join(how("liar"))
-        for leaf in flatten(region.inserted):
-            leaf[...] = 0
-        region.inserted["truncated"][1:] = True
-        liar.send({"do": "insert", "finals": 1}, b"x" * FINAL)
-        assert "12 truncations need as many final observations" in liar.answer()["refused"]
-        region.inserted["truncated"].view(np.uint8)[...] = 3
-        liar.send({"do": "insert", "finals": 0})
-        assert "neither 0 nor 1" in liar.answer()["refused"]
-
-
-def test_who_has_too_many_environments_is_refused(
+def test_an_agent_that_reads_no_answers_holds_up_nobody(
     path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torchbeast.sources.sharing.shared_replay._MOST_ENVIRONMENTS", 8)
-    with raw(path) as liar:
-        region = liar.join(joining(fields(T, 1, K), 9, S, "liar", frame_stack=K))
-        for leaf in flatten(region.inserted):
-            leaf[...] = 0
-        region.inserted["env_index"][:] = np.arange(9)
-        liar.send({"do": "insert", "finals": 0})
-        assert "at most 8 environments" in liar.answer()["refused"]
-
-
-def test_environments_that_were_refused_are_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchbeast.sources.sharing.shared_replay._MOST_ENVIRONMENTS", 8)
-    replay = SharedReplay(lambda: None)
-    agent = replay.join(joining(fields(T, 1, K), 9, S, "many", frame_stack=K))
-    zeros = {**map_leaves(np.zeros_like, empty_batch(T, 9, K)), "final_observation": ()}
-    zeros["env_index"] = np.tile(np.arange(9), (T + 1, 1))
-    with pytest.raises(ValueError, match="at most 8 environments"):
-        replay.insert(agent, zeros)
-    zeros["env_index"] = np.zeros((T + 1, 9), np.int64)
-    replay.insert(agent, zeros)
-    assert replay.figures().size == 9 * T
-
-
-def test_an_agent_that_reads_no_answers_holds_up_nobody(path: Path, honest: None) -> None:
-    with raw(path) as deaf:
-        deaf.join(how("deaf"))
-        deaf.socket.settimeout(0.05)  # then both directions are full
-        with pytest.raises(TimeoutError):
-            for _ in range(10**6):
-                deaf.send({"do": "fill", "first_walk": None})
+    monkeypatch.setattr("torchbeast.sources.sharing.client._ANSWER_S", 1)
+    with agent_of(path, how("deaf")) as deaf:
+        with pytest.raises(BlockingIOError):  # both directions are full
+            while True:
+                deaf._connection.send(("fill", None))
         with agent_of(path, how("other")) as other:
             fill(other)
 
 
-@pytest.mark.parametrize("whole", [0, 3, 16, 30, -1])
-def test_an_agent_that_ends_within_a_request_is_forgotten(
-    path: Path, honest: None, whole: int
+def test_an_agent_that_fails_within_the_service_is_cut_off(path: Path, honest: None) -> None:
+    with agent_of(path, how("wrong")) as wrong:
+        with pytest.raises(RunError, match="has ended"):
+            wrong._ask("insert", 3)
+
+
+def test_an_agent_that_has_left_is_forgotten_and_its_memory_is_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """whole: how many bytes of the request come."""
-    text = json.dumps({"do": "insert", "finals": 1}).encode()
-    request = b"TBR1" + struct.pack("<IQ", len(text), FINAL) + text + bytes(FINAL)
-    with raw(path) as dying:
-        dying.join(how("dying"))
-        dying.socket.sendall(request[:whole])
-    with raw(path) as dying:
-        dying.join(how("dying"))
+    regions: list[weakref.ref[Region]] = []
 
+    def make(joining: Joining) -> Region:
+        region = Region(joining)
+        regions.append(weakref.ref(region))
+        return region
 
-def test_the_memory_of_an_agent_is_free_as_soon_as_it_has_left(path: Path) -> None:
+    monkeypatch.setattr("torchbeast.sources.sharing.service.Region", make)
     gc.disable()
     try:
         with service_at(path) as service:
             with agent_of(path, how()):
-                (region,) = [weakref.ref(each.region) for each in service._connections]
-                assert region() is not None
-            wait_for(lambda: region() is None)
+                assert regions[0]() is not None and service.replay._present
+            wait_for(lambda: regions[0]() is None)
+            assert not service.replay._present
     finally:
         gc.enable()
-
-
-def test_agents_beyond_the_limit_are_not_accepted(
-    path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torchbeast.sources.sharing.service._MOST_CONNECTIONS", 3)
-    with raw(path) as second, raw(path) as third, raw(path) as fourth:
-        assert fourth.is_cut_off()
-        second.join(how("second"))
-        third.join(how("third"))
-
-
-def test_names_beyond_the_limit_are_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchbeast.sources.sharing.shared_replay._MOST_AGENTS", 2)
-    with service_at(path):
-        for name in ("a", "b", "a"):
-            with agent_of(path, how(name)):
-                pass
-        with pytest.raises(UsageError, match="2 agents have joined this replay already"):
-            SharedReplayClient(str(path), how("c"))
-
-
-def test_a_liar_is_named_in_the_log(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "torchbeast.replay_service"), service_at(path):
-        with raw(path) as liar:
-            liar.join(how("liar"))
-            liar.send({"do": "save"})
-            assert liar.is_cut_off()
-    assert [record.getMessage() for record in caplog.records] == [
-        "agent liar: there is no request 'save'"
-    ]
 
 
 # --- endings
@@ -603,23 +427,19 @@ def test_an_agent_that_leaves_is_no_failure(path: Path) -> None:
 
 
 def test_closing_ends_a_call_that_waits_for_its_answer(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
-        silent.bind(str(path))
-        silent.listen()
-        joined = how()
-        joining_ = Background(SharedReplayClient, str(path), joined)
-        connection, _ = silent.accept()
-        region = Region(joined)
-        socket.send_fds(connection, [b"+"], [region.descriptor])
-        figures = {"fill": 0, "samples_per_insert": 0, "size": 0, "episodes": 0}
-        text = json.dumps({"agent": 0, **figures}).encode()
-        connection.sendall(b"TBR1" + struct.pack("<IQ", len(text), 0) + text)
-        agent = joining_.result()
-        call = Background(fill, agent)
-        connection.settimeout(SOON)
-        while b'"fill"' not in connection.recv(10_000):  # the request to join came first
-            pass
-        agent.close()
-        with pytest.raises(ReplayClosed):
-            call.result()
-        connection.close()
+    with service_at(path) as service, agent_of(path, how()) as agent:
+        with service.replay._lock:
+            call = Background(fill, agent)
+            wait_for(agent._lock.locked)
+            agent.close()
+            with pytest.raises(ReplayClosed):
+                call.result()
+
+
+def test_a_service_that_does_not_answer_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchbeast.sources.sharing.client._ANSWER_S", 1)
+    with service_at(path) as service, agent_of(path, how()) as agent:
+        with service.replay._lock, pytest.raises(RunError, match="has not answered for 1 s"):
+            fill(agent)

@@ -17,7 +17,7 @@ from true_rows import Envs, empty_batch
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.sources.shared_replay import serving
+from torchbeast.sources.sharing.service import serving
 
 LATE = 60.0  # seconds, for processes to start
 
@@ -60,7 +60,7 @@ def test_a_killed_service_ends_its_agents_and_is_told_to_who_started_it(tmp_path
 def test_the_service_ends_with_its_parent_and_removes_what_it_has_made(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib\n"
-        "from torchbeast.sources.shared_replay import serving\n"
+        "from torchbeast.sources.sharing.service import serving\n"
         "with serving(pathlib.Path(sys.argv[1])) as served:\n"
         "    print(served.pid, flush=True)\n"
         "    sys.stdin.read()\n"
@@ -107,7 +107,8 @@ def test_a_folder_that_was_there_is_left_there_also_by_a_service_that_is_killed(
 
 
 def test_a_service_begins_where_another_was_killed(tmp_path: Path) -> None:
-    (tmp_path / "replay.sock").touch()
+    for name in ("replay.sock", "replay.sock.key"):
+        (tmp_path / name).touch()
     with serving(tmp_path) as served, agent_of(Path(served.address), how("a")):
         pass
 
@@ -124,7 +125,7 @@ def test_a_service_that_cannot_start_is_told(tmp_path: Path) -> None:
 
 def test_the_service_loads_no_torch() -> None:
     code = (
-        "import sys, torchbeast.sources.sharing.service_main\n"
+        "import sys, torchbeast.sources.sharing.service\n"
         "print([name for name in ('torch', 'libtorchbeast', 'ray') if name in sys.modules])"
     )
     found = subprocess.run(

@@ -20,7 +20,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.schemes import ray_replay
 from torchbeast.schemes.room import Node, Room
-from torchbeast.sources.shared_replay import Served
+from torchbeast.sources.sharing.service import Served
 from torchbeast.sweep import program, ray_tune, trial
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.record import Compared

@@ -25,7 +25,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -47,11 +47,11 @@ from torchbeast.schemes.ray_connection import (
     runtime_env,
     signal_handlers_kept,
 )
-from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
-from torchbeast.sources.shared_replay import Served
-from torchbeast.sources.sharing.agent import SharingAgent, put_columns, take_columns
+from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, has_ended
+from torchbeast.sources.sharing.client import SharingAgent
 from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.shared_replay import AGAIN, Figures, SharedReplay
+from torchbeast.sources.sharing.service import Served
+from torchbeast.sources.sharing.shared_replay import Figures, SharedReplay, Ticket
 
 ON_RAY = "ray:"  # begins the address of a replay on Ray
 
@@ -64,13 +64,6 @@ _FULL = FULL.format("a smaller --batch_size, --replay_ratio or --unroll_length")
 _WITHOUT_CLUSTER = (
     "start one with `ray start --head`, or say in $RAY_ADDRESS where the one of the replay is"
 )
-
-
-class Ticket(NamedTuple):
-    """What an agent shows with every call: its number, and how often it has joined."""
-
-    agent: int
-    joined: int
 
 
 class TorchBeastReplay:
@@ -92,58 +85,46 @@ class TorchBeastReplay:
         await asyncio.Event().wait()
 
     async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
-        """Adds an agent; see SharedReplay.join. Its calls under an earlier ticket end."""
-        self._replay.check_room(row_bytes(flatten(joining.batch(joining.spare_columns))))
-        number = self._replay.join(joining)
-        before = self._agents.get(number)
-        if before is not None:
-            before.is_replaced.set()
-        joined = 0 if before is None else before.ticket.joined + 1
-        agent = _Agent(Ticket(number, joined), _batch(joining, joining.spare_columns))
-        self._agents[number] = agent
-        return agent.ticket, self._replay.figures()
+        """Adds an agent; see SharedReplay.join."""
+        size = row_bytes(flatten(joining.batch(joining.spare_columns)))
+        has_ended = asyncio.Event()
+        ticket = self._replay.join(joining, size, has_ended.set)
+        self._agents[ticket.agent] = _Agent(_batch(joining, joining.spare_columns), has_ended)
+        return ticket, self._replay.figures()
 
     async def leave(self, ticket: Ticket) -> None:
-        """Forgets an agent's walks and its batch, unless it has joined again; see
-        SharedReplay.leave.
-        """
+        """Forgets an agent's walks and its batch, unless it was replaced."""
+        self._replay.leave(ticket)
         agent = self._agents[ticket.agent]
-        if agent.ticket == ticket:
-            self._replay.leave(ticket.agent)
+        if agent.has_ended.is_set():
             agent.filled = {}
-            agent.is_replaced.set()  # nobody waits any more
 
     async def insert(self, ticket: Ticket, arrays: Arrays) -> Figures:
         """Stores all columns of a batch; see SharedReplay.insert."""
-        self._agent(ticket)
-        self._replay.insert(ticket.agent, arrays)
-        return self._replay.figures()
+        return self._replay.insert(ticket, arrays)
 
     async def fill(
         self, ticket: Ticket, first_walk: int | None
-    ) -> tuple[Filled | None, Arrays | None, Figures]:
-        """Returns windows [T+1, S, ...], and Replay.fill's result, which may be None."""
-        batch = self._agent(ticket).filled
-        filled = self._replay.fill(ticket.agent, batch, first_walk)
-        return filled, None if filled is None else batch, self._replay.figures()
+    ) -> tuple[Filled | None, Arrays, Figures]:
+        """Returns windows [T+1, S, ...], {} if there are none, and SharedReplay.fill's result."""
+        batch = self._agents[ticket.agent].filled
+        filled, figures = self._replay.fill(ticket, batch, first_walk)
+        return filled, {} if filled is None else batch, figures
 
     async def until_replaced(self, ticket: Ticket) -> None:
-        """Waits until another joins under an agent's name, or the agent leaves."""
-        await self._agent(ticket).is_replaced.wait()
-
-    def _agent(self, ticket: Ticket) -> _Agent:
-        agent = self._agents[ticket.agent]
-        if agent.ticket != ticket:
-            raise RunError(AGAIN)
-        return agent
+        """Waits until another joins under an agent's name, or the agent leaves, and then raises
+        RunError.
+        """
+        self._replay.check_present(ticket)
+        await self._agents[ticket.agent].has_ended.wait()
+        self._replay.check_present(ticket)
 
 
 class _Agent:
     """What the actor keeps of an agent. filled: [T+1, S, ...], which every `fill` overwrites."""
 
-    def __init__(self, ticket: Ticket, filled: Arrays) -> None:
-        self.ticket, self.filled = ticket, filled
-        self.is_replaced = asyncio.Event()
+    def __init__(self, filled: Arrays, has_ended: asyncio.Event) -> None:
+        self.filled, self.has_ended = filled, has_ended
 
 
 class RayReplayClient(SharingAgent):
@@ -172,27 +153,22 @@ class RayReplayClient(SharingAgent):
         """Starts a thread that fails the run when the actor ends, used or not."""
         supervisor.start_thread("shared replay", self._wait_for_its_end)
 
-    def insert(self, arrays: Arrays, columns: slice) -> None:
-        """Stores columns of a batch; see Replay."""
-        take_columns(arrays, columns, self._inserted)
-        finals = tuple(finals_of(arrays, columns))
-        batch = {**self._inserted, "final_observation": finals}
-        self._figures = self._ask("insert", self._ticket, batch)
-
-    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
-        """Writes windows into columns; see Replay."""
-        filled, batch, self._figures = self._ask("fill", self._ticket, first_walk)
-        if filled is None:
-            return None
-        put_columns(batch, arrays, columns)
-        # What comes from the object store is read-only.
-        return Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
-
     def close(self) -> None:
         """Leaves the replay, which ends every call; may be called by any thread, and again."""
         with contextlib.suppress(concurrent.futures.InvalidStateError):
             self._closed.set_result(None)
             end_with(self._actor.leave.remote, self._ticket)
+
+    def _insert(self, finals: list[np.ndarray]) -> Figures:
+        batch = {**self._inserted, "final_observation": tuple(finals)}
+        figures: Figures = self._ask("insert", self._ticket, batch)
+        return figures
+
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+        filled, batch, figures = self._ask("fill", self._ticket, first_walk)
+        if filled is not None:  # what comes from the object store is read-only
+            filled = Filled(filled.begins, [np.array(leaf) for leaf in filled.finals])
+        return filled, batch, figures
 
     def _ask(self, method: str, *arguments: Any, timeout: float | None = _ANSWER_S) -> Any:
         """Calls a method of the actor and returns its result, unless this is closed before."""
@@ -228,7 +204,6 @@ class RayReplayClient(SharingAgent):
     def _wait_for_its_end(self) -> None:
         with contextlib.suppress(ReplayClosed):
             self._ask("until_replaced", self._ticket, timeout=None)
-            raise RunError(AGAIN)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.waiting import Reminder, warn
 from torchbeast.sources.servers.addresses import runtime_folder
-from torchbeast.sources.shared_replay import Served, serving
+from torchbeast.sources.sharing.service import Served, serving
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.flags import SweepFlags
 from torchbeast.sweep.local import LocalRunner, share_of

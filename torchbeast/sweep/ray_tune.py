@@ -35,7 +35,7 @@ from torchbeast.schemes.config import RayConfig
 from torchbeast.schemes.ray_fleet import RayFleet, User
 from torchbeast.schemes.ray_replay import serving_on_ray
 from torchbeast.schemes.room import Node, Room
-from torchbeast.sources.shared_replay import Served
+from torchbeast.sources.sharing.service import Served
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.following import has_ended_well
 from torchbeast.sweep.settings import FLAGS, Agent

@@ -1,36 +1,96 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of an agent that is shared with others, in a process of its own on this machine."""
+"""The replay of an agent that is shared with others: the agent's side.
+
+`SharingAgent` is the same for every transport; `SharedReplayClient` uses the socket of a process on
+this machine, `RayReplayClient` of schemes/ray_replay.py a Ray actor.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import socket
+import struct
 import threading
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.reduction import recv_handle
 from typing import Any
 
 import numpy as np
 
-from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.checks import require
+from torchbeast.core.nest_py import map_leaves2
+from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
-from torchbeast.sources.sharing.agent import SharingAgent, put_columns, take_columns
 from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, number, packed
-from torchbeast.sources.sharing.regions import Region
+from torchbeast.sources.sharing.service import Region, key_path
 from torchbeast.sources.sharing.shared_replay import Figures
 
-_ANSWER_S = 120.0  # longest wait for an answer: the service has others to answer first
-_LAST_WORDS = 10_000  # bytes, at most
+_ANSWER_S = 120  # longest wait for an answer: the service has others to answer first
 _HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux tells of the end of the other side
 
 
-class SharedReplayClient(SharingAgent):
+class SharingAgent(ABC):
     """One agent's part of a shared replay; see Replay. It has joined when it is made.
+
+    The columns of a batch are copied to a batch [T+1, B, ...] that is sent, `_inserted`, and from
+    one that is received.
+    """
+
+    _joining: Joining
+    _inserted: Arrays
+    _figures: Figures
+
+    @property
+    def capacity(self) -> int:
+        """The number of transitions for which there is room."""
+        return self._joining.capacity
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions, when the replay was last used."""
+        return self._figures.size
+
+    @property
+    def episodes(self) -> int:
+        """The number of episodes that could be sampled, when the replay was last used."""
+        return self._figures.episodes
+
+    def facts(self) -> Facts:
+        """Returns the figures of the replay, of all agents together, when it was last used."""
+        return Facts(self._figures.fill, self._figures.samples_per_insert)
+
+    def insert(self, arrays: Arrays, columns: slice) -> None:
+        """Stores columns of a batch; see Replay."""
+        for name, nest in self._inserted.items():
+            map_leaves2(lambda to, leaf: np.copyto(to, leaf[:, columns]), nest, arrays[name])
+        self._figures = self._insert(finals_of(arrays, columns))
+
+    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
+        """Writes windows into columns; see Replay."""
+        filled, batch, self._figures = self._fill(first_walk)
+        if filled is not None:
+            for name, nest in batch.items():
+                map_leaves2(lambda to, leaf: np.copyto(to[:, columns], leaf), arrays[name], nest)
+        return filled
+
+    @abstractmethod
+    def _insert(self, finals: list[np.ndarray]) -> Figures:
+        """Sends `_inserted` and its final observations."""
+
+    @abstractmethod
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+        """Returns windows [T+1, S, ...] and what SharedReplay.fill returns."""
+
+
+class SharedReplayClient(SharingAgent):
+    """An agent of a replay that serves at a socket.
 
     Threads: one makes all calls but `close`; `start` adds one that notices the service's end.
     """
@@ -43,36 +103,21 @@ class SharedReplayClient(SharingAgent):
         self._address = address
         self._joining = joining
         self._closed = threading.Event()
-        self._receiver = Receiver(self._payload_of)
+        self._lock = threading.Lock()  # of the connection
+        self._end: str | None = None  # why the connection ended, once that was asked
         self._socket = _connected(address)
+        self._connection = Connection(os.dup(self._socket.fileno()))
         try:
             self._join()
         except BaseException:
             self._socket.close()
+            self._connection.close()
             raise
 
     def start(self, supervisor: Supervisor) -> None:
         """Starts a thread that fails the run when the service ends, used or not."""
         if _HANG_UP:
             supervisor.start_thread("shared replay", self._wait_for_its_end)
-
-    def insert(self, arrays: Arrays, columns: slice) -> None:
-        """Stores columns of a batch; see Replay."""
-        take_columns(arrays, columns, self._region.inserted)
-        finals = finals_of(arrays, columns)
-        count = len(finals[0]) if finals else 0
-        self._ask({"do": "insert", "finals": count}, finals if count else [])
-
-    def fill(self, arrays: Arrays, columns: slice, first_walk: int | None) -> Filled | None:
-        """Writes windows into columns; see Replay."""
-        answer = self._ask({"do": "fill", "first_walk": first_walk})
-        begins, count = answer.header["begins"], answer.header.get("finals", 0)
-        if begins is None:
-            return None
-        put_columns(self._region.filled, arrays, columns)
-        return Filled(
-            begins, arrays_of(answer.payload, self._joining.finals(count)) if count else []
-        )
 
     def close(self) -> None:
         """Leaves the replay, which ends every call; may be called by any thread, and again."""
@@ -81,61 +126,64 @@ class SharedReplayClient(SharingAgent):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _join(self) -> None:
-        with self._failing_as_run():
-            for piece in packed({"do": "join", **self._joining.as_json()}):
-                self._socket.sendall(piece)
-            first, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-            answer = self._received() if first else None
-        if answer is None:
-            raise RunError(self._ended())
-        if "refused" in answer.header:
-            raise UsageError(f"--replay_service {self._address}: {answer.header['refused']}")
-        (descriptor,) = descriptors
+        try:
+            with self._failing_as_run():
+                key = _key(self._address)
+                answer_challenge(self._connection, key)
+                deliver_challenge(self._connection, key)
+                self._connection.send(self._joining)
+                self._figures = self._answer()
+                descriptor = recv_handle(self._connection)
+        except (ValueError, AuthenticationError) as error:
+            raise UsageError(f"--replay_service {self._address}: {error}") from error
         try:
             self._region = Region(self._joining, descriptor)
         finally:
             os.close(descriptor)
-        self._figures = _figures_of(answer.header)
+        self._inserted = self._region.inserted
 
-    def _ask(self, header: Mapping[str, Any], payload: list[np.ndarray] | None = None) -> Message:
+    def _insert(self, finals: list[np.ndarray]) -> Figures:
+        figures: Figures = self._ask("insert", finals)
+        return figures
+
+    def _fill(self, first_walk: int | None) -> tuple[Filled | None, Arrays, Figures]:
+        filled, figures = self._ask("fill", first_walk)
+        return filled, self._region.filled, figures
+
+    def _ask(self, method: str, argument: Any) -> Any:
         """Sends a request and returns its answer."""
-        with self._failing_as_run():
-            for piece in packed(header, payload or []):
-                self._socket.sendall(piece)
-            answer = self._received()
-        if "refused" in answer.header:
-            raise ValueError(answer.header["refused"])
-        if "ended" in answer.header:
-            raise RunError(answer.header["ended"])
-        self._figures = _figures_of(answer.header)
-        return answer
+        with self._failing_as_run(), self._lock:
+            self._connection.send((method, argument))
+            return self._answer()
 
-    def _received(self) -> Message:
-        while (answer := self._receiver.receive(self._socket)) is None:
-            pass
+    def _answer(self) -> Any:
+        answer = self._connection.recv()
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
     @contextlib.contextmanager
-    def _failing_as_run(self) -> Any:
+    def _failing_as_run(self) -> Iterator[None]:
         """Raises ReplayClosed once it is closed, and RunError where the service fails."""
         try:
             yield
-        except TimeoutError as error:
+        except BlockingIOError as error:
             raise RunError(
-                f"the shared replay {self._address} has not answered for {_ANSWER_S:g} s"
+                f"the shared replay {self._address} has not answered for {_ANSWER_S} s"
             ) from error
-        except OSError as error:
+        except (OSError, EOFError) as error:
             if self._closed.is_set():
                 raise ReplayClosed from None
             raise RunError(self._ended()) from error
 
     def _ended(self) -> str:
         """Returns why the connection ended: as the service said at last, or that it ended."""
-        with contextlib.suppress(OSError, ValueError, KeyError):
-            # Any thread may look, and nothing is taken from the thread that reads answers.
-            said = self._socket.recv(_LAST_WORDS, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            return str(json.loads(said[said.index(b"{") :])["ended"])
-        return has_ended(self._address)
+        with self._lock:
+            if self._end is None:
+                self._end = has_ended(self._address)
+                with contextlib.suppress(OSError, EOFError):
+                    self._end = str(self._connection.recv())
+            return self._end
 
     def _wait_for_its_end(self) -> None:
         poll = select.poll()
@@ -144,27 +192,26 @@ class SharedReplayClient(SharingAgent):
         if not self._closed.is_set():
             raise RunError(self._ended())
 
-    def _payload_of(self, header: Mapping[str, Any]) -> int:
-        """Returns the size of the payload that belongs to an answer."""
-        if not header.get("begins"):
-            return 0
-        most = self._joining.unroll_length * self._joining.spare_columns
-        return row_bytes(self._joining.finals(number(header, "finals", most)))
+
+def _key(address: str) -> bytes:
+    """Returns the key of a service. Raises ValueError unless this user's service has made it."""
+    with open(key_path(address), "rb") as file:
+        is_own = os.fstat(file.fileno()).st_uid == os.getuid()
+        require(is_own, f"{file.name} belongs to another user: join a replay that you have started")
+        return file.read()
 
 
 def _connected(address: str) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(_ANSWER_S)
+    """Returns a socket whose calls wait for a limited time, and then raise BlockingIOError."""
+    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _ANSWER_S, 0))
     try:
-        connection.connect(address)
+        connected.connect(address)
     except OSError as error:
-        connection.close()
+        connected.close()
         raise UsageError(
             f"--replay_service {address}: no replay serves there ({error.strerror or error}); "
             "python -m torchbeast.sweep --shared_replay starts one and gives agents its address"
         ) from error
-    return connection
-
-
-def _figures_of(header: Mapping[str, Any]) -> Figures:
-    return Figures(**{name: header[name] for name in Figures._fields})
+    return connected

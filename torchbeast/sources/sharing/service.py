@@ -1,52 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serves a shared replay over a Unix socket, in one thread.
+"""A replay that several agents share, as a process of its own on their machine.
 
-    agent --- request ---> [ connection ] --> SharedReplay --> answer, when the socket takes it
-          <-- region --->
+    with serving(folder) as served:
+        ...                                 agents run with --replay_service {served.address}
+        if served.failure is not None: ...  it has died, and its agents end
 
-Nothing here waits for a single agent: sockets do not block, and of each agent one request is in
-memory, whose size was checked before. An agent that sends anything else, or that ends, is cut off;
-the others notice nothing. Requests are answered in the order in which they are complete.
+    agent a --- request ---> [ thread of a ] --> SharedReplay
+            <-- region a -->                         |
+    agent b <-> region b <-> [ thread of b ] --------+
+
+A connection begins with a challenge in both directions, whose answer takes the key that lies beside
+the socket, and which only the user can read. Requests and answers are pickled, so nothing is
+unpickled before. Then the agent sends its Joining and gets the Figures and the descriptor of its
+region. An agent has one request on its way:
+
+    ("insert", final observations)      the columns are in the region --> Figures
+    ("fill", first_walk)                --> (Filled | None, Figures), the columns are in the region
+
+An exception as the answer is raised by the agent. Agents may die, and the replay goes on. When it
+dies, or its parent does, the agents end with a checkpoint. The process ends when its standard input
+does, which only its parent holds open.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-import selectors
+import queue
+import secrets
 import socket
-from collections import deque
-from collections.abc import Callable, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.reduction import send_handle
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
-from torchbeast.core.checks import require
-from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.errors import RunError, UsageError
+from torchbeast.processes.child_main import failure, follow_parent, take_stdin, take_stdout
+from torchbeast.processes.child_process import ChildProcess, end_all
+from torchbeast.processes.memory import free_memory
+from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.messages import Message, Receiver, arrays_of, number, packed
-from torchbeast.sources.sharing.regions import Region, region_bytes
-from torchbeast.sources.sharing.shared_replay import AGAIN, SharedReplay
+from torchbeast.sources.sharing.shared_replay import SharedReplay, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 
-_MOST_CONNECTIONS = 200  # each has up to three open files
+_MODULE = "torchbeast.sources.sharing.service"
+_START_S = 60.0
+_LONGEST_PATH = 107  # bytes, of a Unix socket's
 _WAITING = 100  # connections that are not accepted yet
-_WITH_DESCRIPTOR, _WITHOUT = b"+", b"-"  # before the first answer
 
 
-class Ends(Protocol):
-    """A file that becomes readable when the service is to end."""
+class Region:
+    """Two batches in memory that an agent and the service share.
 
-    def fileno(self) -> int:
-        """Returns its descriptor."""
+    inserted, filled: by field of Rollout, nests of arrays [T+1, B, ...] and [T+1, S, ...]. The
+    kernel frees the memory however the processes end.
+    """
+
+    def __init__(self, joining: Joining, descriptor: int | None = None) -> None:
+        """Makes the memory, or maps that behind a descriptor, which may be closed afterwards."""
+        inserted, filled = _specs(joining)
+        self._file = SharedFile(region_bytes(joining), descriptor)
+        self.inserted = arrays_at(inserted, self._file.bytes, 0)
+        self.filled = arrays_at(filled, self._file.bytes, slot_size(inserted))
+
+    @property
+    def descriptor(self) -> int:
+        """The file."""
+        return self._file.descriptor
+
+
+def region_bytes(joining: Joining) -> int:
+    """Returns the bytes of the region of an agent."""
+    return sum(map(slot_size, _specs(joining)))
+
+
+def _specs(joining: Joining) -> tuple[dict[str, Any], dict[str, Any]]:
+    return joining.batch(joining.columns), joining.batch(joining.spare_columns)
 
 
 class Service:
-    """A replay at a socket. `run` serves it until it is told to end.
-
-    Thread safety: none. replay: what is served.
-    """
+    """A replay at a socket. `run` serves it until it is told to end. replay: what is served."""
 
     def __init__(self, path: Path, free_memory: Callable[[], int | None]) -> None:
         """Opens the socket, which only the user can connect to.
@@ -54,227 +95,198 @@ class Service:
         free_memory: see SharedReplay. Raises OSError where there is one already.
         """
         self._path = path
+        self._key = secrets.token_bytes(32)
         self.replay = SharedReplay(free_memory)
-        self._selector = selectors.DefaultSelector()
-        self._connections: set[_Connection] = set()
+        self._connections: set[socket.socket] = set()
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o177)
         try:
+            with open(key_path(path), "xb") as file:
+                file.write(self._key)
             self._socket.bind(str(path))
         finally:
             os.umask(before)
         self._socket.listen(_WAITING)
-        self._socket.setblocking(False)
 
-    def run(self, ends: Ends) -> None:
+    def run(self, ends: BinaryIO) -> None:
         """Serves agents until `ends` is readable, then removes the socket."""
-        self._selector.register(self._socket, selectors.EVENT_READ, self._accept)
-        self._selector.register(ends, selectors.EVENT_READ, None)
         try:
-            while True:
-                for key, _ in self._selector.select():
-                    if key.data is None:
-                        return
-                    key.data()
+            while ends.fileno() not in wait([self._socket, ends.fileno()]):
+                accepted, _ = self._socket.accept()
+                self._connections.add(accepted)
+                threading.Thread(target=self._serve, args=[accepted], daemon=True).start()
         finally:
             self.close()
 
     def close(self) -> None:
         """Removes the socket and ends all connections."""
-        self._path.unlink(missing_ok=True)
-        for connection in list(self._connections):
-            self._end(connection)
+        _remove(self._path)
         self._socket.close()
-        self._selector.close()
+        for accepted in list(self._connections):
+            _shut(accepted, socket.SHUT_RDWR)
 
-    def _accept(self) -> None:
+    def _serve(self, accepted: socket.socket) -> None:
+        """Serves one agent. Whatever it does ends its connection only."""
         try:
-            accepted, _ = self._socket.accept()
-        except OSError as error:  # it has gone again, or there are no more descriptors
-            _log.warning("no connection was accepted: %s", error)
-            return
-        if len(self._connections) >= _MOST_CONNECTIONS:
-            _log.warning("%d agents are connected: no more are accepted", _MOST_CONNECTIONS)
-            accepted.close()
-            return
-        accepted.setblocking(False)
-        connection = _Connection(accepted)
-        self._connections.add(connection)
-        self._await(connection, selectors.EVENT_READ)
-
-    def _await(self, connection: _Connection, event: int) -> None:
-        """Calls `_go_on` when the connection can be read from, or written to."""
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(connection.socket)
-        self._selector.register(connection.socket, event, lambda: self._go_on(connection))
-
-    def _go_on(self, connection: _Connection) -> None:
-        """Reads or writes as much as there is. Whatever an agent does ends its connection only."""
-        if connection not in self._connections:
-            return  # ended by a request that was handled in between
-        try:
-            if connection.has_to_send:
-                is_answered = connection.send()
-            elif (message := connection.receive()) is not None:
-                connection.answer(self._answer(connection, message))
-                is_answered = connection.send()
-            else:
-                return
-            if connection.is_ending and is_answered:
-                self._end(connection)
-            else:
-                event = selectors.EVENT_READ if is_answered else selectors.EVENT_WRITE
-                self._await(connection, event)
-        except (BlockingIOError, InterruptedError):
-            return
-        except ConnectionError as error:
-            _log.info("%s has left: %s", connection, error)
-            self._end(connection)
-        except (OSError, ValueError) as error:
-            self._cut_off(connection, str(error))
+            with accepted, Connection(os.dup(accepted.fileno())) as connection:
+                self._serve_agent(accepted, connection)
+        except (EOFError, OSError, AuthenticationError) as error:
+            _log.warning("a connection is lost: %r", error)
         except Exception:
-            _log.exception("%s is cut off", connection)
-            self._end(connection)
+            _log.exception("an agent is cut off")
+        finally:
+            self._connections.discard(accepted)
 
-    def _cut_off(self, connection: _Connection, why: str) -> None:
-        _log.warning("%s: %s", connection, why)
-        self._end(connection)
-
-    def _end(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(connection.socket)
-        connection.socket.close()
-        connection.region = None  # its memory is freed at once, not with the connection's garbage
-        if connection.agent is not None:
-            self.replay.leave(connection.agent)
-
-    # --- requests
-
-    def _answer(self, connection: _Connection, message: Message) -> list[memoryview]:
-        match message.header["do"]:
-            case "join":
-                return self._join(connection, message.header)
-            case "insert":
-                return self._insert(connection, message)
-        return self._fill(connection, message)
-
-    def _join(self, connection: _Connection, header: Mapping[str, Any]) -> list[memoryview]:
+    def _serve_agent(self, accepted: socket.socket, connection: Connection[Any, Any]) -> None:
+        deliver_challenge(connection, self._key)
+        answer_challenge(connection, self._key)
+        joining: Joining = connection.recv()
         try:
-            joining = Joining.from_json({k: v for k, v in header.items() if k != "do"})
-            region = self._region(joining)
-            agent = self.replay.join(joining)
+            region = Region(joining)
+            ticket = self.replay.join(
+                joining, region_bytes(joining), lambda: _shut(accepted, socket.SHUT_RD)
+            )
         except (ValueError, MemoryError, OSError) as error:
-            _log.warning("%s is refused: %s", connection, error)
-            connection.is_ending = True
-            connection.socket.send(_WITHOUT)
-            return packed({"refused": str(error)})
-        self._replace(agent)
-        connection.joined(joining, agent, region)
-        socket.send_fds(connection.socket, [_WITH_DESCRIPTOR], [region.descriptor])
-        _log.info("%s joins", connection)
-        return packed({"agent": agent, **self._figures()})
-
-    def _region(self, joining: Joining) -> Region:
-        self.replay.check_room(region_bytes(joining))
-        return Region(joining)
-
-    def _replace(self, agent: int) -> None:
-        """Ends an older connection of an agent that joins again."""
-        for other in [each for each in self._connections if each.agent == agent]:
-            other.agent = None  # it is the new one that leaves
-            with contextlib.suppress(OSError):
-                other.answer(packed({"ended": AGAIN}))
-                other.send()
-            self._cut_off(other, AGAIN)
-
-    def _insert(self, connection: _Connection, message: Message) -> list[memoryview]:
-        joining, region = connection.joining, connection.region
-        assert joining is not None and region is not None and connection.agent is not None
-        finals = arrays_of(message.payload, joining.finals(message.header["finals"]))
-        arrays = {**region.taken(), "final_observation": tuple(finals)}
+            _log.warning("agent %s is refused: %s", joining.name, error)
+            connection.send(ValueError(str(error)))
+            return
+        _log.info("agent %s joins", joining.name)
         try:
-            self.replay.insert(connection.agent, arrays)
-        except ValueError as error:
-            _log.warning("%s is refused: %s", connection, error)
-            return packed({"refused": str(error)})
-        return packed(self._figures())
+            connection.send(self.replay.figures())
+            send_handle(connection, region.descriptor, None)
+            with contextlib.suppress(EOFError, ConnectionError):
+                while True:
+                    connection.send(self._answer(ticket, region, *connection.recv()))
+            self._say_if_replaced(ticket, connection)
+        finally:
+            self.replay.leave(ticket)
+            _log.info("agent %s has left", joining.name)
 
-    def _fill(self, connection: _Connection, message: Message) -> list[memoryview]:
-        region = connection.region
-        assert region is not None and connection.agent is not None
-        filled = self.replay.fill(connection.agent, region.filled, message.header["first_walk"])
-        if filled is None:
-            return packed({"begins": None, **self._figures()})
-        count = len(filled.finals[0]) if filled.finals else 0
-        answer = {"begins": filled.begins, "finals": count, **self._figures()}
-        return packed(answer, filled.finals)
+    def _answer(self, ticket: Ticket, region: Region, method: str, argument: Any) -> Any:
+        try:
+            if method == "fill":
+                return self.replay.fill(ticket, region.filled, argument)
+            arrays = {**region.inserted, "final_observation": tuple(argument)}
+            return self.replay.insert(ticket, arrays)
+        except (ValueError, RunError) as error:
+            return error
 
-    def _figures(self) -> dict[str, float]:
-        return self.replay.figures()._asdict()
+    def _say_if_replaced(self, ticket: Ticket, connection: Connection[Any, Any]) -> None:
+        try:
+            self.replay.check_present(ticket)
+        except RunError as error:
+            connection.send(error)
 
 
-_MOST_WALKS = 10**6
+def _shut(connection: socket.socket, how: int) -> None:
+    with contextlib.suppress(OSError):  # the agent has gone
+        connection.shutdown(how)
 
 
-class _Connection:
-    """One agent's socket, with the request or the answer that is on its way.
+def key_path(path: str | Path) -> Path:
+    """Returns the file of the key that belongs to a socket."""
+    return Path(f"{path}.key")
 
-    joining, agent, region: None until it has joined.
+
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    key_path(path).unlink(missing_ok=True)
+
+
+class Served:
+    """A shared replay that was started.
+
+    address: for --replay_service. pid: its process. failure: how it died; None while it lives.
     """
 
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
-        self.joining: Joining | None = None
-        self.agent: int | None = None
-        self.region: Region | None = None
-        self.is_ending = False  # once the answer is sent
-        self._receiver = Receiver(self._payload_of)
-        self._unsent: deque[memoryview] = deque()
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.pid = 0
+        self.failure: Exception | None = None
 
-    def __str__(self) -> str:
-        return "an agent" if self.joining is None else f"agent {self.joining.name}"
 
-    def joined(self, joining: Joining, agent: int, region: Region) -> None:
-        """Takes note of what is agreed."""
-        self.joining, self.agent, self.region = joining, agent, region
+@contextmanager
+def serving(folder: Path) -> Iterator[Served]:
+    """Starts a shared replay on this machine, and ends it with the block.
 
-    @property
-    def has_to_send(self) -> bool:
-        """Whether an answer is on its way."""
-        return bool(self._unsent)
+    folder: for its socket; only the user should have access to it. If it is missing it is made, and
+    removed in the end, also when this process is killed.
 
-    def receive(self) -> Message | None:
-        """Returns the next request once it is complete; see Receiver."""
-        return self._receiver.receive(self.socket)
+    Raises UsageError when the folder's name is too long, and RunError when the process does not
+    start. The process ends by itself when this one dies.
+    """
+    path = folder.absolute() / "replay.sock"
+    length = len(os.fsencode(path))
+    if length > _LONGEST_PATH:
+        raise UsageError(
+            f"{path} has {length} bytes, but the path of a socket at most {_LONGEST_PATH}: choose "
+            "a shorter folder"
+        )
+    is_new = not folder.exists()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.is_dir():
+        raise UsageError(f"{path} is where the socket belongs, but there is a folder: remove it")
+    _remove(path)  # of a process that was killed
+    served = Served(str(path))
+    try:
+        with _started(path, served, is_new):
+            yield served
+    finally:  # unless the process did
+        _remove(path)
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
-    def answer(self, pieces: list[memoryview]) -> None:
-        """Begins to send an answer."""
-        self._unsent.extend(pieces)
 
-    def send(self) -> bool:
-        """Sends what the socket takes; returns whether that was all."""
-        while self._unsent:
-            try:
-                count = self.socket.send(self._unsent[0])
-            except BlockingIOError:
-                return False
-            if count < len(self._unsent[0]):
-                self._unsent[0] = self._unsent[0][count:]
-            else:
-                self._unsent.popleft()
-        return True
+@contextmanager
+def _started(path: Path, served: Served, removes_folder: bool) -> Iterator[None]:
+    """Runs the process for as long as the block, which begins once agents can connect."""
+    first: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
-    def _payload_of(self, header: Mapping[str, Any]) -> int:
-        """Returns the size of the payload that belongs to a request; ValueError if it is none."""
-        do = header.get("do")
-        if self.joining is None:
-            require(do == "join", "an agent must join first")
-            return 0
-        if do == "insert":
-            most = self.joining.unroll_length * self.joining.columns
-            return row_bytes(self.joining.finals(number(header, "finals", most)))
-        require(do == "fill", f"there is no request {do!r}")
-        if header.get("first_walk") is not None:
-            number(header, "first_walk", _MOST_WALKS)
-        return 0
+    def note_end(error: Exception) -> None:
+        served.failure = error
+        first.put(error)
+
+    arguments = {"path": str(path), "removes_folder": removes_folder}
+    child = ChildProcess("shared replay", _MODULE, arguments, lambda _: first.put(None), note_end)
+    try:
+        _raise_first(first)
+        served.pid = child.pid
+        yield
+    finally:
+        end_all([child])
+
+
+def _raise_first(first: queue.SimpleQueue[Exception | None]) -> None:
+    """Waits until the process says that it serves; raises what it says instead."""
+    try:
+        error = first.get(timeout=_START_S)
+    except queue.Empty:
+        error = RunError(f"the shared replay has not started within {_START_S:g} s")
+    if error is not None:
+        raise error
+
+
+def main(arguments: dict[str, Any]) -> int:
+    """Serves until the parent ends or closes the standard input; then removes the socket, and the
+    folder if "removes_folder" is true.
+    """
+    follow_parent()
+    report, stdin = take_stdout(), take_stdin()
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    try:
+        service = Service(Path(arguments["path"]), free_memory)
+        report({"serves": arguments["path"]})
+        service.run(stdin)
+    except Exception as error:
+        report(failure(error))
+        return 1
+    finally:
+        if arguments["removes_folder"]:
+            with contextlib.suppress(OSError):
+                Path(arguments["path"]).parent.rmdir()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))
