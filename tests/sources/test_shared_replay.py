@@ -351,7 +351,10 @@ def test_an_agent_joins_no_service_of_another_user(
             SharedReplayClient(str(path), how())
 
 
-def test_a_peer_that_says_nothing_holds_up_nobody(path: Path, honest: None) -> None:
+def test_a_peer_that_says_nothing_holds_up_nobody(
+    path: Path, honest: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torchbeast.sources.sharing.client._ANSWER_S", int(SOON))
     with connected(path), agent_of(path, how("other")) as other:
         fill(other)
 
