@@ -106,7 +106,7 @@ class TorchBeastReplay:
     async def fill(
         self, ticket: Ticket, first_walk: int | None
     ) -> tuple[Filled | None, Arrays, Figures]:
-        """Returns windows [T+1, S, ...], {} if there are none, and SharedReplay.fill's result."""
+        """Returns SharedReplay.fill's result, and between its parts the windows [T+1, S, ...]."""
         batch = self._agents[ticket.agent].filled
         filled, figures = self._replay.fill(ticket, batch, first_walk)
         return filled, {} if filled is None else batch, figures

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay that several agents share, as a process of its own on their machine."""
+"""A replay that several agents share, in a separate process on their machine."""

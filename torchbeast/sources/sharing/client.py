@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of an agent that is shared with others: the agent's side.
+"""The agent's side of a shared replay.
 
-`SharingAgent` is the same for every transport; `SharedReplayClient` uses the socket of a process on
-this machine, `RayReplayClient` of schemes/ray_replay.py a Ray actor.
+`SharingAgent` is the same for both transports. `SharedReplayClient` uses the socket of a process on
+this machine, and `RayReplayClient` in schemes/ray_replay.py uses a Ray actor.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux tells of the end of the othe
 class SharingAgent(ABC):
     """One agent's part of a shared replay; see Replay. It has joined when it is made.
 
-    The columns of a batch are copied to a batch [T+1, B, ...] that is sent, `_inserted`, and from
-    one that is received.
+    `insert` copies columns to `_inserted` [T+1, B, ...] and sends it. `fill` receives a batch
+    [T+1, S, ...] and copies it to columns.
     """
 
     _joining: Joining
@@ -122,7 +122,7 @@ class SharedReplayClient(SharingAgent):
     def close(self) -> None:
         """Leaves the replay, which ends every call; may be called by any thread, and again."""
         self._closed.set()
-        with contextlib.suppress(OSError):  # it has ended by itself
+        with contextlib.suppress(OSError):  # the service has closed it
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def _join(self) -> None:

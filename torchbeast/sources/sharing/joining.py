@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an agent tells a shared replay when it joins."""
+"""The description of its rollouts that an agent sends to a shared replay when it joins."""
 
 from __future__ import annotations
 

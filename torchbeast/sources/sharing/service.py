@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay that several agents share, as a process of its own on their machine.
+"""A replay that several agents share, in a separate process on their machine.
 
     with serving(folder) as served:
         ...                                 agents run with --replay_service {served.address}
@@ -9,17 +9,17 @@
             <-- region a -->                         |
     agent b <-> region b <-> [ thread of b ] --------+
 
-A connection begins with a challenge in both directions, whose answer takes the key that lies beside
-the socket, and which only the user can read. Requests and answers are pickled, so nothing is
-unpickled before. Then the agent sends its Joining and gets the Figures and the descriptor of its
-region. An agent has one request on its way:
+Requests and answers are pickled. Before anything is unpickled, agent and service prove to each
+other that they have the key, a file next to the socket that only the user can read. Then the agent
+sends its Joining, and the service answers with Figures and the descriptor of the agent's region.
+After that the agent sends one request at a time:
 
     ("insert", final observations)      the columns are in the region --> Figures
     ("fill", first_walk)                --> (Filled | None, Figures), the columns are in the region
 
-An exception as the answer is raised by the agent. Agents may die, and the replay goes on. When it
-dies, or its parent does, the agents end with a checkpoint. The process ends when its standard input
-does, which only its parent holds open.
+If the answer is an exception, the agent raises it. The replay survives agents that die. When the
+replay or its parent dies, the agents end with a checkpoint. The process ends when its standard
+input does, which only its parent holds open.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _specs(joining: Joining) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 class Service:
-    """A replay at a socket. `run` serves it until it is told to end. replay: what is served."""
+    """Serves a replay at a socket, each agent in a thread. replay: the replay."""
 
     def __init__(self, path: Path, free_memory: Callable[[], int | None]) -> None:
         """Opens the socket, which only the user can connect to.
@@ -224,8 +224,6 @@ def serving(folder: Path) -> Iterator[Served]:
         )
     is_new = not folder.exists()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.is_dir():
-        raise UsageError(f"{path} is where the socket belongs, but there is a folder: remove it")
     _remove(path)  # of a process that was killed
     served = Served(str(path))
     try:

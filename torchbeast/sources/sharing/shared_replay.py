@@ -38,10 +38,10 @@ class Figures(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """What an agent shows with every call: its number, and which joining this one was."""
+    """Identifies one joining of an agent; the agent passes it with every call."""
 
-    agent: int
-    joined: int
+    agent: int  # its number, which stays the same for its name
+    joined: int  # different for every joining
 
 
 class SharedReplay:
@@ -67,8 +67,8 @@ class SharedReplay:
     def join(self, joining: Joining, batches: int, on_end: Callable[[], None]) -> Ticket:
         """Adds an agent, which replaces one that has joined under the same name before.
 
-        batches: bytes of memory that the transport takes for this agent. on_end: called when the
-        ticket is no longer valid, because the agent was replaced or has left.
+        batches: bytes of memory that the transport takes for this agent. on_end: called once the
+        agent is replaced or leaves; from then on the ticket is invalid.
 
         Raises ValueError, with what to do, when the agent's rollouts do not go into this replay,
         and when the memory is not there.
