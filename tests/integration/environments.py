@@ -102,16 +102,6 @@ class Raises(Plain):
         return super().observation()
 
 
-class RaisesOnce(Plain):
-    """Fails in its 300th step, if none has failed before."""
-
-    def observation(self):
-        if self.steps == 300 and not os.path.exists("has_failed"):
-            open("has_failed", "w").close()
-            raise KeyError("the joystick is gone")
-        return super().observation()
-
-
 class RaisesTwice(Plain):
     """Fails in its 300th step, if fewer than two have failed before."""
 

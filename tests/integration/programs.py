@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import queue
@@ -161,6 +162,12 @@ class Workshop:
         """Runs a program that ends by itself; returns exit code and output."""
         program = self.start(name, *args)
         return program.end(timeout), program.said
+
+    def call(self, name: str, *args: str) -> int:
+        """Runs a program in the process of the test, which starts faster; returns its exit code."""
+        main = importlib.import_module(f"torchbeast.{name}").main
+        code: int = main([*args, "--savedir", str(self.folder / "runs")])
+        return code
 
     def run_folder(self, xpid: str) -> Path:
         return self.folder / "runs" / xpid

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from programs import Program, Workshop, each_program
+from programs import Program, Workshop, each_program, later
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -62,7 +62,7 @@ def test_a_follower_begins_before_its_run_and_ends_with_it(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, later(signal.SIGTERM)])
 def test_a_signal_ends_a_follower_and_not_the_run(
     workshop: Workshop, number: signal.Signals
 ) -> None:
@@ -72,15 +72,7 @@ def test_a_signal_ends_a_follower_and_not_the_run(
     follower.send(number)
     assert follower.end() == 0, follower.said
     assert f"Stopped by {number.name}." in follower.said and "Traceback" not in follower.said
-    before = evaluated(workshop)
-    assert best(workshop)["stats"]["step"] in [row["step"] for row in before]
-
-    again = follow(workshop)
-    again.wait_for(EVALUATED)
-    run.send(signal.SIGINT)
-    assert run.end() == 0, run.said
-    again.send(number)
-    assert again.end() == 0, again.said
-    assert evaluated(workshop)[: len(before)] == before
-    assert len(evaluated(workshop)) > len(before)
+    assert best(workshop)["stats"]["step"] in [row["step"] for row in evaluated(workshop)]
     assert not list(workshop.run_folder("a").glob("*.tmp"))
+    run.send(signal.SIGINT)
+    assert run.end() == 0 and "Stopped by SIGINT" in run.said, run.said

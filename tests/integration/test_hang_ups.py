@@ -20,7 +20,7 @@ from torchbeast.reporting.log_files import read_logs
 
 ENDLESS = [*SMALL, "--xpid", "a", "--total_steps", str(10**8)]
 LEARN = {
-    "monobeast": ["--env", "Catch", "--num_processes", "2", *ENDLESS],
+    "monobeast": ["--env", "Catch", "--num_processes", "1", *ENDLESS],
     "polybeast": ["--env", "Catch", "--num_servers", "2", *ENDLESS],
     "raybeast": ["--env", "Catch", "--num_workers", "2", *ENDLESS],
 }

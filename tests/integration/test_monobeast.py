@@ -61,7 +61,7 @@ def test_a_users_own_environment_is_trained_on(workshop: Workshop) -> None:
 @pytest.mark.parametrize(
     ("env", "code", "words"),
     [
-        ("NoSuchEnvironment-v0", 2, ["NoSuchEnvironment"]),
+        later("NoSuchEnvironment-v0", 2, ["NoSuchEnvironment"]),
         later("environments:CannotBeMade", 1, ["no ROM in the slot"]),
         ("environments:Raises", 1, ["actor ", "KeyError: 'the joystick is gone'"]),
     ],

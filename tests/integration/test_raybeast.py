@@ -88,20 +88,28 @@ def saved_step(workshop: Workshop) -> int:
     return saved["stats"]["step"]
 
 
-def test_catch_is_learnt_though_an_actor_is_killed_in_the_middle(
+def test_a_killed_actor_is_replaced_and_the_run_leaves_nothing(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(workshop.folder))
-    words = ["--preset", "catch", "--seed", "1", "--xpid", "a", "--torch_threads", "1"]
-    run = workshop.start("raybeast", *words, "--num_workers", "2")
+    run = small(workshop, 10**8, "--num_workers", "2")
     run.wait_for(LEARNING)
     actors(workshop)[-1].kill()
     # Which process and where is known once it plays; it may still be starting while the other does.
     run.wait_for(r"actor \d: .* died.*; another takes its place")
-    assert run.end(timeout=200) == 0, run.said
+    run.wait_for(LEARNING)
+    run.send(signal.SIGINT)
+    assert run.end() == 0, run.said
     assert "Traceback" not in run.said and "raylet" not in run.said, run.said
     assert_nothing_is_left(workshop)
     assert not (workshop.folder / ".ray").exists(), "where Ray would leave a token"
+
+
+@pytest.mark.long
+def test_catch_is_learnt(workshop: Workshop) -> None:
+    words = ["--preset", "catch", "--seed", "1", "--xpid", "a", "--torch_threads", "1"]
+    code, said = workshop.run("raybeast", *words, "--num_workers", "2", timeout=200)
+    assert code == 0, said
     args = ["--mode", "test", "--xpid", "a", "--num_episodes", "100", "--seed", "2"]
     code, said = workshop.run("raybeast", *args)
     match = re.search(r"Mean (-?[\d.]+), median", said)
@@ -172,10 +180,12 @@ def test_what_cannot_be_ends_the_run_with_a_sentence(
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://127.0.0.1:9"])
-def test_an_address_without_a_cluster_is_told(workshop: Workshop, address: str) -> None:
-    run = small(workshop, 400, "--address", address)
-    assert run.end() == 1
-    assert f"no Ray cluster at --address {address} (Connection refused)" in run.said, run.said
+def test_an_address_without_a_cluster_is_told(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str], address: str
+) -> None:
+    assert workshop.call("raybeast", "--env", "Catch", "--address", address) == 1
+    said = capsys.readouterr().err
+    assert f"no Ray cluster at --address {address} (Connection refused)" in said, said
 
 
 def test_without_ray_it_is_told_what_to_install(workshop: Workshop) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from background import wait_for
-from programs import Workshop, later
+from programs import Workshop
 
 from torchbeast import polybeast_learner
 from torchbeast.learning import checkpoint as checkpoints
@@ -83,7 +83,8 @@ def test_a_learner_logs_the_numbers_that_its_servers_send(workshop: Workshop) ->
     _check_numbers(workshop.run_folder("a"))
 
 
-@pytest.mark.parametrize("program", ["polybeast", later("monobeast")])
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["polybeast", "monobeast"])
 def test_one_program_logs_them_too(workshop: Workshop, program: str) -> None:
     words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
     code, said = workshop.run(program, *words, *SMALL, "--num_actors", "2")
