@@ -347,7 +347,9 @@ def test_an_unknown_flag_ends_the_program_with_exit_code_2_and_without_a_traceba
     assert done.stderr == "polybeast: Unrecognized options: --no_such_flag. See --help.\n"
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--preset", "help"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], pytest.param(["--preset", "help"], marks=pytest.mark.long)]
+)
 def test_help_of_which_nobody_reads_the_end_ends_in_order(words: list[str]) -> None:
     command = [sys.executable, "-m", "torchbeast.polybeast_learner", *words]
     reading, writing = os.pipe()
