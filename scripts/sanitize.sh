@@ -19,7 +19,8 @@ esac
 # build FOLDER SANITIZERS
 build() {
   cmake -S . -B "build/$1" -DTORCHBEAST_PYTHON=OFF -DTORCHBEAST_TESTS=ON -DTORCHBEAST_SANITIZE="$2" \
-    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS="$optimise -D_GLIBCXX_ASSERTIONS" >/dev/null
+    -DCMAKE_BUILD_TYPE=Debug -DCMAKE_UNITY_BUILD=ON \
+    -DCMAKE_CXX_FLAGS="$optimise -D_GLIBCXX_ASSERTIONS" >/dev/null
   cmake --build "build/$1" -j "${JOBS:-$(nproc)}" --target "$tests"
 }
 
