@@ -20,7 +20,7 @@ SOURCES := $(shell find nest libtorchbeast third_party -name '*.cc' -o -name '*.
   -o -name '*.cmake') CMakeLists.txt setup.py pyproject.toml requirements.txt
 CXX_FILES := $(shell find nest libtorchbeast benchmarks -name '*.h' -o -name '*.cc')
 
-.PHONY: install train test test-cpp test-python test-long test-root test-families test-tune lint wheel format check-locks \
+.PHONY: install train test test-cpp test-python test-long test-root test-families lint wheel format check-locks \
   sanitize sanitize-quick fuzz fuzz-peers soak clean
 
 install: $(VENV)/installed
@@ -39,7 +39,7 @@ test-cpp: $(VENV)/test-packages
 	cmake --build build/tests -j $$(nproc)
 	ctest --test-dir build/tests --output-on-failure
 
-SHORT := not alone and not long and not families and not tune
+SHORT := not alone and not long and not families
 test-python: $(VENV)/installed-for-tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadscope --no-loadscope-reorder -m "$(SHORT)"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/libtorchbeast -m alone
@@ -58,10 +58,6 @@ test-root: $(VENV)/installed-for-tests
 # Runs both programs on every family of environments, which takes minutes.
 test-families: $(VENV)/installed-for-families
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/sources/test_families.py tests/integration/test_family_runs.py
-
-# Runs sweeps on a Ray cluster of this machine, which takes minutes.
-test-tune: $(VENV)/installed-for-tune
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/test_sweeps_on_ray.py
 
 lint: $(VENV)/installed-for-tests
 	$(BIN)/ruff check .
@@ -131,8 +127,4 @@ $(VENV)/installed-for-tests: $(VENV)/installed tests/requirements.txt
 $(VENV)/installed-for-families: $(VENV)/installed-for-tests
 	$(BIN)/python -m pip install $(PIP_ARGS) minigrid 'gymnasium[mujoco]'
 	$(BIN)/python -m pip install $(PIP_ARGS) --no-deps nle
-	touch $@
-
-$(VENV)/installed-for-tune: $(VENV)/installed-for-tests pyproject.toml
-	$(BIN)/python -m pip install $(PIP_ARGS) 'ray[tune]>=2.49,<3'
 	touch $@

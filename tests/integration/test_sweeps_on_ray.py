@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sweeps on a Ray cluster, with Ray Tune, which `make test-tune` installs."""
+"""Sweeps on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ from programs import Program, Workshop
 from ray_clusters import small_cluster
 from sweep_runs import REPLAY, SMALL, last_row, saved_step, steps, table
 
-pytest.importorskip("ray.tune", exc_type=ImportError)
-
-pytestmark = pytest.mark.tune
+pytestmark = pytest.mark.long
 
 LATE = 100.0  # seconds, for processes to start and to learn beside each other
 LONG = ["--total_steps", "100000000"]
@@ -57,7 +55,8 @@ def agents(workshop: Workshop) -> list[psutil.Process]:
 
 
 def assert_nothing_is_left(workshop: Workshop) -> None:
-    left = [*agents(workshop), *processes("ray::TorchBeastReplay"), *processes("ray::AgentTrial")]
+    actors = [*processes("ray::TorchBeastReplay"), *processes("ray::TorchBeastAgent")]
+    left = [*agents(workshop), *actors]
     _, alive = psutil.wait_procs(left, timeout=30)
     assert alive == []
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import pytest
 from fake_child import ENDED, SILENT, FakeChild
 
-from torchbeast.sweep import local
+from torchbeast.sweep import runner
 
 
 @pytest.fixture
 def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    FakeChild.made, FakeChild.are_asked_together = [], True
+    FakeChild.made, FakeChild.ends_when_asked = [], False
     ENDED.clear()
     SILENT.clear()
-    monkeypatch.setattr(local, "ChildProcess", FakeChild)
-    monkeypatch.setattr(local, "_EVERY_S", 0.0)
+    monkeypatch.setattr(runner, "ChildProcess", FakeChild)
+    monkeypatch.setattr(runner, "_EVERY_S", 0.0)

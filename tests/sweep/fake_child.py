@@ -16,7 +16,7 @@ class FakeChild:
     """A child that ends when the test says so, or is asked to."""
 
     made: list[FakeChild]
-    are_asked_together = True  # before one of them is waited for
+    ends_when_asked = False  # else when the runner waits for it
 
     def __init__(
         self,
@@ -36,18 +36,27 @@ class FakeChild:
     def asked(self) -> bool:
         return self.times_asked > 0
 
+    @property
+    def has_ended(self) -> bool:
+        return self.name in ENDED
+
     def finish(self, report: dict[str, Any] | None = None) -> None:
         """Ends; report: the last one, or None if it was killed."""
-        ENDED.add(self.name)
         if report is not None:
             self.on_report(report)
-        self.on_end(ProcessDied("process 1 was killed by SIGKILL"))
+        if not self.asked:
+            self.on_end(ProcessDied("process 1 was killed by SIGKILL"))
+        ENDED.add(self.name)
 
     def ask_to_end(self) -> None:
         self.times_asked += 1
+        if self.ends_when_asked:
+            self.finish({"ended": True})
 
     def end_by(self, deadline: float) -> None:
+        if self.name in ENDED:
+            return
         others = [child for child in type(self).made if child.name not in ENDED]
-        assert self.asked and (not type(self).are_asked_together or all(c.asked for c in others))
+        assert self.asked and all(child.asked for child in others)
         if self.name not in SILENT:
             self.on_report({"ended": True})

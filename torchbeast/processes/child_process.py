@@ -87,6 +87,11 @@ class ChildProcess:
         """The child's process id."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the child has ended; `end_by` then waits for its last reports."""
+        return self._has_ended.is_set()
+
     def send(self, message: Mapping[str, Any]) -> None:
         """Writes one line of JSON to the child's stdin; a no-op once it has ended."""
         stdin = _stream(self._process.stdin)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The main module of an agent of a sweep; started by local.py, never by a user.
+"""The main module of an agent of a sweep; started by runner.py, never by a user.
 
 stdin   nothing. It is closed when the agent is to stop, and when the sweep dies: the agent then
         stops like a program that gets SIGTERM, with a checkpoint
@@ -71,6 +71,7 @@ def _stderr() -> TextIO:
 
 
 def _stop_with_stdin() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])  # Ray's threads block it
     stdin = take_stdin()
 
     def wait() -> None:

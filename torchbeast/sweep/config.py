@@ -39,15 +39,15 @@ class SweepConfig:
     """Let all agents learn from one replay of --replay_size steps, in which each stores what it
     collects. It begins empty, also when the sweep is continued."""
     on: Literal["local", "ray"] = "local"
-    """Where agents learn: on this machine, or as trials of Ray Tune on a Ray cluster, all nodes of
-    which must see --savedir. Needs pip install 'torchbeast[tune]'."""
+    """Where agents learn: on this machine, or on a Ray cluster, all nodes of which must see
+    --savedir. Needs pip install 'torchbeast[ray]'."""
     address: str | None = None
     """Ray cluster of --on ray: auto (the one that this machine belongs to) or HOST:PORT of its
     head. Default: $RAY_ADDRESS, else start Ray on this machine alone, for as long as the sweep.
     With --on local it is that of agents of raybeast."""
     scheduler: Scheduler = "none"
-    """Whether Ray Tune ends agents early: asha compares mean returns at 1/27, 1/9 and 1/3 of the
-    steps, where the best third goes on. Needs --on ray."""
+    """Whether agents end early: asha compares mean returns at 1/27, 1/9 and 1/3 of the steps, where
+    the best third goes on."""
     agent_cpus: float = 1.0
     """CPUs of a node that Ray reserves for each agent. An agent uses as many. Needs --on ray."""
     agent_gpus: float = 0.0
@@ -66,10 +66,9 @@ class SweepConfig:
 
     def _check_ray(self) -> None:
         """Raises ValueError where settings do not fit to where agents learn."""
-        of_ray = (self.scheduler, self.agent_cpus, self.agent_gpus)
         require(
-            self.on == "ray" or of_ray == ("none", 1.0, 0.0),
-            "scheduler, agent_cpus and agent_gpus are of Ray: give --on ray too, or leave them out",
+            self.on == "ray" or (self.agent_cpus, self.agent_gpus) == (1.0, 0.0),
+            "agent_cpus and agent_gpus are of Ray: give --on ray too, or leave them out",
         )
         require(
             self.on == "local" or not (self.address or "").startswith("ray://"),

@@ -9,36 +9,29 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Protocol
 
 from torchbeast.core.wording import typed
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, UsageError, refusing_paths
 from torchbeast.learning.session import raise_failure
-from torchbeast.processes.cores import available_cores
+from torchbeast.processes.cores import available_cores, environment_of_share
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.waiting import Reminder, warn
 from torchbeast.sources.servers.addresses import runtime_folder
 from torchbeast.sources.sharing.service import Served, serving
+from torchbeast.sweep.asha import Asha
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.flags import SweepFlags
-from torchbeast.sweep.local import LocalRunner, share_of
+from torchbeast.sweep.on_ray import on_ray
 from torchbeast.sweep.ranking import report
-from torchbeast.sweep.ray_tune import on_ray
 from torchbeast.sweep.record import Compared, compared
+from torchbeast.sweep.runner import Runner, share_of, starting_here
 from torchbeast.sweep.settings import Agent, agents_of
 from torchbeast.sweep.table import Board, Row
-
-
-class Runner(Protocol):
-    """Runs agents; as a text it says how."""
-
-    def run(self, rows: Sequence[Row], supervisor: Supervisor, show: Callable[[], None]) -> None:
-        """Runs all agents that wait, until they or the sweep have ended; calls `show` often."""
 
 
 def run(flags: SweepFlags, words: Sequence[str]) -> int:
@@ -136,23 +129,28 @@ def _runner(
     rows: Sequence[Row], config: SweepConfig, shared_replay: bool
 ) -> Iterator[tuple[Runner, Served | None]]:
     """Yields what runs the agents, and the replay that they share, if they do."""
+    waiting = [row.agent for row in rows if row.state == "waiting"]
+    steps = min(agent.total_steps for agent in waiting)
+    asha = Asha(steps) if config.scheduler == "asha" else None
     if config.on == "ray":
-        waiting = [row.agent for row in rows if row.state == "waiting"]
-        with on_ray(config, waiting, shared_replay) as found:
+        with on_ray(config, waiting, shared_replay, asha) as found:
             yield found
         return
     with _shared_replay() if shared_replay else nullcontext() as replay:
-        yield _local_runner(rows, config.parallel, replay), replay
+        yield _runner_here(len(waiting), config.parallel, replay, asha), replay
 
 
-def _local_runner(rows: Sequence[Row], parallel: int | None, replay: Served | None) -> LocalRunner:
+def _runner_here(
+    agents: int, parallel: int | None, replay: Served | None, asha: Asha | None
+) -> Runner:
     """Divides the cores of this machine among the agents that are not complete."""
-    waiting, cores = sum(row.state == "waiting" for row in rows), available_cores()
-    share = share_of(waiting, parallel or (None if replay is None else waiting), cores)
+    cores = available_cores()
+    share = share_of(agents, parallel or (None if replay is None else agents), cores)
     if share.agents > cores:
         print(f"{share} is more than this machine has cores ({cores}): each agent learns slower.")
     more = [] if replay is None else [f"--replay_service={replay.address}"]
-    return LocalRunner(share, more)
+    start = starting_here(more, environment_of_share(share.cores))
+    return Runner(str(share), share.agents, start, asha)
 
 
 @contextmanager
@@ -180,16 +178,16 @@ def _report(rows: Sequence[Row], config: SweepConfig, supervisor: Supervisor) ->
 def _continuing(folder: Path, config: SweepConfig) -> str:
     named = [*typed("--savedir", folder.parent), *typed("--name", folder.name)]
     python = Path(sys.executable).name
-    return f"{python} -m torchbeast.sweep {shlex.join([*named, *_words_of_ray(config)])}"
+    return f"{python} -m torchbeast.sweep {shlex.join([*named, *_words_of_runner(config)])}"
 
 
-def _words_of_ray(config: SweepConfig) -> list[str]:
-    """Returns the flags that run the agents on the same cluster, in the same way."""
-    if config.on == "local":
-        return []
+def _words_of_runner(config: SweepConfig) -> list[str]:
+    """Returns the flags that run the agents in the same place and in the same way."""
     default = SweepConfig()
+    names = ["scheduler"]
+    names += ["on", "address", "agent_cpus", "agent_gpus"] if config.on == "ray" else []
     return [
         f"--{name}={getattr(config, name)}"
-        for name in ("on", "address", "scheduler", "agent_cpus", "agent_gpus")
+        for name in names
         if getattr(config, name) != getattr(default, name)
     ]

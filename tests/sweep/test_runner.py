@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runner of processes, with children whose ends the test decides."""
+"""The runner, with children whose ends the test decides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from sweeping import agent, log
 from torchbeast.processes.cores import available_cores, environment_of_share
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.local import LocalRunner, Share, share_of
+from torchbeast.sweep.asha import Asha
+from torchbeast.sweep.runner import Runner, share_of, starting_here
 from torchbeast.sweep.table import Row, said
 
 pytestmark = pytest.mark.usefixtures("fakes")
@@ -24,10 +25,16 @@ def rows_of(folder: Path, count: int) -> list[Row]:
     return [Row(agent(folder, seed=str(seed))) for seed in range(count)]
 
 
-def run(rows: list[Row], at_once: int, script: list[Callable[[], None]]) -> Supervisor:
+def runner(at_once: int, more: Sequence[str] = (), asha: Asha | None = None) -> Runner:
+    return Runner("here", at_once, starting_here(more, {}), asha)
+
+
+def run(
+    rows: list[Row], at_once: int, script: list[Callable[[], None]], asha: Asha | None = None
+) -> Supervisor:
     """Runs agents; after each round the next step of the script is taken."""
     supervisor, steps = Supervisor(), iter(script)
-    LocalRunner(Share(at_once, 1)).run(rows, supervisor, lambda: next(steps, lambda: None)())
+    runner(at_once, asha=asha).run(rows, supervisor, lambda: next(steps, lambda: None)())
     assert next(steps, None) is None, "the runner ended before the script"
     return supervisor
 
@@ -77,14 +84,13 @@ def test_an_agent_that_fails_says_why_and_the_others_go_on(tmp_path: Path) -> No
 
 def test_agents_are_given_further_flags_when_they_start(tmp_path: Path) -> None:
     rows, supervisor = rows_of(tmp_path, 2), Supervisor()
-    runner = LocalRunner(Share(2, 1), ["--replay_service=x"])
-    runner.run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
+    runner(2, ["--replay_service=x"]).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
     assert [child.words[-1] for child in FakeChild.made] == ["--replay_service=x"] * 2
 
 
 def test_a_stop_asks_all_agents_before_it_waits_for_any(tmp_path: Path) -> None:
     rows, supervisor = rows_of(tmp_path, 3), Supervisor()
-    LocalRunner(Share(2, 1)).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
+    runner(2).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
     assert states(rows) == ["stopped", "stopped", "waiting"]
     assert len(FakeChild.made) == 2
 
@@ -95,7 +101,7 @@ def test_an_agent_that_could_not_save_in_time_has_failed_unless_it_had_learnt_no
     rows, supervisor = rows_of(tmp_path, 2), Supervisor()
     SILENT.update(row.agent.name for row in rows)
     log(rows[0].agent.folder, [(10, 0, 0.0)])
-    LocalRunner(Share(2, 1)).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
+    runner(2).run(rows, supervisor, lambda: supervisor.stop("SIGINT"))
     assert states(rows) == ["failed", "stopped"]
     assert "did not write its checkpoint" in rows[0].why
 
@@ -105,8 +111,28 @@ def test_an_agent_that_was_stopped_before_it_went_on_has_not_failed(tmp_path: Pa
     log(before.agent.folder, [(10, 0, 0.0)])
     SILENT.add(before.agent.name)
     row, supervisor = Row(before.agent), Supervisor()
-    LocalRunner(Share(1, 1)).run([row], supervisor, lambda: supervisor.stop("SIGINT"))
+    runner(1).run([row], supervisor, lambda: supervisor.stop("SIGINT"))
     assert row.state == "stopped"
+
+
+def test_an_agent_that_does_worse_than_others_is_asked_once_to_end_and_says_where(
+    tmp_path: Path,
+) -> None:
+    rows = rows_of(tmp_path, 2)
+
+    def learn() -> None:
+        log(rows[0].agent.folder, [(40, 1, 1.0)])
+        log(rows[1].agent.folder, [(41, 1, 0.0)])
+
+    def ends() -> None:
+        assert states(rows) == ["running", "running"]
+        assert [child.times_asked for child in FakeChild.made] == [0, 1]
+        end(1, DONE)
+        end(0, DONE)
+
+    run(rows, 2, [learn, lambda: None, ends], Asha(100))
+    assert states(rows) == ["stopped", "stopped by the scheduler"]
+    assert said(rows[1]) == "stopped by the scheduler at step 41"
 
 
 def test_an_agent_waits_for_a_process_that_still_runs_in_its_folder(tmp_path: Path) -> None:
