@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from cryptography import x509
 from keys_of_tests import Keys, write
-from torchbeast.keys.certificates import new_authority
 
 from torchbeast import polybeast_env, polybeast_learner, status
 from torchbeast.errors import UsageError
+from torchbeast.keys import new_authority
 from torchbeast.sources.servers.config import LearnerSecurityConfig, ServerSecurityConfig
 from torchbeast.sources.servers.own_certificate import (
     check_times,
