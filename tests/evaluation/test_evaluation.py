@@ -19,7 +19,6 @@ import torch
 from nets_by_hand import deep_by_hand, shallow_by_hand
 
 from torchbeast import envs
-from torchbeast.cli import learner_settings
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags, MonoBeastFlags
 from torchbeast.core.actors.agent import Agent, default_model, make_agent
@@ -415,8 +414,7 @@ def test_every_program_evaluates_in_the_environment_that_is_named(
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module(f"torchbeast.{program}")
         patch.setattr(
-            learner_settings,
-            "test",
+            "torchbeast.evaluation.testing.test",
             lambda folder, config, *played, seed, film: seen.append(played) or 0,
         )
         module.run(parsed(command=tests, environment=environment))
