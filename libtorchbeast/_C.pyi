@@ -196,13 +196,13 @@ class ActorPool:
     action, and the agent output that contained the action; row 0 repeats row T of the previous
     rollout.
 
-    Streams may be added and removed at any time. A stream that was lost, or whose environments
+    Hosts may join and leave at any time, see Door. A stream that was lost, or whose environments
     failed, connects again and gets new environments; a stream whose environments fail too often is
     retired. run() says which failures end it instead.
 
     The item's `info` is a dict. "stream" and "rollout", int64 [1, B], number the environment and
     its rollouts, from 0, with a number left out where the stream was lost or its environments
-    failed; streams that are added get numbers that no environment had before. "policy_version" is
+    failed; streams that join get numbers that no environment had before. "policy_version" is
     int64, "terminated", "truncated" and "episode_end" are bool, [T + 1, B]; "final_observation" has
     leaves [1, K, ...], by column, then by row. "info" is there if the servers have info keywords: a
     dict of float32 [T + 1, B] by keyword, NaN where no game ended.
@@ -230,7 +230,8 @@ class ActorPool:
             unroll_length: T, steps in a rollout.
             learner_queue: receives the rollouts.
             inference_batcher: computes the actions.
-            env_server_addresses: one stream is opened for each entry, as in describe().
+            env_server_addresses: one stream is opened for each entry, as in describe(); may be
+                empty if hosts dial in, see Door.
             initial_agent_state: one environment's, leaves [layers, 1, ...].
             rollout_columns: environments per item, a divisor of each stream's; 0: all of them.
             seed: every connection of every stream derives its own seed from it.
@@ -257,23 +258,9 @@ class ActorPool:
         dropped. Does not wait for batches that are still unanswered.
 
         Environments that raise, or take longer than step_timeout_s, end the run if their stream has
-        not completed a rollout yet, unless it was added while the pool ran. Otherwise the stream
-        gets new ones. It is retired after five such failures within ten minutes, or after ten
-        connections in a row that ended before their first rollout.
-        """
-
-    def add(self, env_server_addresses: Sequence[str]) -> None:
-        """Adds a stream for each address, at any time, with the credentials of the others.
-
-        A server that does not answer is tried again until it does. Does nothing once run() has
-        ended.
-        """
-
-    def remove(self, env_server_address: str) -> int:
-        """Removes the streams of the server at this address; returns their number.
-
-        Does not wait: they drop their unfinished rollouts and end within 250 ms, or once the queue
-        has room for a finished one.
+        not completed a rollout yet. Otherwise the stream gets new ones. It is retired after five
+        such failures within ten minutes, or after ten connections in a row that ended before their
+        first rollout.
         """
 
     def count(self) -> int:
@@ -292,7 +279,7 @@ class ActorPool:
         """Returns the number of times that a stream's environments failed and it got new ones."""
 
     def retired_streams(self) -> int:
-        """Returns the number of streams that are retired, and not removed."""
+        """Returns the number of streams that are retired."""
 
     def away_streams(self) -> list[tuple[str, float, str]]:
         """Returns, for each stream lost at this moment, its address, the seconds since the loss,
@@ -371,6 +358,103 @@ class Server:
     def wait_until_serving(self, timeout_s: float = 10.0) -> bool:
         """Waits until the server is serving; returns False after `timeout_s` seconds."""
 
+@final
+class Host:
+    """Lets a learner, which this process dials, play environments."""
+
+    def __init__(
+        self,
+        env_class: Callable[[], Any],
+        learner_address: str,
+        *,
+        description: dict[str, Any],
+        name: str,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """Opens nothing yet.
+
+        Args:
+            env_class: makes the environments of a stream, as for Server.
+            learner_address: "host:port" of a Door.
+            description: as for Server.
+            name: of this machine, for the learner's user; 1 to 64 bytes.
+            credentials: None: TCP is neither encrypted nor authenticated.
+        """
+
+    def play(self, timeout_s: float = 5.0, on_taken: Callable[[], object] | None = None) -> None:
+        """Plays one stream until it ends; call it again for another.
+
+        Args:
+            timeout_s: to wait for a learner that accepts the connection.
+            on_taken: called when the learner takes the stream.
+
+        Returns if the learner's run has ended, or after stop(). Raises ConnectionError where it
+        may be tried again: nobody answers, the connection was lost, or the learner does not use
+        these environments now. Raises PermissionError for another token, ValueError if no learner
+        listens there or the description makes no sense, RuntimeError with the traceback if an
+        environment fails, which the learner hears too.
+        """
+
+    def stop(self) -> None:
+        """Ends play(), and every later one at once. Waits for nothing."""
+
+@final
+class Door:
+    """Listens for hosts that dial in, and lets an ActorPool play their streams.
+
+    All methods may be called from any number of threads.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        max_streams: int = 1024,
+        step_timeout_s: float = 600.0,
+        credentials: Credentials | None = None,
+    ) -> None:
+        """Listens from now on.
+
+        Args:
+            address: "host:port".
+            max_streams: that may be open at once; others are refused and may dial again.
+            step_timeout_s: time for one step, after which its stream ends.
+            credentials: of the side that listens; None: everyone is admitted.
+
+        Raises ConnectionError if the address is in use or cannot be bound.
+        """
+
+    def next(self, timeout_s: float) -> tuple[int, str, dict[str, Any]] | None:
+        """Returns the next stream that waits, each once: its number, the name of its host, and what
+        describe() would return. None after the timeout, once the door is closed, and for a
+        description that makes no sense, whose stream is refused.
+        """
+
+    def waits(self, stream: int) -> bool:
+        """Returns whether a stream still waits."""
+
+    def take(self, stream: int, pool: ActorPool) -> None:
+        """Lets a pool play a stream until it ends. A no-op for one that has left."""
+
+    def refuse(self, stream: int, reason: str) -> None:
+        """Ends a stream that waits; its host hears the reason and may dial again."""
+
+    def ended(self) -> list[tuple[str, str]]:
+        """Returns the streams that were taken and have ended since the last call: the name of the
+        host and why, possibly a traceback.
+        """
+
+    def hosts(self) -> list[tuple[str, int, int]]:
+        """Returns the name of each host whose streams are played now, and the number of its streams
+        and environments.
+        """
+
+    def close(self, *, run_has_ended: bool) -> None:
+        """Ends all streams and waits for them: close the pool first.
+
+        run_has_ended: hosts end too; else they may dial again.
+        """
+
 def describe(
     address: str, timeout_s: float = 60.0, credentials: Credentials | None = None
 ) -> dict[str, Any]:
@@ -396,8 +480,9 @@ def server_status(
 ) -> dict[str, Any]:
     """Asks the server at `address` how busy it is.
 
-    Returns a dict of "uptime_s", "open_streams" (whose environments exist now) and "steps" (of
-    environments, since the start).
+    Returns a dict of "uptime_s", "open_streams" (whose environments exist now), "steps" (of
+    environments, since the start) and "hosts": of a learner that hosts dial in to, a list of (name,
+    streams, environments, seconds since it joined).
 
     Raises TimeoutError if no server answers, PermissionError if it wants another token, ValueError
     if it does not tell or the answer is invalid.

@@ -16,8 +16,7 @@ from torchbeast.learning import learner_run
 from torchbeast.processes import places, supervisor
 from torchbeast.sources.contract import STALL_S, WAIT_S
 from torchbeast.sources.processes import activity
-from torchbeast.sources.servers import env_servers, host_list
-from torchbeast.sources.tunnel import dialler, messages, visitors
+from torchbeast.sources.servers import door, env_servers, joining
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
@@ -26,7 +25,9 @@ PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 def by_default(name: str) -> float:
     """Returns the default of an argument of the actor pool."""
     stubs = (ROOT / "libtorchbeast" / "_C.pyi").read_text(encoding="utf-8")
-    (found,) = re.findall(rf"\b{name}: float = ([\d.]+)", stubs.partition("class ActorPool")[2])
+    (found,) = re.findall(
+        rf"\b{name}: float = ([\d.]+)", stubs.partition("class ActorPool")[2].partition("@final")[0]
+    )
     return float(found)
 
 
@@ -44,14 +45,8 @@ STATED = [
     (STALL_S, 60, "no update for ten seconds", "once a minute"),
     (by_default("reconnect_timeout_s"), 60, "fewer than `--min_streams`", "after a minute"),
     (by_default("step_timeout_s"), 600, "a step takes longer than ten minutes", "ten minutes |"),
-    (messages.SILENCE_S, 20, "a host that dials in is killed", "or 20 s of silence"),
-    (dialler._LONGEST_PAUSE_S + 5, 15, "a host that dials in is killed", "at most 15 s more"),
-    (visitors._INTERVAL_S, 0.5, "a host that dials in comes later", "half a second;"),
-    (visitors._AWAY_S, 30, "a host that dials in comes later", "half a minute |"),
-    (messages.SILENCE_S, 20, "the learner to which hosts dial", "or 20 s of silence"),
-    (visitors._INTERVAL_S, 0.5, "a host that dials in comes back", "half a second |"),
-    (messages.HANDSHAKE_S, 10, "strangers connect", "ten seconds a connection"),
-    (host_list._INTERVAL_S, 3, "a host is added or removed", "three to six seconds"),
+    (joining._LONGEST_PAUSE_S + joining._CONNECT_S, 15, "a host that dials in is", "at most 15 s"),
+    (door._LOOK_S, 0.5, "a host that dials in comes later", "half a second"),
     (by_default("connect_timeout_s"), 60, "| connecting | describing", "a minute at the start"),
     (by_default("step_timeout_s"), 600, "playing | playing", "ten minutes for each step"),
 ]

@@ -11,29 +11,23 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags
 from torchbeast.core.wording import counted, typed
-from torchbeast.errors import EXIT_DONE, exit_code_of
+from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of
 from torchbeast.learning.session import raise_failure
 from torchbeast.processes.cores import check_alone
 from torchbeast.processes.supervisor import Failure, Supervisor, end_program
 from torchbeast.reporting.metrics import Metric, Metrics
 from torchbeast.reporting.output import lossy_output
 from torchbeast.reporting.run_folder import LOGGER_NAME, warning_handler
-from torchbeast.sources.servers.addresses import (
-    folder_basename,
-    run_folder,
-    server_addresses,
-    socket_path,
-    user_basename,
+from torchbeast.sources.servers.addresses import server_addresses, user_basename
+from torchbeast.sources.servers.config import (
+    LearnerSecurityConfig,
+    ServerSecurityConfig,
 )
-from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.counted import total
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.own_certificate import (
@@ -45,12 +39,8 @@ from torchbeast.sources.servers.own_certificate import (
 )
 from torchbeast.sources.servers.plan import ServerPlan, spread
 
-if TYPE_CHECKING:
-    from torchbeast.sources.tunnel.dialler import Dialler
-
 PROGRAM = "polybeast_env"
 _POLL_S = 1.0
-_JOIN_S = 5.0  # for connections to the learner to end
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(flags: PolyBeastEnvFlags) -> int:
-    """Serves until Ctrl-C, SIGTERM, or a failure that a new server process cannot fix."""
+    """Serves until Ctrl-C, SIGTERM, the end of the run that it has joined, or a failure that a new
+    server process cannot fix.
+    """
     check_alone(PROGRAM)
     with lossy_output():
         failure = _serve(flags)
@@ -71,66 +63,70 @@ def _serve(flags: PolyBeastEnvFlags) -> Failure | None:
     """Serves until the run ends; returns its failure, if it has one."""
     logging.getLogger(LOGGER_NAME).addHandler(warning_handler())
     plans = spread(flags.servers.environments(), flags.servers.servers())
-    security = None if flags.servers.listen is None else flags.security.listening()
+    learners = flags.servers.learners()
+    _check_enough_streams(plans, learners)
     supervisor = Supervisor()
-    with (
-        supervisor.signals(),
-        _addresses(flags) as (addresses, folder),
-        Metrics().served(flags.metrics) as metrics,
-    ):
+    with supervisor.signals(), Metrics().served(flags.metrics) as metrics:
+        addresses, security = _addresses(flags), _security(flags)
         if security is not None:
             _check_files(security)
-        dialler = _dialler(flags, addresses)
-        counts = flags.metrics.metrics_port is not None
         servers = EnvServers(
-            supervisor, flags.environment.spec, plans, addresses, folder, security, counts
+            supervisor,
+            flags.environment.spec,
+            plans,
+            addresses,
+            security=security,
+            counts=flags.metrics.metrics_port is not None,
+            learners=learners,
+            say=_Said(),
         )
         try:
             if servers.wait_ready():
                 print(_serving(flags, addresses, sum(p.num_envs for p in plans)), flush=True)
-                if dialler is not None:
-                    _start_dialling(dialler, addresses, supervisor)
+                servers.dial()
             while not supervisor.wait(_POLL_S):
                 metrics.show(_metrics(servers, plans))
-            supervisor.join(_JOIN_S)
         finally:
             servers.close()
     return supervisor.failure
 
 
-@contextmanager
-def _addresses(flags: PolyBeastEnvFlags) -> Iterator[tuple[list[str], Path | None]]:
-    """Yields the servers' addresses, and the folder of this run if they are in one."""
+class _Said:
+    """Prints what server processes say of learners, the same once."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, str] = {}  # by learner
+
+    def __call__(self, learner: str, sentence: str) -> None:
+        if self._last.get(learner) != sentence:
+            self._last[learner] = sentence
+            print(sentence, flush=True)
+
+
+def _addresses(flags: PolyBeastEnvFlags) -> list[str]:
+    """Returns the servers' addresses, or what to call those that dial in."""
     served, count = flags.servers, flags.servers.servers()
-    if served.learner is None:
-        named = served.listen or served.pipes_basename or user_basename()
-        yield server_addresses(named, count), None
-        return
-    with run_folder() as folder:
-        yield server_addresses(folder_basename(folder), count), folder
+    if served.learner is not None:
+        return [f"server {i}" for i in range(count)]
+    return server_addresses(served.listen or served.pipes_basename or user_basename(), count)
 
 
-def _dialler(flags: PolyBeastEnvFlags, addresses: Sequence[str]) -> Dialler | None:
-    """Returns what dials the learner of the flags; None if the learner connects."""
-    if flags.servers.learner is None:
-        return None
-    from torchbeast.sources.tunnel.dialler import Dialler
-
-    sockets = [str(socket_path(address)) for address in addresses]
-    return Dialler(
-        flags.servers.learner, sockets, flags.security_of_learner(), lambda s: print(s, flush=True)
-    )
+def _security(
+    flags: PolyBeastEnvFlags,
+) -> LearnerSecurityConfig | ServerSecurityConfig | None:
+    """Returns the protection of connections to other machines; None if there are none."""
+    if flags.servers.learner is not None:
+        return flags.security_of_learner()
+    return None if flags.servers.listen is None else flags.security.listening()
 
 
-def _start_dialling(dialler: Dialler, addresses: Sequence[str], supervisor: Supervisor) -> None:
-    """Dials until the supervisor ends the run; the servers are ready."""
-    from torchbeast.sources.tunnel.fingerprint import fingerprint
-
-    def dial() -> None:
-        dialler.run(fingerprint(addresses, lambda: supervisor.ended))
-
-    supervisor.on_close(dialler.stop)
-    supervisor.start_thread("", dial)
+def _check_enough_streams(plans: Sequence[ServerPlan], learners: Sequence[str]) -> None:
+    streams = sum(plan.num_streams for plan in plans)
+    if streams < len(learners):
+        raise UsageError(
+            f"{len(learners)} learners need a stream of environments each, but these servers have "
+            f"{counted(streams, 'stream')}: give more --num_servers or --num_actors"
+        )
 
 
 def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
@@ -169,11 +165,14 @@ def _metrics(servers: EnvServers, plans: Sequence[ServerPlan]) -> list[Metric]:
     ]
 
 
-def _check_files(security: ServerSecurityConfig) -> None:
+def _check_files(security: LearnerSecurityConfig | ServerSecurityConfig) -> None:
     """Raises UsageError for files that cannot be used."""
-    from torchbeast.sources.servers.credentials import server_credentials
+    from torchbeast.sources.servers.credentials import learner_credentials, server_credentials
 
-    server_credentials(security)
+    if isinstance(security, ServerSecurityConfig):
+        server_credentials(security)
+    else:
+        learner_credentials(security)
     check_times(security)
 
 

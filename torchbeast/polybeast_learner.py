@@ -36,6 +36,7 @@ from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.recorded import reaching_flags
 from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
+from torchbeast.learning.training import DONE
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.cores import launched
 from torchbeast.processes.supervisor import Supervisor, end_program
@@ -53,14 +54,12 @@ from torchbeast.sources.servers.own_certificate import (
     shown_to_others,
     warning_of_names,
 )
-from torchbeast.sources.servers.plan import rollout_columns
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.learning.replicas import Replica
     from torchbeast.sources.servers.discovery import Fleet
-    from torchbeast.sources.servers.joined_hosts import Hosts
+    from torchbeast.sources.servers.door import HostDoor
     from torchbeast.sources.servers.source import PolySource
-    from torchbeast.sources.tunnel.door_process import DoorProcess
 
 PROGRAM = "polybeast_learner"
 _SERVERS = "the servers"  # what rank 0 tells the others
@@ -100,14 +99,14 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
 
     silence_grpc()
     is_kept = replica is None or replica.leads
-    _check_times(flags, is_kept)
+    _check_times(flags)
     if is_kept:  # before the run's folder gets the flags of this command
         _check_servers_are_named(flags.fleet, flags.run.folder)
     with (
         session(flags.run.folder, flatten(flags), is_kept) as opened,
-        _door(flags, opened.supervisor, is_kept) as visited,
+        _door(flags, opened.supervisor, replica) as door,
     ):
-        find = _finder(flags, visited)
+        find = _finder(flags, door, replica)
         if replica is None:
             fleet = find(stopped=lambda: opened.supervisor.wait(0))
         else:
@@ -120,7 +119,6 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
         collection = Collection(
             program=PROGRAM, num_actors=fleet.num_envs, processes=None, fixed_lag=None
         )
-        changing = _changing(flags, fleet, visited) if is_kept else None
         train(
             flags,
             fleet,
@@ -128,7 +126,7 @@ def run(flags: PolyBeastLearnerFlags, replica: Replica | None = None) -> int:
             collection,
             flags.environment.num_actions,
             replica,
-            hosts=changing,
+            door=door,
             of_command=of_command,
         )
     return EXIT_DONE
@@ -150,10 +148,11 @@ def _check_shared(flags: PolyBeastLearnerFlags, replica: Replica) -> None:
             f"--mode {flags.command.mode} plays in one process, but torchrun started "
             f"{replica.size}: start it without torchrun"
         )
-    if flags.fleet.env_servers is None and not replica.on_one_machine:
+    served = flags.fleet
+    if served.env_servers is None and served.listen is None and not replica.on_one_machine:
         raise UsageError(
             "learners on several machines cannot share servers that only one of them reaches: give "
-            "--env_servers, or start all learners on one machine"
+            "--env_servers or --listen, or start all learners on one machine"
         )
     replica.check_can_share(flags.rollouts, flags.replay, flags.hardware)
     replica.check_same(flatten(flags))
@@ -165,7 +164,12 @@ def _found_together(
     replica: Replica,
     supervisor: Supervisor,
 ) -> Fleet:
-    """Returns the fleet of all learners: rank 0 asks the servers, and tells the others."""
+    """Returns the fleet of all learners: rank 0 asks the servers, and tells the others.
+
+    Where hosts dial in, each learner has its own, which must serve the same as those of rank 0.
+    """
+    if flags.fleet.listen is not None:
+        return _own_fleet(find, replica, supervisor)
     if replica.leads:
         fleet = find(stopped=lambda: supervisor.wait(0))
         replica.ranks.tell(_SERVERS, json.dumps(fleet.descriptions))
@@ -183,9 +187,27 @@ def _found_together(
     return fleet_of(json.loads(told), own)
 
 
-def _check_times(flags: PolyBeastLearnerFlags, leads: bool) -> None:
+def _own_fleet(find: Callable[..., Fleet], replica: Replica, supervisor: Supervisor) -> Fleet:
+    """Returns the fleet of a learner that its hosts dial in to."""
+    from torchbeast.core.algos.torch_ranks import TIMEOUT_S
+    from torchbeast.sources.servers.discovery import check_same
+
+    fleet = find(stopped=lambda: supervisor.wait(0))
+    name, said = next(iter(fleet.descriptions.items()))
+    if replica.leads:
+        replica.ranks.tell(_SERVERS, json.dumps([name, said]))
+        return fleet
+    told = replica.ranks.told(_SERVERS, lambda: supervisor.wait(_PAUSE_S), TIMEOUT_S)
+    if not told:
+        raise RunError("it was stopped before the run began")
+    first, wanted = json.loads(told)
+    check_same(first, wanted, name, json.loads(json.dumps(said)))  # tuples become lists
+    return fleet
+
+
+def _check_times(flags: PolyBeastLearnerFlags) -> None:
     """Raises UsageError if certificates that this process uses are not valid at present."""
-    if flags.fleet.listen is not None and leads:
+    if flags.fleet.listen is not None:
         check_times(flags.security.listening())
     if flags.fleet.env_servers is not None:
         check_times(flags.security_of_servers())
@@ -193,21 +215,26 @@ def _check_times(flags: PolyBeastLearnerFlags, leads: bool) -> None:
 
 @contextmanager
 def _door(
-    flags: PolyBeastLearnerFlags, supervisor: Supervisor, leads: bool
-) -> Iterator[DoorProcess | None]:
-    """Opens a door for hosts that dial in, for the duration of the block, at the learner that
-    leads; yields None without --listen.
-    """
-    from torchbeast.sources.tunnel.door_process import door
+    flags: PolyBeastLearnerFlags, supervisor: Supervisor, replica: Replica | None
+) -> Iterator[HostDoor | None]:
+    """Lets hosts dial in for the duration of the block; yields None without --listen.
 
-    listen = flags.fleet.listen
-    if listen is None or not leads:
+    Each of several learners on a machine listens at a port of its own: that of --listen plus its
+    number there.
+    """
+    from torchbeast.sources.servers.door import HostDoor
+
+    if flags.fleet.listen is None:
         yield None
         return
-    with door(supervisor, listen, flags.security.listening()) as opened:
-        if opened.wait_ready():
-            say(_waiting(listen, flags.security))
+    number = 0 if replica is None else replica.local_rank
+    listen = server_addresses(flags.fleet.listen, number + 1)[number]
+    opened = HostDoor(listen, flags.security.listening())
+    try:
+        say(_waiting(listen, flags.security))
         yield opened
+    finally:
+        opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
 
 
 def _check_servers_are_named(served: ServedFleetConfig, folder: Path) -> None:
@@ -240,17 +267,19 @@ def _recorded(folder: Path) -> Mapping[str, Any]:
     return recorded or {}
 
 
-def _finder(flags: PolyBeastLearnerFlags, visited: DoorProcess | None) -> Callable[..., Fleet]:
+def _finder(
+    flags: PolyBeastLearnerFlags, door: HostDoor | None, replica: Replica | None
+) -> Callable[..., Fleet]:
     """Returns what finds the servers of the flags: on this machine, on others, or of hosts that
     dial in.
     """
     from torchbeast.sources.servers.discovery import find, find_on
-    from torchbeast.sources.tunnel.door_process import find_visitors
 
     served = flags.fleet
     wanted, timeout = served.num_actors, served.connect_timeout
-    if visited is not None:
-        return functools.partial(find_visitors, visited, wanted, timeout)
+    if door is not None:
+        own = wanted if wanted is None or replica is None else -(-wanted // replica.size)
+        return functools.partial(door.find, own, timeout)
     if served.env_servers is not None:
         named, security = served.env_servers, flags.security_of_servers()
         return lambda stopped: find_on(
@@ -267,19 +296,6 @@ def _waiting(listen: str, security: SecurityConfig) -> str:
     return "\n".join([*lines, *filter(None, [warning_of_names(listen, names)])])
 
 
-def _changing(
-    flags: PolyBeastLearnerFlags, fleet: Fleet, visited: DoorProcess | None
-) -> Hosts | None:
-    """Returns the hosts of the fleet, if they may change while the run goes on."""
-    from torchbeast.sources.servers.host_list import HostList
-    from torchbeast.sources.tunnel.visitors import Visitors
-
-    if visited is not None:
-        return Visitors(visited.visits, fleet, visited.tell)
-    named = flags.fleet.env_servers
-    return None if named is None else HostList(named, fleet, flags.security_of_servers())
-
-
 def train(
     flags: ServedLearnerFlags,
     fleet: Fleet,
@@ -288,39 +304,33 @@ def train(
     num_actions: int | None = None,
     replica: Replica | None = None,
     *,
-    hosts: Hosts | None = None,
+    door: HostDoor | None = None,
     of_command: Sequence[str] = (),
 ) -> None:
     """Learns from the fleet until the run ends.
 
     num_actions: for servers that do not describe their actions. replica: this process among several
-    learners, each of which gets a share of the fleet's streams; None: it is the only one. hosts:
-    the list that the fleet was found with, if it may change; rank 0's is that of all learners.
+    learners, each of which gets a share of the fleet's streams; None: it is the only one. door:
+    where hosts dial in; they have dialled in to this learner, so its fleet is not shared out.
     of_command: see `RunSettings`.
     """
-    from torchbeast.sources.servers.dealt_streams import shared_out
-    from torchbeast.sources.servers.discovery import as_fault_of_absent_hosts
     from torchbeast.sources.servers.source import PolySource
 
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
-    own, pipeline, dealt, columns = fleet, flags.pipeline, None, None
-    with as_fault_of_absent_hosts(fleet):
-        pipeline.streams_needed(len(fleet.stream_addresses))  # refused before anything is said
-        if replica is not None:
-            dealt, hosts = shared_out(fleet, hosts, replica.rank, replica.size, pipeline)
-            own = fleet.share(replica.rank, replica.size)
+    own, pipeline = fleet, flags.pipeline
+    if door is None:
+        pipeline.check_enough(len(fleet.stream_addresses))  # refused before anything is said
+        own = fleet if replica is None else fleet.share(replica.rank, replica.size)
     if replica is not None:
         streams = len(own.stream_addresses), len(fleet.stream_addresses)
-        pipeline = pipeline.share(replica.size, *streams)
-        batch_size = flags.rollouts.batch_size // replica.size
-        columns = rollout_columns(batch_size, fleet.envs_per_stream)  # any stream fits any rank
+        pipeline = pipeline.share(replica.size, *(streams if door is None else (1, replica.size)))
 
     def agent(spec: ActorSpec) -> Agent:
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
-        made = PolySource(
+        return PolySource(
             own,
             learner.agent,
             learner.weights,
@@ -330,21 +340,17 @@ def train(
             extras=learner.extras,
             mode=learner.mode,
             seed=learner.seed,
-            columns=columns,
             spare_columns=learner.spare_columns,
             num_batches=1 + learner.batches_at_once,
-            hosts=hosts,
+            door=door,
         )
-        if dealt is not None:
-            dealt.pool = made.streams
-        return made
 
     settings = run_settings(flags, env.name, collection)
     settings = dataclasses.replace(settings, of_command=of_command)
     others_serve = collection.processes is None
     seen_keys = names(fleet.observation_space)
     played = Played(env=env, seen_keys=seen_keys, others_serve=others_serve)
-    run = LearnerRun(settings, played, opened, replica=replica, aside=dealt)
+    run = LearnerRun(settings, played, opened, replica=replica)
     run.train(agent, PublishedWeights, source)
 
 
@@ -362,9 +368,10 @@ def _action_space(fleet: Fleet, num_actions: int | None) -> ActionSpace:
 
 def found(fleet: Fleet) -> str:
     """Returns the sentence that says how many environments and servers there are."""
-    servers = counted(len(set(fleet.stream_addresses)), "server")
+    hosts, servers = set(fleet.stream_hosts), set(fleet.stream_addresses)
+    where = counted(len(hosts), "host") if hosts else counted(len(servers), "server")
     what = f" of {fleet.env.name}" if fleet.env.name else ""
-    return f"Found {counted(fleet.num_envs, 'environment')}{what}, on {servers}."
+    return f"Found {counted(fleet.num_envs, 'environment')}{what}, on {where}."
 
 
 def _check_environment(env: str | None, fleet: Fleet) -> None:

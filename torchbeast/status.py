@@ -28,11 +28,10 @@ from torchbeast.sources.servers.own_certificate import check_times
 
 if TYPE_CHECKING:  # compiled; `main` reports its absence
     from torchbeast.sources.servers.status import Status
-    from torchbeast.sources.tunnel.asking import KnownHost
 
 PROGRAM = "status"
 _UNIX = "unix:"
-_OF_HOSTS = ("host", "state", "servers", "connections", "for")
+_OF_HOSTS = ("host", "streams", "envs", "for")
 _COLUMNS = ("server", "serves", "envs", "streams", "env steps/s", "env steps", "since")
 
 
@@ -45,7 +44,7 @@ class StatusConfig:
     or unix:BASENAME. Default: the servers of this user on this machine."""
     learner: str | None = None
     """HOST:PORT of a learner to which hosts dial in (polybeast_learner --listen): show the hosts
-    that it knows."""
+    that have joined it."""
     timeout: float = 5.0
     """Seconds to wait for each server."""
 
@@ -111,19 +110,17 @@ def _basenames(asked: StatusConfig) -> list[str]:
 
 
 def _show_hosts(learner: str, security: LearnerSecurityConfig, timeout: float) -> int:
-    from torchbeast.sources.tunnel.asking import ask
-    from torchbeast.sources.tunnel.way import Way
+    from torchbeast.sources.servers.status import ask_learner
 
-    known = ask(Way(learner, security), timeout)
-    print(_lines([_OF_HOSTS, *map(_row_of_host, known)]) if known else "no host has dialled in yet")
+    silence_grpc()
+    check_times(security)
+    rows = [_row_of_host(*host) for host in ask_learner(learner, security, timeout)]
+    print(_lines([_OF_HOSTS, *rows]) if rows else "no host has joined")
     return EXIT_DONE
 
 
-def _row_of_host(host: KnownHost) -> tuple[str, ...]:
-    in_state_for = datetime.timedelta(seconds=host.seconds)
-    state = "here" if host.is_here else "away"
-    numbers = f"{host.servers:,}", f"{host.connections:,}"
-    return (host.label, state, *numbers, str(in_state_for))
+def _row_of_host(name: str, streams: int, envs: int, seconds: float) -> tuple[str, ...]:
+    return name, f"{streams:,}", f"{envs:,}", str(datetime.timedelta(seconds=int(seconds)))
 
 
 def table(servers: Sequence[Status]) -> str:

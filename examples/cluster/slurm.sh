@@ -1,13 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
 #
-# PolyBeast in one Slurm job: the learner on the first node, environment servers on all others.
+# PolyBeast in one Slurm job: the learner on the first node, and all others dial in to it.
 #
 #   sbatch examples/cluster/slurm.sh             the same command goes on with the run
 #
 # Before its time is over, the learner writes a checkpoint and the job goes back into the queue; so
 # Slurm does with a job that it preempts, where it is set up to requeue. scancel ends the job after a
-# checkpoint. $HOME must be the same on all nodes, and ports 50051 and following free.
+# checkpoint. $HOME must be the same on all nodes, and port 50050 of the first node free.
 #SBATCH --job-name=torchbeast
 #SBATCH --nodes=5
 #SBATCH --ntasks-per-node=1
@@ -21,27 +21,27 @@ set -euo pipefail
 python=${TORCHBEAST_PYTHON:-python}
 savedir=${TORCHBEAST_SAVEDIR:-$HOME/logs/torchbeast}
 keys=$savedir/keys-$SLURM_JOB_ID
-port=${TORCHBEAST_PORT:-50051}
+port=${TORCHBEAST_PORT:-50050}
 cpus=${SLURM_CPUS_PER_TASK:-1}
 envs=$((8 * cpus)) # of a node
 
 mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
 hosts=("${nodes[@]:1}")
 names=$(IFS=,; echo "${hosts[*]}")
-servers=$(printf "%s:$port," "${hosts[@]}")
+learner=${nodes[0]}
 
 mkdir -p "$savedir"
 rm -rf "$keys" # of this job, if it was killed
 trap 'rm -rf "$keys"' EXIT
-"$python" -m torchbeast.keys --hosts "$names" --folder "$keys"
+"$python" -m torchbeast.keys --hosts "$learner" --folder "$keys"
 rm "$keys/ca-key.pem" # nothing else is to be signed
 
 srun --nodes="${#hosts[@]}" --ntasks="${#hosts[@]}" --cpus-per-task="$cpus" --nodelist="$names" \
   --output="$savedir/servers-$SLURM_JOB_ID-%N.log" \
   "$python" -m torchbeast.polybeast_env --env PongNoFrameskip-v4 \
-  --num_servers "$cpus" --num_actors "$envs" --listen "0.0.0.0:$port" \
-  --tls_cert "$keys/server.pem" --tls_key "$keys/server-key.pem" \
-  --tls_client_ca "$keys/ca.pem" --token_file "$keys/token" &
+  --num_servers "$cpus" --num_actors "$envs" --learner "$learner:$port" \
+  --tls_ca "$keys/ca.pem" --tls_cert "$keys/client.pem" --tls_key "$keys/client-key.pem" \
+  --token_file "$keys/token" &
 serving=$!
 
 signals=0 requeue=no learning=
@@ -55,9 +55,9 @@ trap stop TERM                  # scancel, or preempted
 
 # Not by srun, which kills its tasks at once when it gets SIGTERM. This script runs on the first node.
 # With a GPU there: a job of two components (#SBATCH hetjob), the first one with --gpus=1.
-"$python" -m torchbeast.polybeast_learner --preset pong --env_servers "${servers%,}" \
-  --tls_ca "$keys/ca.pem" --tls_cert "$keys/client.pem" --tls_key "$keys/client-key.pem" \
-  --token_file "$keys/token" --connect_timeout 120 \
+"$python" -m torchbeast.polybeast_learner --preset pong --listen "0.0.0.0:$port" \
+  --tls_cert "$keys/server.pem" --tls_key "$keys/server-key.pem" \
+  --tls_client_ca "$keys/ca.pem" --token_file "$keys/token" --connect_timeout 120 \
   --savedir "$savedir" --xpid "$SLURM_JOB_NAME" --suppress_logs &
 learning=$!
 [ "$signals" = 0 ] || kill -TERM "$learning" || true # it came too early for stop

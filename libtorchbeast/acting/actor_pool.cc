@@ -93,11 +93,6 @@ class OutOfMemory : public std::bad_alloc {
   std::runtime_error message_;  // unlike std::string it is copied without an allocation
 };
 
-// ActorPool::remove() was called for the stream.
-struct StreamRemoved : std::runtime_error {
-  StreamRemoved() : std::runtime_error("the stream was removed") {}
-};
-
 // Counts a stream as live for a scope.
 class Alive {
  public:
@@ -115,7 +110,6 @@ class Alive {
 ActorPool::Registration::Registration(ActorPool* pool, const Stream& stream, EnvStream* connection)
     : pool_(pool), number_(stream.number) {
   MutexLock lock(pool_->mutex_);
-  if (stream.is_removed) throw StreamRemoved();
   pool_->members_.at(number_).connection = connection;
 }
 
@@ -140,11 +134,8 @@ ActorPool::ActorPool(ActorPoolOptions options, std::shared_ptr<RolloutQueue> lea
     throw std::invalid_argument("unroll_length must be >= 1, got " +
                                 std::to_string(options_.unroll_length));
   }
-  if (options_.endpoints.empty()) {
-    throw std::invalid_argument("env_server_addresses must name at least one server");
-  }
   const auto count = static_cast<std::int64_t>(options_.endpoints.size());
-  if (options_.min_streams < 0 || options_.min_streams > count) {
+  if (options_.min_streams < 0 || (count > 0 && options_.min_streams > count)) {
     throw std::invalid_argument("min_streams must be at most the number of streams, " +
                                 std::to_string(count) + ", got " +
                                 std::to_string(options_.min_streams));
@@ -177,47 +168,30 @@ void ActorPool::run(const std::function<void()>& poll, const Report& report) {
 // ---- Streams that come and go
 // --------------------------------------------------------------------
 
-void ActorPool::add(const std::vector<std::string>& addresses) {
-  const Credentials& credentials = options_.endpoints.front().credentials;
-  MutexLock lock(mutex_);
-  if (stopped_) return;
-  for (const std::string& address : addresses) enrol({address, credentials});
-  changed_.notify_all();
-}
-
-void ActorPool::enrol(Endpoint endpoint) {
+ActorPool::Stream* ActorPool::enrol(Endpoint endpoint) {
   const std::int64_t number = next_number_++;
-  auto stream = std::unique_ptr<Stream>(
-      new Stream{.number = number, .endpoint = std::move(endpoint), .joins_late = ran_});
+  auto stream =
+      std::unique_ptr<Stream>(new Stream{.number = number, .endpoint = std::move(endpoint)});
+  Stream* const enrolled = stream.get();
   members_.emplace(number, Member{.stream = std::move(stream)});
-}
-
-std::int64_t ActorPool::remove(const std::string& address) {
-  std::int64_t count = 0;
-  MutexLock lock(mutex_);
-  for (auto& [number, member] : members_) {
-    if (member.stream->endpoint.address != address || member.stream->is_removed) continue;
-    member.stream->is_removed = true;
-    member.cancel_at = Clock::now() + kGrace;
-    ++count;
-  }
-  changed_.notify_all();
-  return count;
+  return enrolled;
 }
 
 void ActorPool::start_new_streams() {
   MutexLock lock(mutex_);
   if (stopped_) return;
   for (auto& [number, member] : members_) {
-    if (member.has_started || member.stream->is_removed) continue;
-    member.thread = started_thread(member.stream->endpoint.address,
-                                   [this, stream = member.stream.get()] { run_stream(stream); });
+    if (member.has_started) continue;
+    member.thread =
+        started_thread(member.stream->endpoint.address, [this, stream = member.stream.get()] {
+          run_stream(stream, [this, stream] { keep_playing(stream); });
+        });
     member.has_started = true;
     ++running_;
   }
 }
 
-// Joins the threads that have ended, and forgets the streams that are removed.
+// Joins the threads that have ended, and forgets the streams that have left.
 void ActorPool::join_ended_streams() {
   MutexLock lock(mutex_);
   for (auto next = members_.begin(); next != members_.end();) {
@@ -225,34 +199,31 @@ void ActorPool::join_ended_streams() {
     Member& member = current->second;
     if (member.has_started && !member.has_ended) continue;
     if (member.thread.joinable()) member.thread.join();  // at once: it needs no lock any more
-    if (!member.stream->is_removed) continue;
+    if (!member.has_left) continue;
     past_times_ += member.stream->clock.times();
     members_.erase(current);
   }
 }
 
 void ActorPool::cancel_late_streams() {
-  const auto now = Clock::now();
   MutexLock lock(mutex_);
   for (auto& [number, member] : members_) {
-    if (member.connection == nullptr) continue;
-    member.connection->cancel_if_overdue();
-    if (member.stream->is_removed && now >= member.cancel_at) member.connection->cancel();
+    if (member.connection != nullptr) member.connection->cancel_if_overdue();
   }
 }
 
 // ---- The thread of a stream
 // ----------------------------------------------------------------------
 
-void ActorPool::run_stream(Stream* stream) noexcept {
+void ActorPool::run_stream(Stream* stream, const std::function<void()>& body) noexcept {
   try {
-    keep_playing(stream);
+    body();
   } catch (const ClosedBatchingQueue&) {  // the normal end
     stop();
-  } catch (const StreamCancelled&) {  // the pool is stopping already, or the stream is removed
-    if (!stream->is_removed) stop();
+  } catch (const StreamCancelled&) {  // the pool is stopping already
+    stop();
   } catch (...) {
-    if (!stream->is_removed) fail(std::current_exception());
+    fail(std::current_exception());
   }
   stream->clock.enter(Stage::kNone);
   MutexLock lock(mutex_);
@@ -265,8 +236,7 @@ void ActorPool::run_stream(Stream* stream) noexcept {
 // environments fail. Returns if the stream is retired.
 void ActorPool::keep_playing(Stream* stream) {
   const auto number = static_cast<std::uint64_t>(stream->number);
-  StreamHistory history(options_.retries, derived_seed(options_.seed, number, kPauses),
-                        stream->joins_late);
+  StreamHistory history(options_.retries, derived_seed(options_.seed, number, kPauses));
   std::optional<EnvDescription> described;  // by the first connection that came up
   for (bool goes_on = true; goes_on;) {
     try {
@@ -288,7 +258,6 @@ void ActorPool::keep_playing(Stream* stream) {
 template <typename Error>
 bool ActorPool::obey(const Verdict& verdict, const Error& error, Stream* stream,
                      const StreamHistory& history) {
-  if (stream->is_removed) throw StreamRemoved();
   const Error whole(error.what() + verdict.why);
   if (verdict.next == Verdict::Next::kEndRun) throw whole;
   if (verdict.next == Verdict::Next::kRetire) {
@@ -297,7 +266,7 @@ bool ActorPool::obey(const Verdict& verdict, const Error& error, Stream* stream,
   }
   note_end(stream, verdict, error, history.may_be_away());
   stream->clock.enter(Stage::kEnvironment);
-  pause(*stream, history.pause());
+  pause(history.pause());
   return true;
 }
 
@@ -338,38 +307,38 @@ void ActorPool::retire(Stream* stream, const Verdict& verdict, const Error& erro
 }
 
 // Waits before the next connection. Throws ClosedBatchingQueue if the pool stops meanwhile.
-void ActorPool::pause(const Stream& stream, std::chrono::milliseconds pause) {
+void ActorPool::pause(std::chrono::milliseconds pause) {
   const auto until = Clock::now() + pause;
   MutexLock lock(mutex_);
-  while (!stopped_ && !stream.is_removed && Clock::now() < until) {
-    changed_.wait_until(mutex_, until);
-  }
+  while (!stopped_ && Clock::now() < until) changed_.wait_until(mutex_, until);
   if (stopped_) throw ClosedBatchingQueue("the pool stopped");
-  if (stream.is_removed) throw StreamRemoved();
 }
 
 // Plays one connection until it ends.
 void ActorPool::play(Stream* stream, StreamHistory* history,
                      std::optional<EnvDescription>* described) {
-  const std::string& address = stream->endpoint.address;
   stream->clock.enter(Stage::kEnvironment);
   EnvStream connection(stream->endpoint, options_.step_timeout, *described);
   const Registration registration(this, *stream, &connection);
   const auto number = static_cast<std::uint64_t>(stream->number);
   StreamStep first = connection.connect(derived_seed(options_.seed, number, history->connection()),
                                         history->patience());
-  history->came_up();
   if (!*described) *described = connection.description();
+  play_first_to_last(&connection, stream, std::move(first), history);
+}
+
+// Plays a connection from its first step on.
+void ActorPool::play_first_to_last(EnvStream* connection, Stream* stream, StreamStep first,
+                                   StreamHistory* history) {
+  const std::string& address = stream->endpoint.address;
+  history->came_up();
   stream->away_since = 0;
   const DynamicBatcher::Caller caller(inference_batcher_.get());
   const Alive alive(&live_);
   try {
-    step_until_stopped(&connection, stream, std::move(first), history);
+    step_until_stopped(connection, stream, std::move(first), history);
   } catch (const ClosedBatchingQueue&) {
-    connection.close();
-    throw;
-  } catch (const StreamRemoved&) {
-    connection.close();
+    connection->close();
     throw;
   } catch (const Unresponsive&) {
     throw;
@@ -384,13 +353,58 @@ void ActorPool::play(Stream* stream, StreamHistory* history,
   }
 }
 
+std::string ActorPool::play_joined(EnvStream* connection) {
+  Stream* stream = nullptr;
+  {
+    MutexLock lock(mutex_);
+    if (stopped_) return "";
+    stream = enrol(connection->endpoint());
+    members_.at(stream->number).has_started = true;
+    ++running_;
+  }
+  std::string why;
+  run_stream(stream, [&] { why = play_once(connection, stream); });
+  return why;
+}
+
+// Plays the stream of a host that has joined; returns why it ended. If the host comes back, it is
+// by another stream.
+std::string ActorPool::play_once(EnvStream* connection, Stream* stream) {
+  const auto number = static_cast<std::uint64_t>(stream->number);
+  StreamHistory history(options_.retries, number);
+  stream->clock.enter(Stage::kEnvironment);
+  const Registration registration(this, *stream, connection);
+  try {
+    StreamStep first = connection->begin(derived_seed(options_.seed, number, 0));
+    play_first_to_last(connection, stream, std::move(first), &history);
+  } catch (const LostStream& lost) {
+    if (closed()) throw ClosedBatchingQueue("the pool stopped");
+    ++lost_;
+    return let_go(stream, lost);
+  } catch (const EnvironmentFailure& failure) {
+    ++restarted_;
+    return let_go(stream, failure);
+  } catch (const Unresponsive& hanging) {
+    ++restarted_;
+    return let_go(stream, hanging);
+  }
+  return "";
+}
+
+// Lets `watch` forget a stream; returns why it has ended.
+std::string ActorPool::let_go(Stream* stream, const std::exception& error) {
+  MutexLock lock(mutex_);
+  members_.at(stream->number).has_left = true;
+  return last_end_ = error.what();
+}
+
 Answer ActorPool::ask(const StreamStep& step, const ArrayNest& agent_state) {
   Answer answer = inference_batcher_->compute(inference_inputs(step, agent_state));
   check_agent_answer(answer.outputs);
   return answer;
 }
 
-// Ends with an exception: ClosedBatchingQueue or StreamRemoved at a normal end, another for a
+// Ends with an exception: ClosedBatchingQueue at a normal end, another for a
 // failure. Counts the rollouts that have been enqueued.
 void ActorPool::step_until_stopped(EnvStream* connection, Stream* stream, StreamStep step,
                                    StreamHistory* history) {
@@ -408,7 +422,6 @@ void ActorPool::step_until_stopped(EnvStream* connection, Stream* stream, Stream
   Answer answer = ask(step, agent_state);
   writer.start(step, {answer.outputs.as_vector()[0], answer.version}, agent_state);
   for (;;) {
-    if (stream->is_removed) throw StreamRemoved();
     clock.enter(Stage::kEnvironment);
     const ArrayNest& outputs = answer.outputs.as_vector()[0];
     step = connection->step(outputs.as_vector()[0]);
@@ -440,7 +453,7 @@ std::vector<AwayStream> ActorPool::away_streams() const {
   MutexLock lock(mutex_);
   for (const auto& [number, member] : members_) {
     const Clock::duration since(member.stream->away_since);
-    if (since.count() == 0 || member.is_retired || member.stream->is_removed) continue;
+    if (since.count() == 0 || member.is_retired) continue;
     away.push_back({member.stream->endpoint.address, now - since, member.why_away});
   }
   return away;
@@ -472,7 +485,7 @@ StageTimes ActorPool::times() const {
 ActorPool::Strength ActorPool::strength() const {
   Strength strength;
   for (const auto& [number, member] : members_) {
-    if (member.stream->is_removed) continue;
+    if (member.has_left) continue;
     ++strength.all;
     if (member.is_retired) continue;
     ++strength.unretired;

@@ -25,7 +25,7 @@ namespace torchbeast {
 
 struct ActorPoolOptions {
   std::int64_t unroll_length = 80;   // T, in agent steps
-  std::vector<Endpoint> endpoints;   // one stream for each entry
+  std::vector<Endpoint> endpoints;   // one stream for each entry; hosts may join besides
   std::int64_t rollout_columns = 0;  // environments per item; 0: all of a stream's
   std::uint64_t seed = 0;            // every stream derives its own from it
   std::chrono::milliseconds step_timeout = std::chrono::minutes(10);  // of one step
@@ -44,15 +44,14 @@ struct AwayStream {
 
 // Collects rollouts from all streams and enqueues them for the learner.
 //
-//   environment server <-> EnvStream <-> thread of the stream -> RolloutWriter -> RolloutQueue
+//   server or host <-> EnvStream <-> thread of the stream -> RolloutWriter -> RolloutQueue
 //                                             |        ^
 //                                             v        |
 //                                          DynamicBatcher::compute
 //
-// Streams may be added and removed at any time. Each has a number that no other stream of the pool
-// ever had: its environments are numbered from kMaxEnvsPerStream times that, and its seeds derive
-// from it. A removed stream ends within 250 ms, unless it waits for inference or for room in the
-// queue; its unfinished rollout is dropped, and nobody waits for it.
+// Streams of hosts may join and leave at any time. Each stream has a number that no other stream of
+// the pool ever had: its environments are numbered from kMaxEnvsPerStream times that, and its seeds
+// derive from it. When a stream leaves, its unfinished rollout is dropped, and nobody waits for it.
 //
 // At the start, each server must become reachable within connect_timeout; a connection lost before
 // its first step is retried within that time. Later, a lost stream reconnects with growing pauses;
@@ -89,11 +88,9 @@ class ActorPool {
   // Ends run() by closing queue and batcher, without waiting. May be called at any time.
   void stop() EXCLUDES(mutex_);
 
-  // Adds a stream for each address, with the credentials of the pool's first endpoint. A server
-  // that is not there is away. Does nothing once the pool has stopped.
-  void add(const std::vector<std::string>& addresses) EXCLUDES(mutex_);
-  // Removes the streams of the server at this address, without waiting; returns their number.
-  std::int64_t remove(const std::string& address) EXCLUDES(mutex_);
+  // Plays the stream of a host that has joined, in the calling thread, until it ends: then it
+  // leaves the pool. Returns why it ended, "" once the pool stops. Closing: as run().
+  std::string play_joined(EnvStream* connection) EXCLUDES(mutex_);
 
   // Environment steps in rollouts that were enqueued.
   std::int64_t count() const { return count_; }
@@ -105,9 +102,9 @@ class ActorPool {
   std::int64_t lost_streams() const { return lost_; }
   // The number of times that a stream's environments failed and it got new ones.
   std::int64_t restarted_streams() const { return restarted_; }
-  // Streams that are retired, until they are removed.
+  // Streams that are retired.
   std::int64_t retired_streams() const EXCLUDES(mutex_);
-  // The number of streams, retired ones included; a removed one counts until its thread has ended.
+  // The number of streams, retired ones included.
   std::int64_t num_streams() const EXCLUDES(mutex_);
   // Streams that are lost at this moment.
   std::vector<AwayStream> away_streams() const EXCLUDES(mutex_);
@@ -122,22 +119,20 @@ class ActorPool {
   struct Stream {
     const std::int64_t number;
     const Endpoint endpoint;
-    const bool joins_late;  // was added to a running pool
     StageClock clock = {};
     std::atomic<Clock::rep> away_since = 0;  // 0: not lost
-    std::atomic<bool> is_removed = false;
   };
 
-  // A stream of the pool, from add() until remove() and the end of its thread.
+  // A stream of the pool; one of a host that has joined is forgotten once it has left.
   struct Member {
     std::unique_ptr<Stream> stream;
-    std::thread thread = {};           // started and joined by run()
-    EnvStream* connection = nullptr;   // to be cancelled
-    Clock::time_point cancel_at = {};  // of one that is removed
-    std::string why_away = {};         // see AwayStream::why
+    std::thread thread = {};          // started and joined by run()
+    EnvStream* connection = nullptr;  // to be cancelled
+    std::string why_away = {};        // see AwayStream::why
     bool is_retired = false;
     bool has_started = false;
     bool has_ended = false;  // its thread does nothing more
+    bool has_left = false;   // with its host
   };
 
   // Registers a stream's connection for cancellation, for a scope.
@@ -153,8 +148,8 @@ class ActorPool {
     const std::int64_t number_;
   };
 
-  void enrol(Endpoint endpoint) REQUIRES(mutex_);
-  void run_stream(Stream* stream) noexcept;
+  Stream* enrol(Endpoint endpoint) REQUIRES(mutex_);
+  void run_stream(Stream* stream, const std::function<void()>& body) noexcept;
   void keep_playing(Stream* stream);
   template <typename Error>
   bool obey(const Verdict& verdict, const Error& error, Stream* stream,
@@ -164,11 +159,15 @@ class ActorPool {
   template <typename Error>
   void retire(Stream* stream, const Verdict& verdict, const Error& error) EXCLUDES(mutex_);
   void play(Stream* stream, StreamHistory* history, std::optional<EnvDescription>* described);
+  void play_first_to_last(EnvStream* connection, Stream* stream, StreamStep first,
+                          StreamHistory* history);
+  std::string play_once(EnvStream* connection, Stream* stream);
+  std::string let_go(Stream* stream, const std::exception& error) EXCLUDES(mutex_);
   void step_until_stopped(EnvStream* connection, Stream* stream, StreamStep step,
                           StreamHistory* history);
   void hand_over(std::vector<QueueItem> items, std::int64_t columns);
   Answer ask(const StreamStep& step, const ArrayNest& agent_state);
-  void pause(const Stream& stream, std::chrono::milliseconds pause) EXCLUDES(mutex_);
+  void pause(std::chrono::milliseconds pause) EXCLUDES(mutex_);
   void fail(std::exception_ptr failure) EXCLUDES(mutex_);
   bool closed() const;
 
@@ -202,7 +201,7 @@ class ActorPool {
   std::atomic<bool> ran_ = false;
 
   mutable Mutex mutex_;
-  CondVar changed_;  // a stream's thread ended, streams were added or removed, or the pool stops
+  CondVar changed_;  // a stream has ended, or the pool stops
   bool stopped_ GUARDED_BY(mutex_) = false;
   ShortageWatch shortage_watch_ GUARDED_BY(mutex_);
   std::exception_ptr failure_ GUARDED_BY(mutex_);

@@ -26,11 +26,8 @@ std::string never_up(std::uint64_t connections, std::chrono::milliseconds timeou
 
 }  // namespace
 
-StreamHistory::StreamHistory(RetryOptions options, std::uint64_t seed, bool joins_late)
-    : options_(options),
-      may_be_away_(joins_late),
-      is_proven_(joins_late),
-      backoff_(kFirstPause, kLongestPause, seed) {}
+StreamHistory::StreamHistory(RetryOptions options, std::uint64_t seed)
+    : options_(options), backoff_(kFirstPause, kLongestPause, seed) {}
 
 std::chrono::milliseconds StreamHistory::patience() const {
   if (may_be_away_) return std::min(kLongestPause, options_.reconnect_timeout);

@@ -36,13 +36,12 @@ struct Verdict {
 //       +------------------------------- after pause() <-------- kConnectAgain -------+
 //
 // A stream that never completed a rollout ends the run, for its server or its environment is
-// probably broken. One that did, or that joined a running pool, is retired instead.
+// probably broken. One that did is retired instead.
 //
 // Thread safety: one thread.
 class StreamHistory {
  public:
-  // joins_late: the stream was added to a running pool.
-  StreamHistory(RetryOptions options, std::uint64_t seed, bool joins_late);
+  StreamHistory(RetryOptions options, std::uint64_t seed);
 
   // The number of the current connection, from 0.
   std::uint64_t connection() const { return connection_; }
@@ -52,7 +51,7 @@ class StreamHistory {
   std::chrono::milliseconds patience() const;
   // Whether the current connection came up.
   bool is_up() const { return is_up_; }
-  // Whether the stream may be away: it came up before, or joined late.
+  // Whether the stream may be away: it came up before.
   bool may_be_away() const { return may_be_away_; }
 
   // The current connection brought its first step.
@@ -77,8 +76,8 @@ class StreamHistory {
   std::int64_t rollouts_ = 0;  // of the current connection
   int fruitless_ = 0;          // connections in a row that ended before their first rollout
   bool is_up_ = false;
-  bool may_be_away_;
-  bool is_proven_;  // completed a rollout, or joined late
+  bool may_be_away_ = false;
+  bool is_proven_ = false;  // completed a rollout
   std::deque<Clock::time_point> failures_;
   Backoff backoff_;
   std::chrono::milliseconds pause_{};

@@ -10,11 +10,7 @@ namespace {
 using namespace std::chrono_literals;
 using Next = Verdict::Next;
 
-constexpr bool kFromTheStart = false, kJoinsLate = true;
-
-StreamHistory history(RetryOptions options = {}, bool joins_late = kFromTheStart) {
-  return {options, 1, joins_late};
-}
+StreamHistory history(RetryOptions options = {}) { return {options, 1}; }
 
 // A connection that comes up and completes this many rollouts.
 void plays(StreamHistory* history, int rollouts) {
@@ -36,14 +32,6 @@ TEST(StreamHistoryTest, AFailureAfterARolloutIsFollowedByAnotherConnection) {
   EXPECT_EQ(stream.failed().next, Next::kConnectAgain);
   plays(&stream, 0);
   EXPECT_EQ(stream.failed().next, Next::kConnectAgain) << "it completed a rollout once";
-}
-
-TEST(StreamHistoryTest, AStreamThatJoinsLateNeverEndsTheRun) {
-  auto failing = history({.failures = 2}, kJoinsLate);
-  EXPECT_EQ(failing.failed().next, Next::kConnectAgain);
-  EXPECT_EQ(failing.failed().next, Next::kRetire);
-  auto absent = history({.connect_timeout = 0ms}, kJoinsLate);
-  for (int i = 0; i < 100; ++i) EXPECT_EQ(absent.lost().next, Next::kConnectAgain);
 }
 
 TEST(StreamHistoryTest, FailuresWithinTheWindowRetireAStreamThoughItCompletesRollouts) {
@@ -85,7 +73,9 @@ TEST(StreamHistoryTest, ConnectionsWithoutARolloutEndTheRunOrRetireAStreamThatHa
 }
 
 TEST(StreamHistoryTest, ARareFailureWithoutARolloutInBetweenRetiresAStream) {
-  auto stream = history({.fruitless_connections = 3, .failure_window = 0ms}, kJoinsLate);
+  auto stream = history({.fruitless_connections = 3, .failure_window = 0ms});
+  plays(&stream, 1);
+  stream.lost();
   EXPECT_EQ(stream.failed().next, Next::kConnectAgain);
   EXPECT_EQ(stream.failed().next, Next::kConnectAgain);
   EXPECT_EQ(stream.failed().next, Next::kRetire) << "a constructor that takes minutes and fails";
@@ -120,7 +110,8 @@ TEST(StreamHistoryTest, TheNumbersOfRolloutsLeaveOneOutAfterAConnectionWithRollo
 }
 
 TEST(StreamHistoryTest, PausesGrowUntilARolloutIsCompleted) {
-  auto stream = history({.fruitless_connections = 100, .failures = 100}, kJoinsLate);
+  auto stream = history({.fruitless_connections = 100, .failures = 100});
+  plays(&stream, 1);
   for (int i = 0; i < 8; ++i) stream.failed();
   EXPECT_GE(stream.pause(), 2500ms);
   EXPECT_LE(stream.pause(), 5000ms);

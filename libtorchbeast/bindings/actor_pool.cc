@@ -8,12 +8,11 @@
 
 #include "libtorchbeast/bindings/arrays.h"
 #include "libtorchbeast/bindings/bindings.h"
+#include "libtorchbeast/bindings/description.h"
 #include "libtorchbeast/bindings/gil.h"
 #include "libtorchbeast/bindings/options.h"
-#include "libtorchbeast/proto/readable.h"
 #include "libtorchbeast/stream/describe.h"
 #include "libtorchbeast/stream/server_status.h"
-#include "nest/nest_pybind.h"
 
 namespace torchbeast::bindings {
 namespace {
@@ -49,23 +48,6 @@ std::shared_ptr<ActorPool> make_pool(
       [](ActorPool& pool) { pool.stop(); });
 }
 
-py::object spec_leaf(const Array& leaf) {
-  return py::make_tuple(info(leaf.dtype()).name, py::tuple(py::cast(leaf.shape())));
-}
-
-// Parses the JSON that the server at `address` sent; None for empty text, which means unknown.
-py::object from_json(const std::string& address, const std::string& text) {
-  if (text.empty()) return py::none();
-  try {
-    return py::module_::import("json").attr("loads")(text);
-  } catch (const py::error_already_set& error) {
-    const bool unreadable = error.matches(PyExc_ValueError) ||
-                            error.matches(PyExc_RecursionError);  // nested too deeply
-    if (!unreadable) throw;
-    throw std::invalid_argument(address + ": expected JSON, got " + readable(text.substr(0, 80)));
-  }
-}
-
 py::dict describe(const std::string& address, double timeout_s,
                   const std::optional<Credentials>& credentials) {
   const auto timeout = from_seconds("timeout_s", timeout_s);
@@ -73,19 +55,7 @@ py::dict describe(const std::string& address, double timeout_s,
   choose_polling();  // with the GIL, as above
   const EnvDescription description =
       without_gil([&] { return describe_server(endpoint, timeout); });
-  py::dict result;
-  result["protocol_version"] = description.protocol_version;
-  result["env_id"] = description.env_id;
-  result["num_envs"] = description.num_envs;
-  result["num_streams"] = description.num_streams;
-  result["num_servers"] = description.num_servers;
-  result["frame_stack"] = description.frame_stack;
-  result["observation"] = nest::to_python(description.observation, spec_leaf);
-  result["action_space"] = from_json(address, description.action_space);
-  result["observation_space"] = from_json(address, description.observation_space);
-  result["options"] = from_json(address, description.options);
-  result["info_keywords"] = description.info_keywords;
-  return result;
+  return to_python(address, description);
 }
 
 py::dict server_status(const std::string& address, double timeout_s,
@@ -98,6 +68,11 @@ py::dict server_status(const std::string& address, double timeout_s,
   result["uptime_s"] = status.uptime_s;
   result["open_streams"] = status.open_streams;
   result["steps"] = status.steps;
+  py::list hosts;
+  for (const HostStatus& host : status.hosts) {
+    hosts.append(py::make_tuple(host.name, host.streams, host.envs, host.joined_s));
+  }
+  result["hosts"] = hosts;
   return result;
 }
 
@@ -149,18 +124,6 @@ void bind_actor_pool(py::module_& module) {
            py::arg("step_timeout_s") = 600.0, py::arg("reconnect_timeout_s") = 60.0,
            py::arg("min_streams") = 0, py::arg("credentials") = py::none())
       .def("run", &run, py::arg("report") = py::none())
-      .def(
-          "add",
-          [](ActorPool& pool, const std::vector<std::string>& addresses) {
-            without_gil([&] { pool.add(addresses); });
-          },
-          py::arg("env_server_addresses"))
-      .def(
-          "remove",
-          [](ActorPool& pool, const std::string& address) {
-            return without_gil([&] { return pool.remove(address); });
-          },
-          py::arg("env_server_address"))
       .def("count", &ActorPool::count)
       .def("steps", &ActorPool::steps)
       .def("live_streams", &ActorPool::live_streams)

@@ -12,5 +12,6 @@ void bind_batching_queue(pybind11::module_& module);
 void bind_dynamic_batcher(pybind11::module_& module);
 void bind_actor_pool(pybind11::module_& module);
 void bind_server(pybind11::module_& module);
+void bind_door(pybind11::module_& module);
 
 }  // namespace torchbeast::bindings

@@ -41,4 +41,5 @@ PYBIND11_MODULE(_C, module) {
   bindings::bind_dynamic_batcher(module);
   bindings::bind_actor_pool(module);
   bindings::bind_server(module);
+  bindings::bind_door(module);
 }

@@ -61,6 +61,9 @@ template <>
 class SerializationTraits<rpcenv::VectorStep, void>
     : public torchbeast::codec::CheckedParsing<rpcenv::VectorStep> {};
 template <>
+class SerializationTraits<rpcenv::HostMessage, void>
+    : public torchbeast::codec::CheckedParsing<rpcenv::HostMessage> {};
+template <>
 class SerializationTraits<rpcenv::Description, void>
     : public torchbeast::codec::CheckedParsing<rpcenv::Description> {};
 template <>

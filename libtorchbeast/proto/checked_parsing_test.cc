@@ -114,7 +114,7 @@ TEST(CheckedParsingTest, AllMessagesOfTheServicesAreAmongThese) {
   const auto* file = rpcenv::Action::descriptor()->file();
   std::set<std::string> named,
       checked = {"Action",          "Step",          "VectorAction", "VectorStep", "Description",
-                 "DescribeRequest", "StatusRequest", "ServerStatus"};
+                 "DescribeRequest", "StatusRequest", "ServerStatus", "HostMessage"};
   for (int s = 0; s < file->service_count(); ++s) {
     for (int m = 0; m < file->service(s)->method_count(); ++m) {
       named.insert(file->service(s)->method(m)->input_type()->name());

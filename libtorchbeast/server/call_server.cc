@@ -7,6 +7,7 @@
 #include <exception>
 #include <utility>
 
+#include "health.pb.h"
 #include "libtorchbeast/support/errors.h"
 
 namespace torchbeast {
@@ -23,6 +24,9 @@ constexpr std::chrono::milliseconds kRefusalPatience{100};
 // look takes up to 0.2 ms while a client does not read.
 constexpr std::size_t kLooksWhenBusy = 2;
 constexpr std::size_t kLooksWhenIdle = 64;
+// How long a health check, which needs no token, may keep the server waiting.
+constexpr std::chrono::seconds kStrangersPatience{10};
+constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
 
 // Returns a deadline that a change of the system's clock does not move.
 gpr_timespec after(std::chrono::milliseconds time) {
@@ -37,62 +41,77 @@ grpc::Status too_many_calls() {
 }  // namespace
 
 void Call::cancel_after(std::chrono::milliseconds time) { deadline_ = after(time); }
+void Call::cancel_never() { deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC); }
 
-bool Call::next(bool* ok) {
-  for (;;) {
-    void* tag;
-    switch (events_.AsyncNext(&tag, ok, deadline_)) {
-      case grpc::CompletionQueue::SHUTDOWN:
-        return false;
-      case grpc::CompletionQueue::GOT_EVENT:
-        return true;
-      case grpc::CompletionQueue::TIMEOUT:
-        cancel();
-    }
+Call::Event Call::next(gpr_timespec until) {
+  void* tag;
+  bool ok;
+  switch (events_.AsyncNext(&tag, &ok, gpr_time_min(until, deadline_))) {
+    case grpc::CompletionQueue::SHUTDOWN:
+      return Event::kEnd;
+    case grpc::CompletionQueue::GOT_EVENT:
+      *static_cast<Operation*>(tag) = {.is_open = false, .succeeded = ok};
+      return Event::kOperation;
+    case grpc::CompletionQueue::TIMEOUT:
+      break;
   }
+  if (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), deadline_) >= 0) cancel();
+  return Event::kTimeout;
 }
 
-bool Call::is_done() {
-  bool ok = false;
-  return next(&ok) && ok;
+void Call::begin_read() {
+  if (reading_.is_open || reading_.succeeded) return;
+  reading_.is_open = true;
+  stream_.Read(&received_, &reading_);
+}
+
+bool Call::is_silent(std::chrono::milliseconds time) {
+  begin_read();
+  const gpr_timespec until = after(time);
+  while (reading_.is_open && gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), until) < 0) next(until);
+  return reading_.is_open;
+}
+
+bool Call::is_done(const Operation& operation) {
+  while (operation.is_open && !is_interrupted_) {
+    if (next(after(kPollInterval)) == Event::kEnd) return false;
+  }
+  return !operation.is_open && operation.succeeded;
 }
 
 void Call::begin_end(const grpc::Status& status) {
-  stream_.Finish(status, this);
+  if (writing_.is_open) cancel();  // interrupted: its message is in the way of a status
+  stream_.Finish(status, &ending_);
   events_.Shutdown();
 }
 
 void Call::wait_for_end() {
-  bool ok;
-  while (next(&ok)) continue;
+  while (next(gpr_inf_future(GPR_CLOCK_MONOTONIC)) != Event::kEnd) continue;
 }
 
 bool Call::has_ended() {
-  void* tag;
-  bool ok;
   for (;;) {
-    switch (events_.AsyncNext(&tag, &ok, gpr_inf_past(GPR_CLOCK_MONOTONIC))) {
-      case grpc::CompletionQueue::SHUTDOWN:
-        return true;
-      case grpc::CompletionQueue::GOT_EVENT:
-        break;
-      case grpc::CompletionQueue::TIMEOUT:
-        if (gpr_time_cmp(gpr_now(GPR_CLOCK_MONOTONIC), deadline_) >= 0) cancel();
-        return false;
-    }
+    const Event event = next(gpr_inf_past(GPR_CLOCK_MONOTONIC));
+    if (event != Event::kOperation) return event == Event::kEnd;
   }
 }
 
 void Call::cancel() {
   context_.TryCancel();
-  deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC);
+  cancel_never();
 }
 
-CallServer::CallServer(const Endpoint& endpoint, Limits limits, Handler handler)
-    : limits_(std::move(limits)), handler_(std::move(handler)) {
+CallServer::CallServer(const Endpoint& endpoint, Methods methods)
+    : credentials_(endpoint.credentials), methods_(std::move(methods)) {
+  std::int64_t most = kOtherCalls;
+  for (const auto& [path, method] : methods_) most = std::max(most, method.max_calls);
+  methods_.emplace(kHealthCheck, Method{kHealthCheck, kOtherCalls,
+                                        [this](Call* call) { return check_health(call); }});
   grpc::ServerBuilder builder;
   builder.RegisterAsyncGenericService(&calls_);
   arrivals_ = builder.AddCompletionQueue();
+  // A client that opens many calls and reads nothing keeps gRPC from ending any of them.
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, static_cast<int>(most + kOtherCalls));
   server_ = start_server(endpoint, &builder);
   try {
     acceptor_ = std::thread([this] { accept(); });
@@ -168,7 +187,7 @@ void CallServer::start(std::unique_ptr<Call> call) {
       call.release();
       return;
     } catch (const std::exception&) {  // the system has no more threads, or no memory
-      count_closed(call->group_);
+      count_closed(*call->place_);
       refusal = too_many_calls();
     }
   }
@@ -190,30 +209,54 @@ void CallServer::release_refused(std::size_t looks) {
 // Requests the next call after one has arrived. Counts the new call as open, or returns the reason
 // to refuse it.
 grpc::Status CallServer::admit(Call* call) {
-  const Limit limit = limits_(call->method());
+  const auto found = methods_.find(call->method());
+  const bool needs_token = call->method() != kHealthCheck;
+  const grpc::Status stranger =
+      needs_token ? check_token(credentials_, call->context_) : grpc::Status::OK;
   MutexLock lock(mutex_);
   // gRPC permits no further request.
   if (stopping_) return {grpc::StatusCode::UNAVAILABLE, "the server is stopping"};
   request_call();
-  if (open_in_[limit.group] >= limit.max_calls) return too_many_calls();
-  call->group_ = limit.group;
-  ++open_in_[limit.group];
+  if (found == methods_.end()) return {grpc::StatusCode::UNIMPLEMENTED, "no such method"};
+  if (!stranger.ok()) return stranger;
+  const Method& method = found->second;
+  if (open_in_[method.group] >= method.max_calls) return too_many_calls();
+  call->place_ = &method.group;
+  ++open_in_[method.group];
   ++open_;
+  return grpc::Status::OK;
+}
+
+// In place of gRPC's own service, whose calls have no limit: an open Watch costs the server 18 KiB,
+// without a token.
+grpc::Status CallServer::check_health(Call* call) const {
+  grpc::health::v1::HealthCheckRequest request;
+  grpc::health::v1::HealthCheckResponse response;
+  call->cancel_after(kStrangersPatience);
+  if (!call->read(&request)) return grpc::Status::CANCELLED;
+  const std::string service = "/" + request.service() + "/";
+  const auto of_service = methods_.lower_bound(service);
+  if (request.service() != "" &&
+      (of_service == methods_.end() || !of_service->first.starts_with(service))) {
+    return {grpc::StatusCode::NOT_FOUND, "no such service"};
+  }
+  response.set_status(grpc::health::v1::HealthCheckResponse::SERVING);
+  call->write(response);
   return grpc::Status::OK;
 }
 
 void CallServer::serve(std::unique_ptr<Call> call) {
   grpc::Status status;
   try {
-    status = handler_(call.get());
+    status = methods_.at(call->method()).handler(call.get());
   } catch (const std::exception& error) {  // no memory
     status = {grpc::StatusCode::UNKNOWN, error.what()};
   }
   call->begin_end(status);
   call->wait_for_end();
-  const std::string group = call->group_;
+  const std::string* place = call->place_;
   call.reset();
-  count_closed(group);
+  count_closed(*place);
 }
 
 void CallServer::count_closed(const std::string& group) {

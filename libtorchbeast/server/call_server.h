@@ -7,6 +7,7 @@
 #include <grpcpp/generic/async_generic_service.h>
 #include <grpcpp/grpcpp.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -25,7 +26,7 @@ namespace torchbeast {
 
 // One call at the server's end: messages come in, messages go out.
 //
-// Thread safety: one thread.
+// Thread safety: one thread; interrupt() from any thread.
 class Call {
  public:
   // Path of the method that the client calls: "/package.Service/Method".
@@ -34,14 +35,23 @@ class Call {
 
   // Cancels the call if it waits for the client longer than this from now.
   void cancel_after(std::chrono::milliseconds time);
+  void cancel_never();
 
   // Reads the client's next message. Returns false if none follows or if it cannot be parsed.
   template <typename Message>
   bool read(Message* message) {
-    grpc::ByteBuffer bytes;
-    stream_.Read(&bytes, this);
-    return is_done() && grpc::SerializationTraits<Message>::Deserialize(&bytes, message).ok();
+    begin_read();
+    if (!is_done(reading_)) return false;
+    reading_.succeeded = false;  // taken
+    return grpc::SerializationTraits<Message>::Deserialize(&received_, message).ok();
   }
+
+  // Waits for the client's next message, for `time` at most. Returns whether the client has neither
+  // sent one nor ended the call; read() then returns what comes.
+  bool is_silent(std::chrono::milliseconds time);
+
+  // Whether a message is awaited: read() was interrupted.
+  bool is_reading() const { return reading_.is_open; }
 
   // Sends a message. Returns false once the call is over.
   template <typename Message>
@@ -50,17 +60,31 @@ class Call {
     bool is_own = false;
     const auto status = grpc::SerializationTraits<Message>::Serialize(message, &bytes, &is_own);
     if (!status.ok()) return false;
-    stream_.Write(bytes, this);
-    return is_done();
+    writing_.is_open = true;
+    stream_.Write(bytes, &writing_);
+    return is_done(writing_);
   }
+
+  // Ends the wait in read() or write(), and the next ones, until resume(). The call stays open.
+  void interrupt() { is_interrupted_ = true; }
+  void resume() { is_interrupted_ = false; }
 
  private:
   friend class CallServer;
 
-  // Waits for the next event. Returns whether one came; none comes once the call has ended.
-  bool next(bool* ok);
-  // Waits for the operation that was started last. Returns whether it succeeded.
-  bool is_done();
+  // What gRPC has been asked to do; its address is gRPC's tag.
+  struct Operation {
+    bool is_open = false;
+    bool succeeded = false;
+  };
+  enum class Event { kOperation, kTimeout, kEnd };
+
+  // Waits for an operation to complete, until the call's deadline and `until`. None does once the
+  // call has ended.
+  Event next(gpr_timespec until);
+  void begin_read();
+  // Waits for the operation. Returns whether it succeeded.
+  bool is_done(const Operation& operation);
   // Begins to send the status, with which the call ends.
   void begin_end(const grpc::Status& status);
   // Waits until gRPC is through with the call.
@@ -72,14 +96,32 @@ class Call {
   grpc::CompletionQueue events_;
   grpc::GenericServerContext context_;
   grpc::GenericServerAsyncReaderWriter stream_{&context_};
+  grpc::ByteBuffer received_;
+  Operation reading_, writing_, ending_;
+  std::atomic<bool> is_interrupted_ = false;
   gpr_timespec deadline_ = gpr_inf_future(GPR_CLOCK_MONOTONIC);  // then it is cancelled
-  std::string group_;                                            // that its place belongs to
+  const std::string* place_ = nullptr;                           // the group that it counts towards
 };
 
-// Serves calls at an endpoint.
+// How a method is served.
+struct Method {
+  // The calls of a group that may be open at once. The limits of two groups are independent.
+  std::string group;
+  std::int64_t max_calls;
+  // Returns the status that ends the call; an exception ends it with UNKNOWN.
+  std::function<grpc::Status(Call*)> handler;
+};
+
+// The methods by path.
+using Methods = std::map<std::string, Method>;
+
+// The maximum number of open calls of a method that is not a stream.
+inline constexpr std::int64_t kOtherCalls = 32;
+
+// Serves calls at an endpoint, and gRPC's health checks of its services.
 //
-//   connections -> acceptor: new connections and new calls
-//               -> a thread for each call: Handler, which reads and writes the call's messages
+//   connections -> acceptor: new connections and new calls; refuses those without the token
+//               -> a thread for each call: its handler, which reads and writes the call's messages
 //
 // gRPC receives data in the threads that wait for it. With poll(), a call's thread waits for the
 // connection of its call, and the acceptor waits for all connections. If the acceptor receives a
@@ -91,19 +133,10 @@ class Call {
 // Closing: stop() ends all calls and waits for their handlers, as does the destructor.
 class CallServer {
  public:
-  // Returns the status that ends the call; an exception ends it with UNKNOWN.
-  using Handler = std::function<grpc::Status(Call*)>;
-  // The calls of a group that may be open at once. The limits of two groups are independent.
-  struct Limit {
-    std::string group;
-    std::int64_t max_calls;
-  };
-  // Returns the limit that a method counts towards. The number of groups must be bounded.
-  using Limits = std::function<Limit(const std::string& method)>;
-
-  // Serves from now on. Calls beyond their limit end with RESOURCE_EXHAUSTED. Throws
-  // ConnectionError as start_server() does, or if no thread can be started.
-  CallServer(const Endpoint& endpoint, Limits limits, Handler handler);
+  // Serves from now on. Calls without the endpoint's token end with UNAUTHENTICATED, those beyond a
+  // limit with RESOURCE_EXHAUSTED; health checks need no token. Throws ConnectionError as
+  // start_server() does, or if no thread can be started.
+  CallServer(const Endpoint& endpoint, Methods methods);
   ~CallServer() { stop(std::chrono::milliseconds(0)); }
   CallServer(const CallServer&) = delete;
   CallServer& operator=(const CallServer&) = delete;
@@ -118,12 +151,13 @@ class CallServer {
   void request_call() REQUIRES(mutex_);
   void start(std::unique_ptr<Call> call) EXCLUDES(mutex_);
   grpc::Status admit(Call* call) EXCLUDES(mutex_);
+  grpc::Status check_health(Call* call) const;
   void release_refused(std::size_t looks);
   void serve(std::unique_ptr<Call> call) EXCLUDES(mutex_);
   void count_closed(const std::string& group) EXCLUDES(mutex_);
 
-  const Limits limits_;
-  const Handler handler_;
+  const Credentials credentials_;
+  Methods methods_;
   grpc::AsyncGenericService calls_;
   std::unique_ptr<grpc::ServerCompletionQueue> arrivals_;
   std::unique_ptr<grpc::Server> server_;

@@ -3,30 +3,24 @@
 #include "libtorchbeast/server/env_server.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <future>
 #include <map>
 #include <random>
 #include <thread>
 #include <vector>
 
-#include "health.pb.h"
 #include "libtorchbeast/proto/array_codec.h"
 #include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/server/activity.h"
 #include "libtorchbeast/server/call_server.h"
 #include "libtorchbeast/server/unix_address.h"
+#include "libtorchbeast/server/vector_stream.h"
 #include "libtorchbeast/stream/frame_stack.h"
 #include "libtorchbeast/stream/wire.h"
 #include "libtorchbeast/support/errors.h"
 
 namespace torchbeast {
 namespace {
-
-constexpr std::int64_t kOtherCalls = 32;  // of each method except streams, at once
-// How long a call without a token may keep the server waiting.
-constexpr std::chrono::seconds kStrangersPatience{10};
-constexpr char kHealthCheck[] = "/grpc.health.v1.Health/Check";
 
 // The length to which status messages are shortened, in bytes of the header in which they travel.
 // Peers refuse headers above 8 KiB.
@@ -60,82 +54,6 @@ grpc::Status as_status(Call* call, const Body& body) {
     call->context()->AddTrailingMetadata(kFailureHeader, "1");
     return {grpc::StatusCode::INTERNAL, shortened(error.what())};
   }
-}
-
-// Counts the steps and the return of each environment's current episode.
-class EpisodeCounters {
- public:
-  explicit EpisodeCounters(std::int64_t num_envs)
-      : steps_(static_cast<std::size_t>(num_envs)), returns_(static_cast<std::size_t>(num_envs)) {}
-
-  // Includes a step in the counters.
-  void add(const EnvStep& step) {
-    for (std::size_t e = 0; e < steps_.size(); ++e) {
-      steps_[e] += 1;
-      returns_[e] += step.reward.as<float>()[e];
-    }
-  }
-
-  // Resets the counters of environments whose episode ended.
-  void restart(const EnvStep& step) {
-    for (std::size_t e = 0; e < steps_.size(); ++e) {
-      if (!step.episode_end.as<bool>()[e]) continue;
-      steps_[e] = 0;
-      returns_[e] = 0;
-    }
-  }
-
-  Array steps() const { return array_of<std::int32_t>(steps_); }
-  Array returns() const { return array_of<float>(returns_); }
-
- private:
-  template <typename To, typename From>
-  static Array array_of(const std::vector<From>& values) {
-    Array array(kDTypeOf<To>, {static_cast<std::int64_t>(values.size())});
-    std::transform(values.begin(), values.end(), array.as<To>(),
-                   [](From value) { return static_cast<To>(value); });
-    return array;
-  }
-
-  std::vector<std::int32_t> steps_;
-  std::vector<double> returns_;  // a long sum of floats stops growing
-};
-
-// Resets the environments and returns their first observations as a step.
-EnvStep first_step(Env& env, std::uint64_t seed) {
-  const Shape shape{env.num_envs()};
-  return {.observation = env.reset(seed),
-          .reward = Array::zeros(DType::kFloat32, shape),
-          .terminated = Array::filled<bool>(shape, true),
-          .truncated = Array::zeros(DType::kBool, shape),
-          .episode_end = Array::zeros(DType::kBool, shape)};
-}
-
-void check_action(const ArrayNest& action, const Shape& prefix) {
-  nest::for_each(
-      [&](const Array& leaf) {
-        const bool fits = leaf.ndim() >= prefix.size() &&
-                          std::equal(prefix.begin(), prefix.end(), leaf.shape().begin());
-        if (fits) return;
-        throw std::invalid_argument("an action's shape must begin with " + to_string(prefix) +
-                                    ", got " + to_string(leaf.shape()));
-      },
-      action);
-}
-
-void fill(const EnvStep& step, const EpisodeCounters& counters, rpcenv::VectorStep* message) {
-  message->Clear();
-  codec::encode(step.observation, message->mutable_observation());
-  codec::encode(step.reward, message->mutable_reward());
-  codec::encode(step.terminated, message->mutable_terminated());
-  codec::encode(step.truncated, message->mutable_truncated());
-  codec::encode(step.episode_end, message->mutable_episode_end());
-  codec::encode(counters.steps(), message->mutable_episode_step());
-  codec::encode(counters.returns(), message->mutable_episode_return());
-  if (step.final_observation) {
-    codec::encode(*step.final_observation, message->mutable_final_observation());
-  }
-  if (step.info) codec::encode(*step.info, message->mutable_info());
 }
 
 // Returns whether a shape is [1, 1] followed by `rest`, or by anything if `rest` is null.
@@ -211,6 +129,23 @@ class OriginalStream {
   FrameStack stack_;
 };
 
+// The learner's end of a vector stream that it has opened.
+class ServedStream final : public VectorPeer {
+ public:
+  ServedStream(OpenStream* open, Call* call) : open_(open), call_(call) {}
+
+  rpcenv::VectorStep* step() override { return &step_; }
+  bool exchange(rpcenv::VectorAction* action) override {
+    return call_->write(step_) && call_->read(action);
+  }
+  void count(std::int64_t steps) override { open_->count(steps); }
+
+ private:
+  OpenStream* open_;
+  Call* call_;
+  rpcenv::VectorStep step_;
+};
+
 void stream_original(Env& env, OpenStream* open, Call* call) {
   OriginalStream original(env);
   rpcenv::Step step;
@@ -222,137 +157,49 @@ void stream_original(Env& env, OpenStream* open, Call* call) {
   }
 }
 
-void stream_vector(Env& env, std::uint64_t seed, OpenStream* open, Call* call) {
-  EpisodeCounters counters(env.num_envs());
-  rpcenv::VectorStep message;
-  fill(first_step(env, seed), counters, &message);
-  rpcenv::VectorAction action;
-  while (call->write(message) && call->read(&action)) {
-    const ArrayNest nest = codec::decode(action.nest_action());
-    check_action(nest, {env.num_envs()});
-    const EnvStep step = env.step(nest);
-    open->count(env.num_envs());
-    counters.add(step);
-    fill(step, counters, &message);
-    counters.restart(step);
-  }
-}
-
-// Prints a failure on stderr unless the watch ends within `grace`.
-//
-// Closing: the destructor ends the watch. Where no thread can be started, the failure is printed at
-// once.
-class FailureWatch {
- public:
-  FailureWatch(const std::string& failure, std::chrono::milliseconds grace) {
-    try {
-      thread_ = std::thread([end = ended_.get_future(), failure, grace] {
-        if (end.wait_for(grace) != std::future_status::ready) print(failure);
-      });
-    } catch (const std::exception&) {
-      print(failure);
-    }
-  }
-  ~FailureWatch() {
-    ended_.set_value();
-    if (thread_.joinable()) thread_.join();
-  }
-  FailureWatch(const FailureWatch&) = delete;
-  FailureWatch& operator=(const FailureWatch&) = delete;
-
- private:
-  static void print(const std::string& failure) {
-    std::fprintf(stderr, "an environment has failed, and may hang while it is closed: %s\n",
-                 failure.c_str());
-  }
-
-  std::promise<void> ended_;
-  std::thread thread_;
-};
-
-// Calls use(env) with an environment of its own. Watches over the end of one that has failed: the
-// status that carries the failure is sent only after the environment is destroyed, which may hang
-// for the same reason.
-template <typename Use>
-void with_environment(const EnvFactory& factory, const EnvServerOptions& options, const Use& use) {
-  std::unique_ptr<Env> env = factory();
-  try {
-    use(*env);
-  } catch (const EnvironmentFailure& failure) {
-    const FailureWatch watch(failure.what(), options.close_grace);
-    env.reset();
-    throw;
-  }
-}
-
-// Answers a health check. In place of gRPC's own service, whose calls have no limit: an open Watch
-// costs the server 18 KiB, without a token.
-grpc::Status check_health(Call* call) {
-  grpc::health::v1::HealthCheckRequest request;
-  grpc::health::v1::HealthCheckResponse response;
-  call->cancel_after(kStrangersPatience);
-  if (!call->read(&request)) return grpc::Status::CANCELLED;
-  if (request.service() != "" && request.service() != rpcenv::RPCEnvServer::service_full_name() &&
-      request.service() != rpcenv::RPCServerStatus::service_full_name()) {
-    return {grpc::StatusCode::NOT_FOUND, "no such service"};
-  }
-  response.set_status(grpc::health::v1::HealthCheckResponse::SERVING);
-  call->write(response);
-  return grpc::Status::OK;
-}
-
 }  // namespace
 
 // Answers the calls of the protocol. Thread safety: any number of threads.
 class EnvServer::Service {
  public:
-  Service(EnvFactory factory, EnvServerOptions options, Credentials credentials)
+  Service(EnvFactory factory, EnvServerOptions options)
       : factory_(std::move(factory)),
         options_(std::move(options)),
-        credentials_(std::move(credentials)),
         description_(options_.description) {}
 
-  // Returns how many calls of a method may be open at once, and which methods count together.
-  // Strangers can only use up the calls that need no token.
-  CallServer::Limit limit(const std::string& method) const {
-    const auto found = methods_.find(method);
-    if (found == methods_.end()) {
-      return {method == kHealthCheck ? method : "unknown methods", kOtherCalls};
-    }
+  // Returns the methods of a service, which they keep alive.
+  static Methods methods(const std::shared_ptr<Service>& service) {
+    const auto method = [&](std::string group, std::int64_t max_calls, auto answer) {
+      return Method{std::move(group), max_calls, [service, answer](Call* call) {
+                      return as_status(call, [&] { (service.get()->*answer)(call); });
+                    }};
+    };
     // More than OpenStream counts: its refusal says which limit a stream has reached.
-    if (found->second == &Service::streaming_env ||
-        found->second == &Service::streaming_vector_env) {
-      return {"streams", options_.max_streams + kOtherCalls};
-    }
-    return {method, kOtherCalls};
-  }
-
-  // Returns the status that ends the call.
-  grpc::Status answer(Call* call) {
-    if (call->method() == kHealthCheck) return check_health(call);
-    const auto method = methods_.find(call->method());
-    if (method == methods_.end()) return {grpc::StatusCode::UNIMPLEMENTED, "no such method"};
-    // Before a message is read, which may have 256 MiB.
-    const grpc::Status refusal = check_token(credentials_, *call->context());
-    if (!refusal.ok()) {
-      call->cancel_after(kStrangersPatience);
-      return refusal;
-    }
-    return as_status(call, [&] { (this->*method->second)(call); });
+    const std::int64_t streams = service->options_.max_streams + kOtherCalls;
+    return {
+        {"/rpcenv.RPCEnvServer/StreamingEnv", method("streams", streams, &Service::streaming_env)},
+        {"/rpcenv.RPCEnvServer/StreamingVectorEnv",
+         method("streams", streams, &Service::streaming_vector_env)},
+        {"/rpcenv.RPCEnvServer/Describe", method("Describe", kOtherCalls, &Service::describe)},
+        {"/rpcenv.RPCServerStatus/GetStatus",
+         method("GetStatus", kOtherCalls, &Service::get_status)}};
   }
 
  private:
   void streaming_env(Call* call) {
     OpenStream open(&activity_, options_.max_streams);
-    with_environment(factory_, options_, [&](Env& env) { stream_original(env, &open, call); });
+    with_environment(factory_, options_.close_grace,
+                     [&](Env& env) { stream_original(env, &open, call); });
   }
 
   void streaming_vector_env(Call* call) {
     OpenStream open(&activity_, options_.max_streams);
     rpcenv::VectorAction first;
     if (!call->read(&first)) return;
-    with_environment(factory_, options_,
-                     [&](Env& env) { stream_vector(env, first.seed(), &open, call); });
+    ServedStream stream(&open, call);
+    VectorPeer* const peer = &stream;
+    with_environment(factory_, options_.close_grace,
+                     [&](Env& env) { stream_vector(env, first.seed(), peer); });
   }
 
   void describe(Call* call) {
@@ -383,7 +230,7 @@ class EnvServer::Service {
   // Called with the lock, which only Describe uses: simultaneous requests make one environment.
   EnvDescription describe_one() const {
     EnvDescription description{.env_id = options_.env_id, .num_streams = options_.num_streams};
-    with_environment(factory_, options_, [&](Env& env) {
+    with_environment(factory_, options_.close_grace, [&](Env& env) {
       description.num_envs = env.num_envs();
       description.frame_stack = env.frame_stack();
       description.observation = nest::map(
@@ -398,12 +245,6 @@ class EnvServer::Service {
 
   const EnvFactory factory_;
   const EnvServerOptions options_;
-  const Credentials credentials_;
-  const std::map<std::string, void (Service::*)(Call*)> methods_{
-      {"/rpcenv.RPCEnvServer/StreamingEnv", &Service::streaming_env},
-      {"/rpcenv.RPCEnvServer/StreamingVectorEnv", &Service::streaming_vector_env},
-      {"/rpcenv.RPCEnvServer/Describe", &Service::describe},
-      {"/rpcenv.RPCServerStatus/GetStatus", &Service::get_status}};
   Activity activity_;
   Mutex mutex_;
   std::optional<EnvDescription> description_ GUARDED_BY(mutex_);
@@ -435,10 +276,8 @@ void EnvServer::begin() {
 
 void EnvServer::serve(const std::function<void()>& poll) {
   const UnixAddressClaim claim(endpoint_);
-  auto service = std::make_shared<Service>(factory_, options_, endpoint_.credentials);
   auto calls = std::make_unique<CallServer>(
-      endpoint_, [service](const std::string& method) { return service->limit(method); },
-      [service](Call* call) { return service->answer(call); });
+      endpoint_, Service::methods(std::make_shared<Service>(factory_, options_)));
   set_state(State::kServing);
   std::exception_ptr failure;
   try {

@@ -23,7 +23,19 @@ EnvStream::EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
                      std::optional<EnvDescription> described)
     : endpoint_(std::move(endpoint)),
       step_timeout_(step_timeout),
-      described_(std::move(described)) {}
+      described_(std::move(described)),
+      has_joined_(false) {}
+
+EnvStream::EnvStream(const std::string& host, std::chrono::milliseconds step_timeout,
+                     EnvDescription description, std::unique_ptr<Wire> wire)
+    : endpoint_(host),
+      step_timeout_(step_timeout),
+      has_joined_(true),
+      description_(std::move(description)),
+      translation_(std::make_unique<StepTranslation>(description_)),
+      wire_(std::move(wire)) {
+  description_.marks_failures = true;  // the protocol does
+}
 
 EnvStream::~EnvStream() {
   if (wire_ == nullptr) return;
@@ -51,6 +63,10 @@ StreamStep EnvStream::connect(std::uint64_t seed, std::chrono::milliseconds time
     wire_ = description_.protocol_version == 0 ? make_original_wire(channel, endpoint_.credentials)
                                                : make_vector_wire(channel, endpoint_.credentials);
   }
+  return begin(seed);
+}
+
+StreamStep EnvStream::begin(std::uint64_t seed) {
   return waiting([&] { return wire_->start(seed) ? wire_->read() : std::nullopt; });
 }
 
@@ -95,8 +111,15 @@ StreamStep EnvStream::waiting(const Call& call) {
     return (*translation_)(*raw);
   } catch (const std::invalid_argument& error) {
     overdue_at_ = 0;
-    throw std::invalid_argument(with_origin(endpoint_.address, error.what()));
+    throw_invalid(error.what());
   }
+}
+
+// One host of many, which anyone may start again, ends no run.
+void EnvStream::throw_invalid(const char* what) const {
+  const std::string message = with_origin(endpoint_.address, what);
+  if (has_joined_) throw LostStream(message);
+  throw std::invalid_argument(message);
 }
 
 void EnvStream::wait_at_most(std::chrono::milliseconds limit) {

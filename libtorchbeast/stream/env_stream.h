@@ -18,11 +18,12 @@
 
 namespace torchbeast {
 
-// A connection to one environment server, in either protocol.
+// A connection to one environment server, in either protocol, or with a host that has joined.
 //
 //   connect(seed) -> first step -> step(action) -> step -> step(action) -> step ...   close()
+//   begin(seed)
 //
-// Everything the server sends is checked against its description before it is used.
+// Everything the other end sends is checked against its description before it is used.
 //
 // Thread safety: one thread uses the stream; any thread may call cancel() and cancel_if_overdue().
 // Closing: close() ends the stream cleanly; cancel() ends whatever blocks, with StreamCancelled.
@@ -33,6 +34,10 @@ class EnvStream {
   // described: by the server of the stream's earlier connection; none: any server is accepted.
   EnvStream(Endpoint endpoint, std::chrono::milliseconds step_timeout,
             std::optional<EnvDescription> described = {});
+  // Of a host that has joined, and has described itself. Whatever it does wrong, except that an
+  // environment fails or takes too long, is LostStream.
+  EnvStream(const std::string& host, std::chrono::milliseconds step_timeout,
+            EnvDescription description, std::unique_ptr<Wire> wire);
   ~EnvStream();
   EnvStream(const EnvStream&) = delete;
   EnvStream& operator=(const EnvStream&) = delete;
@@ -42,12 +47,17 @@ class EnvStream {
   // stream's earlier connection; otherwise like step().
   StreamStep connect(std::uint64_t seed, std::chrono::milliseconds timeout);
 
+  // Takes the stream of a host that has joined, and waits for its first step; throws like step().
+  StreamStep begin(std::uint64_t seed);
+
   // Sends an action, leaves [1, E, ...], and waits for the resulting step. Throws LostStream,
   // Unresponsive after step_timeout, EnvironmentFailure with the environment's traceback if the
   // server says that the environment failed, and std::invalid_argument for an invalid step or bytes
   // that are no message, all with the address.
   StreamStep step(const ArrayNest& action);
 
+  // The server's address, or the host's name.
+  const Endpoint& endpoint() const { return endpoint_; }
   // The server's description; after connect().
   const EnvDescription& description() const { return description_; }
   std::int64_t num_envs() const { return description_.num_envs; }
@@ -66,6 +76,7 @@ class EnvStream {
   EnvDescription describe(const std::shared_ptr<grpc::Channel>& channel);
   void check_same_as_before() const;
   [[noreturn]] void fail();
+  [[noreturn]] void throw_invalid(const char* what) const;
   [[noreturn]] void throw_overdue(bool ended) const;
   void wait_at_most(std::chrono::milliseconds limit);
   void check_cancelled() const;
@@ -73,6 +84,7 @@ class EnvStream {
   const Endpoint endpoint_;
   const std::chrono::milliseconds step_timeout_;
   const std::optional<EnvDescription> described_;
+  const bool has_joined_;
   EnvDescription description_;
   std::unique_ptr<StepTranslation> translation_;
   // Held to replace or to cancel the two calls below. Only the stream's own thread replaces them,

@@ -10,10 +10,10 @@
 namespace torchbeast {
 namespace {
 
-class OriginalWire final : public Wire {
+class OriginalWire final : public ClientWire {
  public:
   OriginalWire(const std::shared_ptr<grpc::Channel>& channel, const Credentials& credentials)
-      : Wire(credentials), stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
+      : ClientWire(credentials), stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
 
   bool start(std::uint64_t) override {
     stream_ = stub_->StreamingEnv(&context_);

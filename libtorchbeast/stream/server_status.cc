@@ -6,6 +6,7 @@
 
 #include <stdexcept>
 
+#include "libtorchbeast/proto/readable.h"
 #include "libtorchbeast/proto/service.h"
 #include "libtorchbeast/stream/stream_errors.h"
 #include "libtorchbeast/stream/time_limit.h"
@@ -19,9 +20,15 @@ ServerStatus checked(const rpcenv::ServerStatus& message, const std::string& add
   const double uptime = message.uptime_s();
   const bool is_plausible = uptime >= 0 && uptime < kLongestUptime &&  // not NaN
                             message.open_streams() >= 0 && message.steps() >= 0;
-  if (is_plausible) return {uptime, message.open_streams(), message.steps()};
-  throw std::invalid_argument(
-      with_origin(address, "its status must consist of numbers of at least 0"));
+  if (!is_plausible) {
+    throw std::invalid_argument(
+        with_origin(address, "its status must consist of numbers of at least 0"));
+  }
+  ServerStatus status{uptime, message.open_streams(), message.steps()};
+  for (const rpcenv::HostStatus& host : message.hosts()) {
+    status.hosts.push_back({readable(host.name()), host.streams(), host.envs(), host.joined_s()});
+  }
+  return status;
 }
 
 }  // namespace

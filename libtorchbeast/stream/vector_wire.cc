@@ -8,10 +8,10 @@
 namespace torchbeast {
 namespace {
 
-class VectorWire final : public Wire {
+class VectorWire final : public ClientWire {
  public:
   VectorWire(const std::shared_ptr<grpc::Channel>& channel, const Credentials& credentials)
-      : Wire(credentials), stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
+      : ClientWire(credentials), stub_(rpcenv::RPCEnvServer::NewStub(channel)) {}
 
   bool start(std::uint64_t seed) override {
     stream_ = stub_->StreamingVectorEnv(&context_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface that both protocols implement: one call, actions out, steps in.
+// The interface that all protocols implement: one call, actions out, steps in.
 
 #pragma once
 
@@ -27,7 +27,7 @@ struct RawStep {
 // In the metadata after a call: its environment, or the code that makes it, raised an exception.
 inline constexpr char kFailureHeader[] = "torchbeast-environment-failed";
 
-// One call to a server in one protocol.
+// One call in one protocol, at the learner's end: actions out, steps in.
 //
 //   start() -> read() -> write(), read() -> write(), read() ...  half_close() -> finish()
 //
@@ -35,21 +35,27 @@ inline constexpr char kFailureHeader[] = "torchbeast-environment-failed";
 // blocks. read() throws std::invalid_argument for a message that cannot be decoded.
 class Wire {
  public:
-  // The call carries the token of the credentials.
-  explicit Wire(const Credentials& credentials) { add_token(credentials, &context_); }
   virtual ~Wire() = default;
   // start() and write() return false, and read() nullopt, once the call is over; finish() then
   // returns the reason.
   virtual bool start(std::uint64_t seed) = 0;
   virtual bool write(const ArrayNest& action) = 0;  // leaves [1, E, ...]
   virtual std::optional<RawStep> read() = 0;
-  virtual void half_close() = 0;  // tells the server that no more actions follow
+  virtual void half_close() = 0;  // tells the other end that no more actions follow
   virtual grpc::Status finish() = 0;
-  // Returns whether the server said that the environment failed; after finish().
-  bool environment_failed() const {
+  // Returns whether the other end said that the environment failed; after finish().
+  virtual bool environment_failed() const = 0;
+  virtual void cancel() = 0;
+};
+
+// A call to a server, which carries the token of the credentials.
+class ClientWire : public Wire {
+ public:
+  explicit ClientWire(const Credentials& credentials) { add_token(credentials, &context_); }
+  bool environment_failed() const override {
     return context_.GetServerTrailingMetadata().count(kFailureHeader) > 0;
   }
-  void cancel() { context_.TryCancel(); }
+  void cancel() override { context_.TryCancel(); }
 
  protected:
   grpc::ClientContext context_;

@@ -18,8 +18,6 @@ import pytest
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastLearnerFlags
 from torchbeast.keys import KeysFlags
-from torchbeast.sources.servers.hosts import hosts
-from torchbeast.status import StatusFlags
 
 yaml = pytest.importorskip("yaml")
 
@@ -27,7 +25,6 @@ CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 PROGRAMS: dict[str, type[Any]] = {
     "polybeast_env": PolyBeastEnvFlags,
     "polybeast_learner": PolyBeastLearnerFlags,
-    "status": StatusFlags,
     "keys": KeysFlags,
 }
 IMAGE_PYTHON = "/opt/torchbeast/bin/python"
@@ -46,9 +43,6 @@ def of_compose() -> Iterator[list[str]]:
     for service in services.values():
         if service["image"] == "torchbeast":
             yield [*service["entrypoint"], *service["command"]]
-        if check := service.get("healthcheck"):
-            assert check["test"][0] == "CMD"
-            yield check["test"][1:]
 
 
 def of_kubernetes() -> Iterator[list[str]]:
@@ -56,8 +50,6 @@ def of_kubernetes() -> Iterator[list[str]]:
         for container in containers(resource):
             words = [*container["command"], *container["args"]]
             yield unwrapped(words)
-            if probe := container.get("readinessProbe"):
-                yield unwrapped(probe["exec"]["command"])
 
 
 def containers(resource: dict[str, Any]) -> list[dict[str, Any]]:
@@ -181,26 +173,25 @@ def test_a_slurm_job_goes_back_into_the_queue_if_its_time_is_over_and_it_has_its
 
 def test_the_commands_of_docker_compose_are_ones() -> None:
     found = [parsed(words) for words in of_compose()]
-    assert [name for name, _ in found] == ["polybeast_env", "status", "polybeast_learner"]
+    assert [name for name, _ in found] == ["polybeast_env", "polybeast_learner"]
     agree(dict(found), "compose.yaml")
 
 
 def test_the_commands_of_kubernetes_are_ones() -> None:
     found = [parsed(words) for words in of_kubernetes()]
-    assert [name for name, _ in found] == ["polybeast_env", "status", "polybeast_learner"]
+    assert [name for name, _ in found] == ["polybeast_env", "polybeast_learner"]
     agree(dict(found), "kubernetes.yaml")
 
 
 def test_the_commands_of_slurm_are_ones(tmp_path: Path) -> None:
     found = dict(map(parsed, of_slurm(tmp_path)))
     assert set(found) == {"keys", "polybeast_env", "polybeast_learner"}
-    served = found["polybeast_learner"].fleet.env_servers
-    assert hosts(served) == ["node2:50051", "node3:50051"]
-    assert found["keys"].keys.hosts == "node2,node3"
+    assert found["keys"].keys.hosts == "node1"
+    assert found["polybeast_env"].servers.learner == "node1:50050"
     assert_all_are_learnt_from(found)
-    assert found["polybeast_env"].servers.listen == "0.0.0.0:50051"
-    assert found["polybeast_env"].security.tls_client_ca.endswith("/keys-7/ca.pem")
-    assert found["polybeast_learner"].security.token_file.endswith("/keys-7/token")
+    assert found["polybeast_learner"].fleet.listen == "0.0.0.0:50050"
+    assert found["polybeast_learner"].security.tls_client_ca.endswith("/keys-7/ca.pem")
+    assert found["polybeast_env"].security.token_file.endswith("/keys-7/token")
     assert not list((tmp_path / "runs").glob("keys-*")), "the job's keys end with it"
 
 
@@ -209,19 +200,15 @@ def agree(flags: dict[str, Any], file: str) -> None:
     servers, learner = flags["polybeast_env"], flags["polybeast_learner"]
     made = re.search(r"torchbeast.keys .*--hosts (\S+)", (CLUSTER / file).read_text())
     assert made is not None
-    (asked,) = flags["status"].asked.servers
-    assert (learner.fleet.env_servers, asked) == (
-        f"dns:///{made[1]}:50051",
-        f"{made[1]}@127.0.0.1:50051",
-    )
-    assert servers.servers.listen == "0.0.0.0:50051"
+    assert servers.servers.learner == f"{made[1]}:50050"
+    assert learner.fleet.listen == "0.0.0.0:50050"
     assert_all_are_learnt_from(flags)
     of_learner, of_servers = yaml.safe_load((CLUSTER / "prometheus.yaml").read_text())[
         "scrape_configs"
     ]
     assert of_learner["static_configs"] == [{"targets": ["learner:9400"]}]
     assert learner.metrics.metrics_port == "0.0.0.0:9400"
-    assert of_servers["dns_sd_configs"] == [{"names": [made[1]], "type": "A", "port": 9401}]
+    assert of_servers["dns_sd_configs"] == [{"names": ["environments"], "type": "A", "port": 9401}]
     assert servers.metrics.metrics_port == "0.0.0.0:9401"
     assert not learner.security.insecure and not servers.security.insecure
 
@@ -232,10 +219,10 @@ def assert_all_are_learnt_from(flags: dict[str, Any]) -> None:
 
 
 def test_the_keys_that_containers_read_are_given_to_them() -> None:
-    """A learner must not get the key of the servers."""
+    """A host must not get the key of the learner."""
     secrets = {
-        "torchbeast-servers": {"ca.pem", "token", "server.pem", "server-key.pem"},
-        "torchbeast-learner": {"ca.pem", "token"},
+        "torchbeast-learner": {"token", "server.pem", "server-key.pem"},
+        "torchbeast-hosts": {"ca.pem", "token"},
     }
     text = (CLUSTER / "kubernetes.yaml").read_text()
     header = re.sub(r"\\\n#\s+", "", text)

@@ -170,76 +170,32 @@ def assert_serves_again(servers: Program, address: tuple[str, int]) -> None:
 
 
 @pytest.mark.long
-def test_hosts_are_added_to_a_running_learner_and_removed_from_it(
-    workshop: Workshop, keys: Keys
-) -> None:
-    """One is added that is not there yet, and one that serves something else."""
-    first = free_ports(4)
-
-    def start(port: int, env: str = MARKED) -> Program:
-        args = ["--listen", f"127.0.0.1:{port}", "--num_servers", "1", *of_servers(keys)]
-        servers = workshop.start("polybeast_env", "--env", env, *args)
-        servers.wait_for("Serving")
-        return servers
-
-    one, two, other = [f"127.0.0.1:{port}" for port in range(first, first + 3)]
-    listed = workshop.folder / "hosts.txt"
-    listed.write_text(f"{one}\n")
-    programs = [start(first), start(first + 2, "Memory")]
-    small = [*ONE_INCARNATION, "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
-    endless = ["--total_steps", str(10**8), "--xpid", "a"]
-    named = ["--env_servers", str(listed), *of_learner(keys)]
-    learner = workshop.start("polybeast_learner", *named, *small, *endless)
-    learner.wait_for(r"steps ([1-9][\d,]*) of ")
-    listed.write_text(f"{one}\n{two}\n{other}\n")
-    learner.wait_for(rf"{two} is not used: no environment server answers")
-    learner.wait_for(rf"{other} is not used: the servers at {one} and {other} must serve the same")
-    programs.append(start(first + 1))
-    learner.wait_for(rf"added host {two} \(1 stream\)", 20 + BUSY_S)
-    wait_for(lambda: last_row(workshop) == {"live_streams": 2, "lost_streams": 0})
-    listed.write_text(f"{two}\n")
-    learner.wait_for(rf"removed host {one} \(1 stream\)", 6 + BUSY_S)
-    wait_for(lambda: last_row(workshop) == {"live_streams": 1, "lost_streams": 0})
-    steps = list(read_logs(workshop.run_folder("a")))[-1]["step"]
-    wait_for(lambda: list(read_logs(workshop.run_folder("a")))[-1]["step"] > steps + 100)
-    for program in (learner, *programs):
-        program.send(signal.SIGINT)
-        assert program.end() == 0, program.said
-    workshop.assert_nothing_is_left()
-
-
-@pytest.mark.long
 def test_a_slow_host_beside_a_fast_one_holds_nobody_up(workshop: Workshop) -> None:
     """It steps twice a second. A learner that waited for it would learn a hundredth as fast."""
-    first, env = free_ports(2), ["--env", "environments:MarkedOfAHost", "--num_servers", "1"]
-    hosts = [f"127.0.0.1:{first}", f"127.0.0.1:{first + 1}"]
-    programs = [
-        workshop.start(
-            "polybeast_env", *env, "--num_actors", "2", "--listen", host, "--insecure", by=by
-        )
-        for host, by in zip(hosts, ([], ["env", "STEP_S=0.5"]), strict=True)
-    ]
-    for each in programs:
-        each.wait_for("Serving")
-    listed = workshop.folder / "hosts.txt"
-    listed.write_text(hosts[0])
+    where = f"127.0.0.1:{free_ports(1)}"
+
+    def host(*by: str) -> Program:
+        env = ["--env", "environments:MarkedOfAHost", "--num_servers", "1", "--num_actors", "2"]
+        dials = ["--learner", where, "--insecure"]
+        return workshop.start("polybeast_env", *env, *dials, by=list(by))
+
+    fast = host()
     small = [*ONE_INCARNATION, "--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
-    endless = ["--total_steps", str(10**8), "--xpid", "a"]
-    named = ["--env_servers", str(listed), "--insecure"]
-    learner = workshop.start("polybeast_learner", *named, *small, *endless)
+    endless = ["--total_steps", str(10**8), "--xpid", "a", "--connect_timeout", "100"]
+    learner = workshop.start("polybeast_learner", "--listen", where, "--insecure", *small, *endless)
     learner.wait_for(r"steps ([1-9][\d,]*) of ")
     before = steps_per_second(workshop, learner)
-    listed.write_text("\n".join(hosts))
-    learner.wait_for(rf"added host {hosts[1]} \(2 streams\)", 6 + BUSY_S)
+    slow = host("env", "STEP_S=0.5")
     wait_for(lambda: last_row(workshop)["live_streams"] == 4)
     beside = steps_per_second(workshop, learner)
     assert last_row(workshop) == {"live_streams": 4, "lost_streams": 0}
-    listed.write_text(hosts[0])
+    slow.send(signal.SIGINT)
+    assert slow.end() == 0, slow.said
     wait_for(lambda: last_row(workshop)["live_streams"] == 2)
     after = steps_per_second(workshop, learner)
     # A third, because other programs of the machine come and go.
     assert beside > min(before, after) / 3, f"{before:.0f}, {beside:.0f}, {after:.0f} steps/s"
-    for program in (learner, *programs):
+    for program in (learner, fast):
         program.send(signal.SIGINT)
         assert program.end() == 0, program.said
     workshop.assert_nothing_is_left()

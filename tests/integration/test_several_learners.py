@@ -11,8 +11,9 @@ import psutil
 import pytest
 import torch
 from background import wait_for
-from programs import BUSY_S, MARKED, ONE_INCARNATION, SOON, Program, Workshop
+from programs import MARKED, ONE_INCARNATION, SOON, Program, Workshop
 from scraping import free_port
+from test_machines import free_ports
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -174,60 +175,24 @@ def end_both(
     workshop.assert_nothing_is_left()
 
 
-def test_hosts_are_added_to_several_learners_and_removed_from_them(
+def test_hosts_that_dial_in_spread_their_streams_over_all_learners_and_may_leave(
     workshop: Workshop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An update needs a rollout of each rank: once all streams of rank 0 have left, one moves there
-    that has fewer environments.
-    """
+    """Each learner of a machine listens at the port after that of the one before it."""
     monkeypatch.setenv("TMPDIR", str(workshop.folder))
-    hosts = [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    served = zip(hosts, (4, 2, 4), strict=True)
-    servers = [host(workshop, envs, "--listen", where) for where, envs in served]
-    listed = workshop.folder / "hosts.txt"
-    listed.write_text("\n".join(hosts[:2]))
-    learn = [
-        *SMALL,
-        *ONE_INCARNATION,
-        "--total_steps",
-        str(10**8),
-        "--env_servers",
-        str(listed),
-        "--insecure",
-    ]
-    both = workshop.start("polybeast_learner", *learn, by=TORCHRUN)
-    both.wait_for(LEARNING)
-    listed.write_text("\n".join(hosts))
-    both.wait_for(rf"added host {hosts[2]} \(2 streams\)", 7 + BUSY_S)
-    goes_on_with(workshop, 6)
-    listed.write_text(hosts[1])
-    for name in (hosts[0], hosts[2]):
-        both.wait_for(rf"removed host {name} \(2 streams\)", 7 + BUSY_S)
-    both.wait_for("1 stream of rank 1 moved to rank 0")
-    goes_on_with(workshop, 2)
-    end_both(workshop, both, servers)
-
-
-@pytest.mark.long
-def test_hosts_that_dial_in_come_and_leave_at_the_door_of_several_learners(
-    workshop: Workshop, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that has left is removed after half a minute."""
-    monkeypatch.setenv("TMPDIR", str(workshop.folder))
-    door = f"127.0.0.1:{free_port()}"
-    listen = ["--listen", door, "--insecure", "--connect_timeout", str(SOON)]
-    first = host(workshop, 2, "--learner", door)
+    port = free_ports(2)
+    doors = f"127.0.0.1:{port},127.0.0.1:{port + 1}"
+    listen = ["--listen", f"127.0.0.1:{port}", "--insecure", "--connect_timeout", str(SOON)]
+    first = host(workshop, 2, "--learner", doors)
     both = workshop.start(
         *("polybeast_learner", *SMALL, *ONE_INCARNATION, *listen),
         *("--total_steps", str(10**8)),
         by=TORCHRUN,
     )
     both.wait_for(LEARNING)
-    second = host(workshop, 4, "--learner", door)
-    both.wait_for(r"added host .*-2 \(2 streams\)")
+    second = host(workshop, 4, "--learner", doors)
     goes_on_with(workshop, 4)
     first.send(signal.SIGTERM)
     assert first.end() == 0, first.said
-    both.wait_for(r"removed host .* \(2 streams\)")
     goes_on_with(workshop, 2)
     end_both(workshop, both, [second], lost_streams=2)

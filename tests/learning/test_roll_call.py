@@ -83,22 +83,6 @@ class FedSource:
         return [Away(f"server {self._rank}", 5.0, short, f"refused {self._rank}")]
 
 
-class Gossip:
-    """Says what it has said before, and its rank."""
-
-    def __init__(self, rank: int) -> None:
-        self.said: list[int] = []
-        self.heard: list[tuple[Any, Any]] = []
-        self._rank = rank
-
-    def say(self) -> list[int]:
-        self.said.append(self._rank)
-        return self.said
-
-    def hear(self, said: Any, away: Any) -> None:
-        self.heard.append((said, away))
-
-
 class Member:
     """One of two ranks."""
 
@@ -107,8 +91,7 @@ class Member:
     def __init__(self, rank: int, meeting: Meeting) -> None:
         self.supervisor = Supervisor()
         self.fed = FedSource(rank)
-        self.aside = Gossip(rank)
-        self.source = JointSource(self.fed, meeting.gather_as(rank), rank, self, self.aside)
+        self.source = JointSource(self.fed, meeting.gather_as(rank), rank, self)
         self.source.start(self.supervisor)
         self.batches = self.source.batches()
 
@@ -217,20 +200,6 @@ def test_figures_are_those_of_all_ranks(members: list[Member]) -> None:
             Away("server 1", 5.0, short, "refused 1"),
         ]
         assert member.source.away() == [away[rank] for rank in order]
-
-
-def test_every_rank_hears_in_each_roll_call_what_rank_0_says_and_who_is_away(
-    members: list[Member], meeting: Meeting
-) -> None:
-    waiting = [member.next() for member in members]
-    wait_for(lambda: meeting.calls >= 3)
-    members[0].supervisor.stop("it is enough")
-    assert [each.result() for each in waiting] == [None, None]
-    heard = members[0].aside.heard
-    assert members[1].aside.heard == heard and len(heard) >= 3
-    for call, (said, away) in enumerate(heard, 1):
-        assert said == [0] * call
-        assert away == [(f"server {rank}", 5.0, f"refused {rank}") for rank in (0, 1)]
 
 
 def test_a_report_of_another_version_ends_the_run_with_the_rank_and_the_reason(

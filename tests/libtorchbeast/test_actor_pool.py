@@ -61,7 +61,6 @@ class TestConstructor:
         ("changed", "text"),
         [
             ({"unroll_length": 0}, "unroll_length must be >= 1, got 0"),
-            ({"env_server_addresses": []}, "env_server_addresses must name at least one server"),
             ({"initial_agent_state": torch.zeros(1)}, r"leaves \[layers, 1, ...\].*got \[1\]"),
             ({"initial_agent_state": torch.zeros(1, 2, 3)}, r"got \[1, 2, 3\]"),
         ],
@@ -859,73 +858,6 @@ class TestEnvironmentsThatFail:
             with pytest.raises(OSError, match="the disk is full"):
                 pool.run(full)
             agent.result()
-
-
-class TestStreamsThatComeAndGo:
-    def test_an_added_stream_has_environments_that_nobody_had_before(self, address: str) -> None:
-        with serving(Vector, address), playing([address]) as game:
-            seen: set[int] = set()
-            for stream in range(3):
-                numbers = {stream * 65536 + e for e in range(3)}
-                while not numbers <= seen:
-                    seen |= set(game.rollout()[1]["stream"].flatten().tolist())
-                assert game.pool.remove(address) == 1
-                game.pool.add([address])
-            assert seen == {stream * 65536 + e for stream in range(3) for e in range(3)}
-
-    def test_nobody_is_removed_at_an_address_that_is_not_played(self, address: str) -> None:
-        with serving(Counting, address), playing([address]) as game:
-            assert game.pool.remove("unix:/nobody") == 0
-            game.rollout()
-
-    def test_one_stream_that_is_left_fills_whole_batches(self, address: str) -> None:
-        queue = BatchingQueue(minimum_batch_size=4, maximum_batch_size=4, maximum_queue_size=4)
-        batcher = DynamicBatcher(timeout_ms=10)
-        pool = ActorPool(4, queue, batcher, [address, "unix:/nobody", "unix:/nobody"], ())
-
-        def answer() -> None:
-            for batch in batcher:
-                batch.set_outputs(zeros_agent(batch.get_inputs()))
-
-        with serving(Counting, address):
-            run, agent = Background(pool.run), Background(answer)
-            assert pool.remove("unix:/nobody") == 2
-            for _ in range(3):
-                _, info = next(queue.with_info())
-                assert info["rollout"].shape == (1, 4)
-            assert pool.live_streams() == 1
-            batcher.close()  # the pool then closes the queue
-            run.result()
-            assert queue.is_closed()
-            agent.result()
-
-    def test_an_address_that_is_none_is_refused(self, address: str) -> None:
-        with serving(Counting, address), playing([address]) as game:
-            with pytest.raises(TypeError):
-                game.pool.add([None])  # type: ignore[list-item]
-            game.rollout()
-
-    def test_thousands_of_streams_that_came_and_went_leave_nothing(self, address: str) -> None:
-        """Neither threads, nor open files, nor memory."""
-
-        def left() -> tuple[int, int]:
-            return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
-
-        def come_and_go(times: int) -> None:
-            for _ in range(times):
-                game.pool.add(["unix:/nobody"] * 20)
-                assert game.pool.remove("unix:/nobody") == 20
-            wait_for(lambda: left()[0] <= threads + 2)
-
-        with serving(Counting, address), playing([address]) as game:
-            game.rollouts(4)
-            threads, _ = left()
-            come_and_go(20)
-            _, files = left()
-            before = resident_bytes()
-            come_and_go(100)
-            assert resident_bytes() - before < 4 * 2**20, "2,000 streams"
-            wait_for(lambda: left()[1] <= files + 2)
 
 
 def resident_bytes() -> int:

@@ -30,7 +30,7 @@ from serving import Game, playing, served_elsewhere, serving
 from unfinished_call import ENHANCE_YOUR_CALM, NO_ERROR, UnfinishedCall, unread_calls
 from wire import BOOL, FLOAT32, INT32, INT64, UINT8
 
-from libtorchbeast import Server, describe
+from libtorchbeast import Credentials, Server, describe
 from torchbeast.sources.servers.config import ServerSecurityConfig
 from torchbeast.sources.servers.credentials import server_credentials
 
@@ -539,6 +539,15 @@ def test_a_client_that_reads_no_refusals_keeps_the_server_from_nobody_else(tmp_p
         contextlib.closing(unread_calls(path, "/unknown.Service/Method", 6000)),
     ):
         assert describe(f"unix:{path}", SOON)["num_envs"] == Vector.num_envs
+
+
+def test_calls_without_the_token_take_no_place_of_those_that_have_it(tmp_path: Path) -> None:
+    path, token = str(tmp_path / "socket"), Credentials(token="a-token-of-this-test")
+    with (
+        serving(Vector, f"unix:{path}", credentials=token),
+        contextlib.closing(unread_calls(path, "/rpcenv.RPCEnvServer/Describe", 6000)),
+    ):
+        assert describe(f"unix:{path}", SOON, token)["num_envs"] == Vector.num_envs
 
 
 @pytest.mark.long

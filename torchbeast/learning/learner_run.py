@@ -56,7 +56,6 @@ from torchbeast.sources.contract import Source
 
 if TYPE_CHECKING:  # a program that has several learners brings their code along
     from torchbeast.learning.replicas import Replica
-    from torchbeast.learning.roll_call import Aside
 
 _log = logging.getLogger("torchbeast.learner")
 
@@ -132,16 +131,14 @@ class LearnerRun:
         session: Session,
         resumed: Path | None = None,
         replica: Replica | None = None,
-        aside: Aside | None = None,
     ) -> None:
         """Reads the earlier run.
 
         resumed: its checkpoint, by default that in the run's folder. replica: this process among
         several learners, which the settings are then shared out to; None: it is the only one.
-        aside: what they tell each other beside their batches.
         """
         self.settings = settings if replica is None else replica.share_of(settings)
-        self._replica, self._aside = replica, aside
+        self._replica = replica
         self.played = played
         self.session = session
         own = session.folder.checkpoint
@@ -247,7 +244,7 @@ class LearnerRun:
         replica = self._replica
         if replica is None:
             return source
-        return replica.joint_source(source, made.optimiser_step, self._aside)
+        return replica.joint_source(source, made.optimiser_step)
 
     @property
     def _total_steps(self) -> int:

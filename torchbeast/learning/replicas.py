@@ -36,7 +36,7 @@ from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
 from torchbeast.learning.recorded import OF_ONE_COMMAND
-from torchbeast.learning.roll_call import Aside, JointSource, JointUpdates
+from torchbeast.learning.roll_call import JointSource, JointUpdates
 from torchbeast.processes.cores import Launch
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.metrics import MetricsConfig
@@ -65,6 +65,7 @@ class Replica:
 
     def __init__(self, launch: Launch, ranks: TorchRanks) -> None:
         self.rank, self.size = launch.rank, launch.size
+        self.local_rank = launch.local_rank  # among those on this machine
         self.ranks = ranks
         self._launch = launch
 
@@ -206,11 +207,9 @@ class Replica:
         """Returns this rank's seed of what has this seed in a learner alone; rank 0 keeps it."""
         return root if self.leads else seed_of(root, "rank", self.rank)
 
-    def joint_source(
-        self, source: Source, step: OptimiserStep[Any], aside: Aside | None
-    ) -> JointSource:
+    def joint_source(self, source: Source, step: OptimiserStep[Any]) -> JointSource:
         """Returns a source that yields this rank's batches, each once all ranks have one."""
-        return JointSource(source, self.ranks.gather, self.rank, step, aside)
+        return JointSource(source, self.ranks.gather, self.rank, step)
 
     def joint_updates(self, step: OptimiserStep[Any], supervisor: Supervisor) -> JointUpdates:
         """Returns the updates from the batches of a `joint_source`."""

@@ -51,20 +51,6 @@ class Report(NamedTuple):
     lags: Mapping[str, float] = {}
     episodes: Sequence[Sequence[Any]] = ((), ())  # returns and lengths
     info: Mapping[str, list[float]] = {}
-    aside: Sequence[Any] = ()  # see Aside
-
-
-class Aside(Protocol):
-    """What ranks do together beside learning. The thread that takes part in roll calls uses it."""
-
-    def say(self) -> Sequence[Any]:
-        """Returns what this rank tells all, itself too, in a roll call; JSON."""
-
-    def hear(self, said: Sequence[Any], away: list[tuple[str, float, str]]) -> None:
-        """Takes what rank 0 said in a roll call, without waiting for anything.
-
-        away: (address, seconds since the loss, why) of the lost streams of all ranks.
-        """
 
 
 @dataclass(frozen=True)
@@ -188,11 +174,9 @@ class JointSource:
         gather: Gather,
         rank: int,
         step: _Versioned,
-        aside: Aside | None = None,
     ) -> None:
         """gather: returns the reports of all ranks; raises RankGone. step: of this rank."""
         self._source, self._gather, self._rank, self._step = source, gather, rank, step
-        self._aside = aside
         self._taking, self._number = Taking(source.batches), 0  # of the last batch asked for
         self._ready_since: float | None = None  # this rank's batch is there
         self._others: Sequence[tuple[int, Report]] = ()  # with their ranks, in the last roll call
@@ -276,10 +260,6 @@ class JointSource:
         said = self._gather(self._report(own)._asdict())
         reports = [_read(rank, message) for rank, message in enumerate(said)]
         self._others = [each for each in enumerate(reports) if each[0] != self._rank]
-        if self._aside is not None:
-            lost = [_of_rank(rank, s) for rank, r in enumerate(reports) for s in r.away]
-            away = [(stream.where, stream.seconds, stream.why) for stream in lost]
-            self._aside.hear(reports[0].aside, away)
         return reports
 
     def _report(self, own: Batch | None) -> Report:
@@ -290,7 +270,6 @@ class JointSource:
             seconds=self._source.seconds(),
             away=[[*stream] for stream in self._source.away()],
             hanging=self._source.hanging(),
-            aside=() if self._aside is None else self._aside.say(),
         )
         if own is None:
             return report

@@ -10,8 +10,6 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.sources.servers.addresses import (
-    as_called,
-    new_door_folder,
     new_run_folder,
     server_addresses,
     socket_path,
@@ -36,21 +34,6 @@ def test_a_path_too_long_for_a_socket_is_refused() -> None:
 def test_tcp_addresses_are_no_files() -> None:
     assert socket_path("localhost:1234") is None
     assert socket_path("unix:/tmp/a.0") == Path("/tmp/a.0")
-
-
-def test_sockets_of_a_door_are_called_by_the_labels_of_their_hosts(runtime_folder: Path) -> None:
-    at, other = f"unix:{new_door_folder()}", f"unix:{new_run_folder()}/polybeast.0"
-    assert as_called(f"{other}, {at}/a.lab-2.17: lost, {at}/b.3") == f"{other}, a.lab-2: lost, b"
-    for text in (other, "a.lab:50051", "unix:/tmp/polybeast.0"):
-        assert as_called(text) == text
-
-
-def test_nobody_is_told_to_start_a_server_at_a_socket_of_a_door(runtime_folder: Path) -> None:
-    libtorchbeast = pytest.importorskip("libtorchbeast")
-    with pytest.raises(TimeoutError) as error:
-        libtorchbeast.describe(f"unix:{new_door_folder()}/actors1.0", 0.1, None)
-    said = as_called(str(error.value))
-    assert said.endswith("no environment server answers at actors1 within 100 ms; the host is away")
 
 
 def test_two_runs_never_meet_and_their_folders_are_private() -> None:

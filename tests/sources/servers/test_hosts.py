@@ -117,17 +117,6 @@ def test_a_name_with_both_kinds_of_addresses_is_used_with_one_kind(
         assert hosts("dns:///actors:5") == [f"actors@{host}:5" for host in wanted]
 
 
-def test_a_name_keeps_the_kind_of_address_that_its_hosts_have(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Else all hosts would be replaced because one machine more has another kind."""
-    four = [(socket.AF_INET, 1, 6, "", ("10.0.0.1", 5))]
-    six = [(socket.AF_INET6, 1, 6, "", (f"2001:db8::{i}", 5, 0, 0)) for i in range(3)]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: six + four)
-    assert hosts("dns:///a:5", ["a@10.0.0.1:5", "a@10.0.0.9:5"]) == ["a@10.0.0.1:5"]
-    assert len(hosts("dns:///a:5", ["a@10.0.0.9:5"])) == 3, "none of the kind is left"
-
-
 def test_a_name_is_awaited_until_it_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 

@@ -23,9 +23,6 @@ from torchbeast.errors import UsageError
 MAX_SOCKET_PATH = 107  # most bytes in the path of a Unix socket on Linux
 MAX_PORT = 65_535
 _UNIX = "unix:"
-_DOOR = "torchbeast-door-"
-_AT_DOOR = re.compile(rf"unix:(?:(?!unix:).)*?/{_DOOR}[^/\s]+/([A-Za-z0-9._-]+)\.\d+")
-_START_ONE = "; start one there, or name the address of one that runs"  # in a sentence of the core
 # NAME@ states the name in the certificate of a host that is reached at an address.
 _HOST = re.compile(r"(?:[\w.-]+@)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\])", re.ASCII)
 
@@ -78,9 +75,9 @@ def socket_path(address: str) -> Path | None:
     return Path(address.removeprefix(_UNIX).replace("//", "/", 1))
 
 
-def new_run_folder(prefix: str = "torchbeast-") -> Path:
+def new_run_folder() -> Path:
     """Makes a new private folder (mode 0700) for the sockets of a run."""
-    return Path(tempfile.mkdtemp(prefix=prefix, dir=runtime_folder()))
+    return Path(tempfile.mkdtemp(prefix="torchbeast-", dir=runtime_folder()))
 
 
 @contextmanager
@@ -91,20 +88,6 @@ def run_folder() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def new_door_folder() -> Path:
-    """Makes a new private folder for the sockets of a door, LABEL.NUMBER; see `as_called`."""
-    return new_run_folder(_DOOR)
-
-
-def as_called(text: str) -> str:
-    """Replaces the sockets of a door in a sentence by the labels of their hosts.
-
-    Nobody knows these sockets, and no server could be started at one.
-    """
-    named, count = _AT_DOOR.subn(r"\1", text)
-    return named.replace(_START_ONE, "; the host is away") if count else text
 
 
 def user_basename() -> str:

@@ -13,6 +13,7 @@ from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.processes.cores import available_cores
 from torchbeast.sources.config import ActorsConfig, usual_environments
+from torchbeast.sources.servers.addresses import host_and_port
 
 MIN_TOKEN = 16  # characters; 22 of base64 are as good as an AES key
 MAX_TOKEN = 1000
@@ -39,17 +40,14 @@ class PipelineConfig:
         at_least(1, max_learner_queue_size=self.max_learner_queue_size)
         at_least(1, min_streams=self.min_streams)
 
-    def streams_needed(self, count: int) -> int:
-        """Returns min_streams for the pool, 0 for its default; raises UsageError for more than the
-        `count` streams of the servers.
-        """
+    def check_enough(self, count: int) -> None:
+        """Raises UsageError if min_streams is more than the `count` streams of the servers."""
         needed = self.min_streams or 0
         if needed > count:
             raise UsageError(
                 f"--min_streams {needed} is more than the {counted(count, 'stream')} of the "
                 f"servers: give at most {count}, or more servers"
             )
-        return needed
 
     def queue_size(self, batch_size: int) -> int:
         """Returns how many rollouts may wait; raises ValueError for fewer than a batch."""
@@ -65,10 +63,10 @@ class PipelineConfig:
         """Returns the settings of one of several learners that share a batch.
 
         own, count: number of streams of this learner, and of all. Parts of min_streams are rounded
-        up, so that all learners together never go on with fewer. Raises as `streams_needed`.
+        up, so that all learners together never go on with fewer.
         """
         size = self.max_learner_queue_size
-        needed = -(-self.streams_needed(count) * own // count)
+        needed = -(-(self.min_streams or 0) * own // count)
         return replace(
             self,
             max_learner_queue_size=None if size is None else size // learners,
@@ -179,7 +177,8 @@ class ServersConfig:
     network of this machine, IPv4 and IPv6. Default: sockets, for learners on this machine."""
     learner: str | None = None
     """HOST:PORT of a learner on another machine (polybeast_learner --listen), to which this host
-    dials in because the learner cannot reach it. It dials again for as long as it runs."""
+    dials in because the learner cannot reach it; of several learners HOST:PORT,HOST:PORT. It dials
+    again until the learner's run has ended."""
 
     def __post_init__(self) -> None:
         at_least(1, num_servers=self.num_servers)
@@ -201,6 +200,11 @@ class ServersConfig:
     def servers(self) -> int:
         """Returns the number of server processes."""
         return self.num_servers or min(self.num_actors or available_cores(), available_cores())
+
+    def learners(self) -> list[str]:
+        """Returns HOST:PORT of each learner to dial in to; raises UsageError for another text."""
+        named = [] if self.learner is None else self.learner.split(",")
+        return [":".join(map(str, host_and_port(each.strip()))) for each in named]
 
     def environments(self) -> int:
         """Returns the number of environments."""

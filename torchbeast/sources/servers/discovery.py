@@ -27,7 +27,6 @@ from torchbeast.core.envs.spaces import (
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers.addresses import (
-    as_called,
     host_and_port,
     server_addresses,
     socket_path,
@@ -66,26 +65,6 @@ Description = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Host:
-    """The servers of a machine."""
-
-    name: str  # the address of the first; of a host that dials in, its label at the door
-    servers: Mapping[str, Description]  # by address
-
-    @property
-    def called(self) -> list[tuple[str, Description]]:
-        """Its servers with what a user calls them: their address, or the label of a host that
-        dials in, because nobody knows the sockets of the door.
-        """
-        return [(self.name if socket_path(a) else a, said) for a, said in self.servers.items()]
-
-    @property
-    def stream_addresses(self) -> list[str]:
-        """The server of each stream."""
-        return [a for a, said in self.servers.items() for _ in range(said["num_streams"])]
-
-
-@dataclass(frozen=True)
 class Fleet:
     """Servers that serve the same environment."""
 
@@ -93,12 +72,11 @@ class Fleet:
     observation_space: Any  # nest of ArraySpec as on the wire, of one environment
     action_space: ActionSpace | None  # None: not described, by servers of the original
     frame_stack: int
-    stream_addresses: list[str]  # server of each stream
+    stream_addresses: list[str]  # server of each stream; of a host that dials in, what to call it
     envs_per_stream: list[int]  # environments of each stream
     credentials: libtorchbeast.Credentials | None = None  # for servers on other machines
     descriptions: Mapping[str, Any] = field(default_factory=dict)  # JSON, by address
-    hosts: tuple[Host, ...] = ()  # other machines; (): the servers are on this one
-    absent: tuple[str, ...] = ()  # hosts that were named too and did not answer
+    stream_hosts: Sequence[str] = ()  # of each stream, if hosts dial in
 
     @property
     def num_envs(self) -> int:
@@ -190,10 +168,8 @@ def find_on(
     answers = asked_together(lambda name: host_at(name, asking), hosts, halt_if_stopped)
     if halted.is_set():
         raise RunError("it was stopped before the run began")
-    found = _present(answers, all_needed=num_actors is not None)
-    here = {host.name for host in found}
-    absent = tuple(name for name in hosts if name not in here)
-    fleet = replace(fleet_of_hosts(found, asking.credentials), absent=absent)
+    found = _servers(answers, all_needed=num_actors is not None)
+    fleet = fleet_of(found, asking.credentials)
     if num_actors not in (None, fleet.num_envs):
         raise UsageError(
             f"the servers of {', '.join(hosts)} serve {fleet.num_envs} environments, but "
@@ -202,33 +178,24 @@ def find_on(
     return fleet
 
 
-@contextmanager
-def as_fault_of_absent_hosts(fleet: Fleet) -> Iterator[None]:
-    """Makes a UsageError of the body a RunError if hosts are absent: with them it may be none."""
-    try:
-        yield
-    except UsageError as error:
-        if not fleet.absent:
-            raise
-        raise RunError(f"{error}; {', '.join(fleet.absent)} did not answer") from None
-
-
-def _present(answers: Mapping[str, Callable[[], Host]], all_needed: bool) -> list[Host]:
-    """Returns the hosts that have answered; raises the error of one that has not if all are needed,
-    or none has.
+def _servers(
+    answers: Mapping[str, Callable[[], dict[str, Description]]], all_needed: bool
+) -> dict[str, Description]:
+    """Returns the servers of hosts by address; raises the error of one that has not answered if all
+    are needed, or none has.
     """
-    found: list[Host] = []
+    found: dict[str, Description] = {}
     away: dict[str, RunError] = {}
     for name, answer in answers.items():
-        check_named_once(name, found)
+        check_not_named(name, found)
         try:
-            found.append(answer())
+            found |= answer()
         except RunError as error:
             away[name] = error
     if away and (all_needed or not found):  # a refusal says more than silence
         raise min(away.values(), key=lambda error: isinstance(error, NoAnswerError))
     for name, why in away.items():
-        _log.warning("the run begins without the host %s: %s; it is tried again", name, why)
+        _log.warning("the run begins without the host %s: %s", name, why)
     return found
 
 
@@ -255,23 +222,12 @@ def fleet_of(
     )
 
 
-def fleet_of_hosts(
-    hosts: Sequence[Host], credentials: libtorchbeast.Credentials | None = None
-) -> Fleet:
-    """Returns the fleet of these hosts; raises RunError as `fleet_of`."""
-    first, *others = [server for host in hosts for server in host.called]
-    for other in others:
-        check_same(*first, *other)
-    described = {address: said for host in hosts for address, said in host.servers.items()}
-    return replace(fleet_of(described, credentials), hosts=tuple(hosts))
-
-
-def host_at(name: str, asking: Asking) -> Host:
-    """Asks all servers of a host; raises RunError when one does not answer."""
+def host_at(name: str, asking: Asking) -> dict[str, Description]:
+    """Returns what all servers of a host say, by address; raises RunError if one is silent."""
     first = asking.ask(name)
     others = server_addresses(name, max(1, first["num_servers"]))[1:]
     _check_first(name, first, others, asking)
-    return Host(name, {name: first} | {address: asking.ask(address) for address in others})
+    return {name: first} | {address: asking.ask(address) for address in others}
 
 
 def _check_first(name: str, said: Description, others: Sequence[str], asking: Asking) -> None:
@@ -294,9 +250,9 @@ def _check_first(name: str, said: Description, others: Sequence[str], asking: As
         )
 
 
-def check_named_once(name: str, hosts: Iterable[Host]) -> None:
-    """Raises UsageError when one of these hosts has a server at the address."""
-    if any(name in host.servers for host in hosts):
+def check_not_named(name: str, found: Mapping[str, Description]) -> None:
+    """Raises UsageError when a server at the address was found."""
+    if name in found:
         raise UsageError(
             f"{name} belongs to a host that is named before it: name each host once, by the port "
             "of its first server"
@@ -365,11 +321,8 @@ class Asking:
             return True
         return False
 
-    def ask(self, address: str, called: str = "") -> dict[str, Any]:
-        """Requests a description until the timeout; a signal is noticed between two requests.
-
-        called: what a user calls the server, if not by its address.
-        """
+    def ask(self, address: str) -> dict[str, Any]:
+        """Requests a description until the timeout; a signal is noticed between two requests."""
         deadline, patience = time.monotonic() + self.timeout, _FIRST_PATIENCE_S
         while True:
             left = deadline - time.monotonic()
@@ -380,16 +333,16 @@ class Asking:
                 if self._security is not None and self._tls is not None and not self._stopped():
                     explain(address, self._security, self._tls)  # takes seconds
                 if self._stopped() or left <= patience or time.monotonic() >= deadline:
-                    raise _no_answer(called or address, self.timeout, error) from None
+                    raise _no_answer(address, self.timeout, error) from None
             except PermissionError as error:
-                raise RunError(as_called(str(error))) from None
+                raise RunError(str(error)) from None
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise _no_answer(called or address, self.timeout, error) from None
+                raise _no_answer(address, self.timeout, error) from None
             patience *= 2
 
 
 def _no_answer(address: str, timeout: float, error: Exception) -> NoAnswerError:
-    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else as_called(str(error))
+    why = f"waited {timeout:g} s" if isinstance(error, TimeoutError) else str(error)
     return NoAnswerError(f"no environment server answers at {address} ({why})")
 
 
@@ -401,7 +354,7 @@ def check_same(address: str, ours: Description, other: str, theirs: Description)
     """Raises RunError when the servers at two addresses, or of two hosts, serve different
     environments.
     """
-    if address == other:  # a host that was started again
+    if address == other:  # a host that was started again, or at two places of a machine
         address, other = f"{address} (at the start)", f"{other} (now)"
     for key in _ALIKE:
         if ours.get(key) != theirs.get(key):

@@ -9,13 +9,14 @@ after a pause. Every other end before `close` fails the run.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 import os
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from torchbeast.processes.child_process import ChildProcess, ProcessDied, Report
 from torchbeast.processes.places import Deaths, Places
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.servers.addresses import socket_path
-from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.config import SecurityConfig
 from torchbeast.sources.servers.plan import ServerPlan
 
 _log = logging.getLogger("torchbeast.servers")
@@ -48,14 +49,18 @@ class EnvServers:
         plans: Sequence[ServerPlan],
         addresses: Sequence[str],
         folder: Path | None = None,
-        security: ServerSecurityConfig | None = None,
+        security: SecurityConfig | None = None,
         counts: bool = False,
+        learners: Sequence[str] = (),
+        say: Callable[[str, str], None] = lambda learner, sentence: None,
     ) -> None:
         """Starts the processes.
 
         folder: a folder of this run for its sockets, which is removed when the servers end.
-        security: of servers that listen to other machines.
+        security: of servers that listen to other machines, or dial in to learners.
         counts: whether they report what they do, see `activity`.
+        learners: HOST:PORT of those that the servers dial in to, in place of listening, once `dial`
+            is called; their streams are spread over them. say: called with one and a sentence.
 
         Raises UsageError when the environment's arguments are too long for a process.
         """
@@ -63,10 +68,13 @@ class EnvServers:
         self.folder = folder
         self._supervisor = supervisor
         self._places = Places(_log, supervisor)
-        self._servers = [
-            _Server(i, self, _arguments(env, plan, len(plans), address, folder, security, counts))
-            for i, (plan, address) in enumerate(zip(plans, addresses, strict=True))
-        ]
+        self._say, self._may_dial = say, False
+        self._servers = []
+        streams = itertools.cycle(learners)
+        for i, (plan, address) in enumerate(zip(plans, addresses, strict=True)):
+            arguments = _arguments(env, plan, len(plans), address, folder, security, counts)
+            dialled = list(itertools.islice(streams, plan.num_streams))
+            self._servers.append(_Server(i, self, arguments | {"learners": dialled}))
         try:
             for server in self._servers:
                 self._places.start(server)
@@ -89,6 +97,12 @@ class EnvServers:
     def replaced(self) -> int:
         """How many processes have taken the place of one that died."""
         return self._places.replaced
+
+    def dial(self) -> None:
+        """Lets the servers dial in to their learners."""
+        self._may_dial = True
+        for child in self._children():
+            child.send({"dial": True})
 
     def wait_ready(self) -> bool:
         """Waits until all servers accept connections; returns false if the run ended first.
@@ -134,6 +148,15 @@ class EnvServers:
         """Records that a server accepts connections."""
         self._places.works(server)
         server.ready.set()
+        if self._may_dial and server.process is not None:
+            server.process.send({"dial": True})
+
+    def reported(self, report: Report) -> None:
+        """Passes on what a server says of a learner; ends the program with the learner's run."""
+        if "run_has_ended" in report:
+            self._supervisor.stop("the learner's run has ended")
+        else:
+            self._say(report["learner"], report["said"])
 
     def ended(self, server: _Server, error: Exception) -> None:
         """Replaces a server, or fails the run, unless that has ended."""
@@ -147,7 +170,7 @@ def _arguments(
     num_servers: int,
     address: str,
     folder: Path | None,
-    security: ServerSecurityConfig | None,
+    security: SecurityConfig | None,
     counts: bool,
 ) -> dict[str, Any]:
     return {
@@ -207,6 +230,8 @@ class _Server:
         if "ready" in report:
             self.limit.cancel()
             self._servers.serves(self)
+        elif "steps" not in report:
+            self._servers.reported(report)
         else:
             self.activity = report
 

@@ -27,9 +27,9 @@ _NO_TLS = (
     "that port does not use TLS: start what listens there with --tls_cert and --tls_key, or give "
     "its own port"
 )
-_NO_SERVERS = (
-    "no environment servers listen there: if it is the --listen of a learner, hosts reach it with "
-    "polybeast_env --learner, and status with --learner"
+_OTHER_PROGRAM = (
+    "another program listens there, which does not speak gRPC: give the port of environment "
+    "servers, or of a learner that hosts dial in to"
 )
 _CERTIFICATE_WANTED = (
     "it refused this side's certificate, or wants one: give --tls_cert and --tls_key, signed by "
@@ -59,7 +59,7 @@ def client_tls(files: LearnerSecurityConfig) -> ssl.SSLContext:
     only serves to see whether the other side uses TLS. Raises OSError for unusable files.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.set_alpn_protocols([_GRPC])  # a door chooses none; servers of gRPC do, and are no door
+    context.set_alpn_protocols([_GRPC])  # other programs choose none, servers of gRPC do
     if files.tls_ca is None:
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     else:
@@ -69,13 +69,10 @@ def client_tls(files: LearnerSecurityConfig) -> ssl.SSLContext:
     return context
 
 
-def explain(
-    address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext, of_door: bool = False
-) -> None:
+def explain(address: str, files: LearnerSecurityConfig, tls: ssl.SSLContext) -> None:
     """Raises RunError if the server cannot be reached for a reason that waiting does not mend.
 
-    tls: what `client_tls` returned for these files, and connections to the server use. of_door: a
-        learner to which hosts dial in is expected there, not environment servers.
+    tls: what `client_tls` returned for these files, and connections to the server use.
 
     Raises ClosedError, which is a RunError too, if that is likely and not certain.
     Raises NoAddressError, likewise, for a name without an address. Returns if the server may still
@@ -85,7 +82,7 @@ def explain(
     name, _, host = where.rpartition("@")
     try:
         with socket.create_connection((host.strip("[]"), port), _TIMEOUT_S) as connection:
-            why = _fault(connection, (name or host).strip("[]"), files, tls, of_door)
+            why = _fault(connection, (name or host).strip("[]"), files, tls)
     except (socket.gaierror, UnicodeError) as error:
         if not isinstance(error, OSError) or error.errno != socket.EAI_AGAIN:
             resolved(host, port)  # says what is wrong with the name
@@ -102,7 +99,6 @@ def _fault(
     name: str,
     files: LearnerSecurityConfig,
     tls: ssl.SSLContext,
-    of_door: bool,
 ) -> str:
     """Describes the fault that a handshake with the host `name` shows; "" if it shows none."""
     try:
@@ -110,7 +106,7 @@ def _fault(
             if not files.has_tls:
                 return _PORT_OF_TLS
             speaks_grpc = encrypted.selected_alpn_protocol() == _GRPC
-            return _fault_after_handshake(encrypted) if speaks_grpc or of_door else _NO_SERVERS
+            return _fault_after_handshake(encrypted) if speaks_grpc else _OTHER_PROGRAM
     except ssl.SSLCertVerificationError as error:
         return _refusal(error, name, str(files.tls_ca))
     except ssl.SSLEOFError:  # whoever listens there closes connections for now

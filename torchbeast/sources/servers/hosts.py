@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts of environment servers on other machines, as --env_servers and --listen name them.
+"""Hosts of environment servers on other machines, as --env_servers names them.
 
 A host's address is that of its first server; its other servers are at the ports that follow.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,18 @@ class NoAddressError(RunError):
     """A name has no address, maybe for now: that of a container which is not up has none."""
 
 
-def hosts(named: str, known: Collection[str] = ()) -> list[str]:
+def hosts(named: str) -> list[str]:
     """Returns the address of the first server of each host.
 
     named: HOST:PORT or dns:///NAME:PORT, separated by commas, or the name of a file with one of
     them on a line, where # begins a comment. dns:///NAME:PORT stands for all addresses that the
     name has now, of IPv4 or of IPv6; the certificates there must be for the name.
-    known: hosts of before, whose kind of address a name keeps while it has one of them.
 
     Raises UsageError for a file that cannot be read, an invalid address and a host that is named
     twice, NoAddressError for a dns:/// name that has no address.
     """
     is_list = ":" in named
-    found = _named_here(named, known) if is_list else _listed_in(Path(named), known)
+    found = _named_here(named) if is_list else _listed_in(Path(named))
     if not found:
         raise UsageError(f"{named} names no host: give one HOST:PORT on a line")
     for address, times in Counter(found).items():
@@ -70,17 +69,17 @@ def _where(named: str) -> str:
     return "named" if ":" in named else f"in {named}"
 
 
-def _named_here(named: str, known: Collection[str]) -> list[str]:
-    return [found for entry in named.split(",") for found in _addresses(entry.strip(), known)]
+def _named_here(named: str) -> list[str]:
+    return [found for entry in named.split(",") for found in _addresses(entry.strip())]
 
 
-def _listed_in(path: Path, known: Collection[str]) -> list[str]:
+def _listed_in(path: Path) -> list[str]:
     """Returns the hosts in a file; an error about one of them names its line."""
     found: list[str] = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         entry = line.partition("#")[0].strip()
         try:
-            found += _addresses(entry, known) if entry else []
+            found += _addresses(entry) if entry else []
         except (NoAddressError, UsageError) as error:
             raise type(error)(f"{path}, line {number}: {error}") from None
     return found
@@ -96,7 +95,7 @@ def _text(path: Path) -> str:
         ) from None
 
 
-def _addresses(entry: str, known: Collection[str]) -> list[str]:
+def _addresses(entry: str) -> list[str]:
     if not entry.startswith(_DNS):
         host, port = host_and_port(entry)
         return [f"{host}:{port}"]
@@ -105,16 +104,15 @@ def _addresses(entry: str, known: Collection[str]) -> list[str]:
     for family, *_, (address, *_) in resolved(name, port):
         host = f"[{address}]" if ":" in str(address) else address
         found.setdefault(family, []).append(f"{name}@{host}:{port}")
-    return list(dict.fromkeys(_of_one_kind(list(found.values()), known)))
+    return list(dict.fromkeys(_of_one_kind(list(found.values()))))
 
 
-def _of_one_kind(kinds: list[list[str]], known: Collection[str]) -> list[str]:
+def _of_one_kind(kinds: list[list[str]]) -> list[str]:
     """Returns the IPv4 or the IPv6 addresses: a machine may have one of each.
 
-    Those of the kind that is known, else those that are more, else those that the system would try
-    first.
+    Those that are more, else those that the system would try first.
     """
-    return max(kinds, key=lambda kind: (not set(kind).isdisjoint(known), len(kind)))
+    return max(kinds, key=len)
 
 
 def resolved(host: str, port: int) -> list[tuple[Any, ...]]:

@@ -50,20 +50,26 @@ def main(arguments: dict[str, Any]) -> int:
     serving: list[Any] = []
     served, stopped = threading.Event(), threading.Event()
     activity = Activity() if arguments["counts"] else None
-    _thread(lambda: _end_with_stdin(serving, served, stopped, arguments))
+    told = threading.Event()
+    _thread(lambda: _end_with_stdin(serving, served, stopped, told, arguments))
     try:
-        server = _make_server(arguments, activity)
+        server = _make_server(arguments, activity, report)
     except Exception as error:
         report(failure(error))
         return 1
     serving.append(server)
-    _thread(lambda: _report_when_serving(server, served, stopped, report))
-    if socket_path(arguments["address"]) is None:
-        _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
+    if arguments["learners"]:
+        _thread(lambda: _dial_when_told(server, told))
+        report({"ready": True})
+    else:
+        _thread(lambda: _report_when_serving(server, served, stopped, report))
+        if socket_path(arguments["address"]) is None:
+            _thread(lambda: _end_when_deaf(arguments["address"], served, stopped))
     if activity is not None:
         _thread(lambda: report_until(stopped, activity, report))
     try:
-        server.run()
+        if server.run():
+            report({"run_has_ended": True})
     except Exception as error:
         is_of_address = isinstance(error, ConnectionError)  # the server's own, without a traceback
         report(failure(RunError(str(error)) if is_of_address else error))
@@ -74,7 +80,10 @@ def main(arguments: dict[str, Any]) -> int:
     return 0
 
 
-def _make_server(arguments: dict[str, Any], activity: Activity | None = None) -> Any:
+def _make_server(
+    arguments: dict[str, Any], activity: Activity | None = None, report: Report = lambda _: None
+) -> Any:
+    """Returns a server, or streams that join learners, with the first environment."""
     import libtorchbeast
     from torchbeast import envs
     from torchbeast.envs.opening import make_environment
@@ -92,15 +101,36 @@ def _make_server(arguments: dict[str, Any], activity: Activity | None = None) ->
             env = TellingEnv(env, keywords)
         return env if activity is None else CountedEnv(env, activity)
 
+    description = _description(first[0], spec, arguments)
+    if arguments["learners"]:
+        return _joining_streams(make, description, arguments, report)
     if socket_path(arguments["address"]) is None:
         check_free(arguments["address"])  # gRPC would be content with some of a name's addresses
     return libtorchbeast.Server(
         make,
         arguments["address"],
-        description=_description(first[0], spec, arguments),
+        description=description,
         max_streams=_STREAMS_PER_STREAM * arguments["num_streams"],
         credentials=_credentials(arguments["security"]),
     )
+
+
+def _joining_streams(
+    make: Callable[[], Any], description: dict[str, Any], arguments: dict[str, Any], report: Report
+) -> Any:
+    from torchbeast.sources.servers.config import LearnerSecurityConfig
+    from torchbeast.sources.servers.joining import JoiningStreams
+
+    def say(learner: str, sentence: str) -> None:
+        report({"learner": learner, "said": sentence})
+
+    security = LearnerSecurityConfig(**arguments["security"])
+    return JoiningStreams(make, description, arguments["learners"], security, say)
+
+
+def _dial_when_told(streams: Any, told: threading.Event) -> None:
+    told.wait()
+    streams.dial()
 
 
 def _credentials(files: dict[str, Any] | None) -> Any:
@@ -177,11 +207,15 @@ def _end_with_stdin(
     serving: list[Any],
     served: threading.Event,
     stopped: threading.Event,
+    told: threading.Event,
     arguments: dict[str, Any],
 ) -> None:
-    """Stops the server when stdin is closed; exits if its environment does not return in time."""
+    """Stops the server when stdin is closed; exits if its environment does not return in time.
+
+    told: set with the first message, which tells streams to dial.
+    """
     while os.read(0, 4096):
-        pass
+        told.set()
     for server in serving:
         _thread(server.stop)
     if not serving or not stopped.wait(_GRACE_S):

@@ -19,7 +19,6 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -44,12 +43,11 @@ from torchbeast.sources.contract import (
     describe_away,
     shortage_of,
 )
-from torchbeast.sources.servers.addresses import as_called
 from torchbeast.sources.servers.config import PipelineConfig
 from torchbeast.sources.servers.discovery import Fleet
+from torchbeast.sources.servers.door import HostDoor, RolloutShape
 from torchbeast.sources.servers.env_servers import EnvServers
 from torchbeast.sources.servers.inference import answer, inference_threads
-from torchbeast.sources.servers.joined_hosts import Hosts, RolloutShape, Streams
 from torchbeast.sources.servers.plan import rollout_columns
 from torchbeast.sources.servers.repeated_failures import RepeatedFailures, in_one_line
 from torchbeast.sources.servers.stream_limit import check_streams
@@ -85,7 +83,7 @@ class PolySource:
         spare_columns: int = 0,
         num_batches: int = 2,
         start_servers: Callable[[Supervisor], EnvServers] | None = None,
-        hosts: Hosts | None = None,
+        door: HostDoor | None = None,
     ) -> None:
         """Prepares queue, batcher and pool.
 
@@ -96,19 +94,21 @@ class PolySource:
         spare_columns: number of columns for other data after the first batch_size of every batch.
         num_batches: that are in memory at once, one of them in preparation; for num_bytes.
         start_servers: called by `start`; `end` then ends them. None: they run already.
-        hosts: those of the fleet, if they may change. None: it stays.
+        door: where the hosts of the fleet dial in, and others may. None: the pool connects.
 
         Raises UsageError if this process may not have as many streams.
         """
         allow_descriptors()
         check_streams(len(fleet.stream_addresses))
+        if door is None:
+            pipeline.check_enough(len(fleet.stream_addresses))
         specs_of_extras(agent.model, extras)
         self._actor = agent.model
         self._extras, self._mode = extras, mode
         self._weights = weights
         self._device = device
         self._start_servers = start_servers
-        self._hosts = hosts
+        self._door = door
         self._servers: EnvServers | None = None
         self._closed = threading.Event()
         self._num_inference_threads = inference_threads(pipeline.num_inference_threads, device)
@@ -123,11 +123,11 @@ class PolySource:
             rollouts.unroll_length,
             self._queue,
             self._batcher,
-            fleet.stream_addresses,
+            [] if door is not None else fleet.stream_addresses,
             self._initial_agent_state(),
             rollout_columns=columns,
             seed=seed,
-            min_streams=pipeline.streams_needed(len(fleet.stream_addresses)),
+            min_streams=pipeline.min_streams or 0,
             credentials=fleet.credentials,
         )
         written, queued = fleet.num_envs, pipeline.queue_size(self._batch_size)
@@ -136,11 +136,6 @@ class PolySource:
         spec = RolloutSpec(agent, extras, rollouts.unroll_length, keywords)
         self._num_bytes = spec.num_bytes(written + queued + joined)
         self._shape = RolloutShape(columns, spec.num_bytes())
-
-    @property
-    def streams(self) -> Streams:
-        """The streams to environment servers."""
-        return self._pool
 
     @property
     def num_bytes(self) -> int:
@@ -155,9 +150,9 @@ class PolySource:
         for i in range(self._num_inference_threads):
             supervisor.start_thread(f"inference-{i}", self._infer)
         supervisor.start_thread("environments", self._play)
-        if (hosts := self._hosts) is not None:
+        if (door := self._door) is not None:
             supervisor.start_thread(
-                "hosts", lambda: hosts.follow(self._pool, self._shape, self._closed)
+                "hosts", lambda: door.follow(self._pool, self._shape, self._closed)
             )
 
     def batches(self) -> Iterator[Rollout]:
@@ -227,7 +222,7 @@ class PolySource:
         found = self._pool.shortage()
         short = None if found is None else Shortage(*found)
         return [
-            Away(as_called(where), seconds, short, in_one_line(as_called(why)))
+            Away(where, seconds, short, in_one_line(why))
             for where, seconds, why in self._pool.away_streams()
         ]
 
@@ -238,10 +233,7 @@ class PolySource:
     def _play(self) -> None:
         if self._servers is None or self._servers.wait_ready():
             failures = RepeatedFailures()
-            with _as_called():
-                self._pool.run(
-                    lambda report: _log.warning("%s", failures.shortened(as_called(report)))
-                )
+            self._pool.run(lambda report: _log.warning("%s", failures.shortened(report)))
 
     def _infer(self) -> None:
         """Answers inference batches, each with one version of the weights."""
@@ -273,16 +265,6 @@ def learner_queue(
         maximum_queue_size=max(items, capacity // columns),
         spare_columns=spare_columns,
     )
-
-
-@contextmanager
-def _as_called() -> Iterator[None]:
-    """Names hosts that dialled in by their labels in the errors of the body."""
-    try:
-        yield
-    except Exception as error:
-        error.args = tuple(as_called(a) if isinstance(a, str) else a for a in error.args)
-        raise
 
 
 def _to_rollout(nest: Any, info: dict[str, Any], spare_columns: int) -> Rollout:

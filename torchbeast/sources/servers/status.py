@@ -12,7 +12,10 @@ from typing import Any
 import libtorchbeast
 from torchbeast.errors import RunError
 from torchbeast.sources.servers.addresses import server_addresses
+from torchbeast.sources.servers.config import LearnerSecurityConfig
+from torchbeast.sources.servers.credentials import learner_credentials
 from torchbeast.sources.servers.discovery import Asking
+from torchbeast.sources.servers.handshake import client_tls, explain
 
 _Described = dict[str, Any] | RunError
 _INTERVAL_S = 1.0  # over which steps are counted
@@ -45,6 +48,22 @@ def ask(basenames: Sequence[str], asking: Asking) -> list[Status]:
         _status(address, said, before[address], _busy(address, said, asking))
         for address, said in described.items()
     ]
+
+
+def ask_learner(
+    learner: str, security: LearnerSecurityConfig, timeout: float
+) -> list[tuple[str, int, int, float]]:
+    """Returns name, streams, environments and seconds since it joined of each host of a learner.
+
+    Raises RunError if no learner answers that hosts can dial in to.
+    """
+    credentials = learner_credentials(security)
+    try:
+        hosts = libtorchbeast.server_status(learner, timeout, credentials)["hosts"]
+    except (OSError, ValueError) as error:
+        explain(learner, security, client_tls(security))
+        raise RunError(f"no learner answers at {learner} ({error})") from None
+    return list(hosts)
 
 
 def _described(basename: str, asking: Asking) -> dict[str, _Described]:

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Plays the environments of one stream, and watches over the end of those that failed.
+
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "libtorchbeast/proto/service.h"
+#include "libtorchbeast/server/env.h"
+
+namespace torchbeast {
+
+// Counts the steps and the return of each environment's current episode.
+class EpisodeCounters {
+ public:
+  explicit EpisodeCounters(std::int64_t num_envs)
+      : steps_(static_cast<std::size_t>(num_envs)), returns_(static_cast<std::size_t>(num_envs)) {}
+
+  // Includes a step in the counters.
+  void add(const EnvStep& step);
+  // Resets the counters of environments whose episode ended.
+  void restart(const EnvStep& step);
+
+  Array steps() const;
+  Array returns() const;
+
+ private:
+  std::vector<std::int32_t> steps_;
+  std::vector<double> returns_;  // a long sum of floats stops growing
+};
+
+// Resets the environments and returns their first observations as a step.
+EnvStep first_step(Env& env, std::uint64_t seed);
+
+// Throws std::invalid_argument unless the shapes of an action's leaves begin with `prefix`.
+void check_action(const ArrayNest& action, const Shape& prefix);
+
+// The other end of a vector stream, which takes steps and chooses actions.
+class VectorPeer {
+ public:
+  virtual ~VectorPeer() = default;
+  // The message in which the next step is sent; its memory is used again.
+  virtual rpcenv::VectorStep* step() = 0;
+  // Sends step() and waits for the next action. Returns false once there is none.
+  virtual bool exchange(rpcenv::VectorAction* action) = 0;
+  // Counts steps of environments.
+  virtual void count(std::int64_t steps) = 0;
+};
+
+// Plays a stream until the peer ends it.
+void stream_vector(Env& env, std::uint64_t seed, VectorPeer* peer);
+
+// Calls use(env) with an environment of its own. Watches over the end of one that has failed: the
+// failure is sent only after the environment is destroyed, which may hang for the same reason. It
+// is printed on stderr if that takes longer than `close_grace`.
+void with_environment(const EnvFactory& factory, std::chrono::milliseconds close_grace,
+                      const std::function<void(Env&)>& use);
+
+}  // namespace torchbeast
