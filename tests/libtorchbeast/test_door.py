@@ -134,6 +134,26 @@ def test_a_host_ends_in_order_once_the_run_has_ended(address: str) -> None:
             playing.result(), other.result()
 
 
+def test_a_host_in_the_middle_of_a_step_hears_that_the_run_has_ended(address: str) -> None:
+    stepping, go_on = threading.Event(), threading.Event()
+
+    class Slow(Vector):
+        def step(self, action: Any) -> VecStep:
+            stepping.set()
+            go_on.wait(SOON)
+            return super().step(action)
+
+    with door_at(address) as door, hosting(address, Slow) as playing, pool_of_hosts() as game:
+        take(door, game)
+        assert stepping.wait(SOON)
+        game.close()
+        game.end()
+        closing = Background(lambda: door.close(run_has_ended=True))
+        assert door.next(SOON) is None, "it is closed"
+        go_on.set()
+        playing.result(), closing.result()
+
+
 def test_a_host_may_dial_again_after_a_learner_that_only_stopped(address: str) -> None:
     with door_at(address) as door, hosting(address) as playing, pool_of_hosts() as game:
         take(door, game)
@@ -161,6 +181,15 @@ def test_a_host_that_leaves_loses_its_unfinished_rollout_and_the_run_continues(
             take(door, game)
             own = 2 << 16  # a stream that comes back has environments that nobody had before
             wait_for(lambda: game.rollout()[1]["stream"][0, 0] == own)
+
+
+def test_a_run_that_no_host_is_left_for_ends_after_the_reconnect_timeout(address: str) -> None:
+    with door_at(address) as door, pool_of_hosts(reconnect_timeout_s=2.0) as game:
+        with hosting(address):
+            take(door, game)
+            game.rollout()
+        with pytest.raises(ConnectionError, match=r"0 of 0 streams are connected.*it has left"):
+            game.end()
 
 
 def test_an_environment_that_fails_is_told_to_both_ends_with_its_traceback(address: str) -> None:
