@@ -227,11 +227,11 @@ def _door(
     if flags.fleet.listen is None:
         yield None
         return
-    number = 0 if replica is None else replica.local_rank
-    listen = server_addresses(flags.fleet.listen, number + 1)[number]
-    opened = HostDoor(listen, flags.security.listening())
+    number, count = (0, 1) if replica is None else (replica.local_rank, replica.local_size)
+    doors = server_addresses(flags.fleet.listen, count)
+    opened = HostDoor(doors[number], flags.security.listening())
     try:
-        say(_waiting(listen, flags.security))
+        say(_waiting(doors, flags.security))
         yield opened
     finally:
         opened.close(run_has_ended=supervisor.reason == DONE and supervisor.failure is None)
@@ -288,12 +288,13 @@ def _finder(
     return functools.partial(find, served.pipes_basename or user_basename(), wanted, timeout)
 
 
-def _waiting(listen: str, security: SecurityConfig) -> str:
-    """Says how hosts dial in."""
+def _waiting(doors: Sequence[str], security: SecurityConfig) -> str:
+    """Says how hosts dial in to the learners of this machine."""
     names = names_in(security)
-    reached = f"--learner {shown_to_others(listen, names)} {flags_of_others(security)}"
-    lines = [f"Waiting for hosts at {listen}: python -m torchbeast.polybeast_env {reached}"]
-    return "\n".join([*lines, *filter(None, [warning_of_names(listen, names)])])
+    learners = ",".join(shown_to_others(door, names) for door in doors)
+    reached = f"--learner {learners} {flags_of_others(security)}"
+    lines = [f"Waiting for hosts at {doors[0]}: python -m torchbeast.polybeast_env {reached}"]
+    return "\n".join([*lines, *filter(None, [warning_of_names(doors[0], names)])])
 
 
 def train(

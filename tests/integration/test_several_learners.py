@@ -189,6 +189,7 @@ def test_hosts_that_dial_in_spread_their_streams_over_all_learners_and_may_leave
         *("--total_steps", str(10**8)),
         by=TORCHRUN,
     )
+    both.wait_for(f"--learner {doors} --insecure")
     both.wait_for(LEARNING)
     second = host(workshop, 4, "--learner", doors)
     goes_on_with(workshop, 4)

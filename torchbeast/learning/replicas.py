@@ -65,7 +65,7 @@ class Replica:
 
     def __init__(self, launch: Launch, ranks: TorchRanks) -> None:
         self.rank, self.size = launch.rank, launch.size
-        self.local_rank = launch.local_rank  # among those on this machine
+        self.local_rank, self.local_size = launch.local_rank, launch.local_size  # on this machine
         self.ranks = ranks
         self._launch = launch
 
