@@ -112,7 +112,7 @@ def test_printed_commands_are_read_back_by_the_program_that_prints_them(
 
     server = _of_server(name)
     (learner,) = read_back(polybeast_env._serving(server, ["a:1"], 1))
-    (host,) = read_back(polybeast_learner._waiting("a:1", server.security))
+    (host,) = read_back(polybeast_learner._waiting(["a:1"], server.security))
     for other in (learner, host):
         assert other.security.token_file == name and other.security.tls_ca == f"{name}/ca.pem"
 
