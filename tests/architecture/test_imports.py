@@ -195,7 +195,7 @@ CONFIGS = [path for path in MODULES if path.name == "config.py"]
                 *("torchbeast.evaluation.play", "torchbeast.learning.replay"),
                 *("torchbeast.learning.replicas", "torchbeast.schemes", "torchbeast.sources.local"),
                 *("torchbeast.sources.mixed", "torchbeast.sources.servers"),
-                *("torchbeast.sources.sharing", "torchbeast.sources.tunnel"),
+                "torchbeast.sources.sharing",
             ],
         ),
         (
