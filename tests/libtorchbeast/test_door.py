@@ -218,13 +218,13 @@ def test_a_step_that_takes_too_long_ends_the_stream_only(address: str) -> None:
             go_on.wait(SOON)
             return super().step(action)
 
-    with door_at(address, step_timeout_s=0.1) as door, pool_of_hosts() as game:
+    with door_at(address, step_timeout_s=1.0) as door, pool_of_hosts() as game:
         with hosting(address, Hanging):
             take(door, game)
             ended: list[tuple[str, str]] = []
             wait_for(lambda: bool(ended.extend(door.ended()) or ended))
             go_on.set()
-        assert "sent no step within 100 ms" in ended[0][1]
+        assert "sent no step within" in ended[0][1]
         with hosting(address):
             take(door, game)
             game.rollout()
