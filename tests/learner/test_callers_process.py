@@ -108,6 +108,8 @@ def unchanged(read: Callable[[], dict[str, Any]]) -> Iterator[None]:
     before = read()
     yield
     after = read()
+    opened = after.pop("descriptors", {}).items() - before.pop("descriptors", {}).items()
+    assert not opened  # of earlier tests, gRPC may close some meanwhile
     for name, value in before.items():
         assert after[name] == value, name
 

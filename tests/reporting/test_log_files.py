@@ -52,6 +52,14 @@ def test_an_incomplete_row_of_a_killed_run_does_not_affect_the_next(tmp_path: Pa
     assert [(r["step"], r["loss"]) for r in read_logs(tmp_path)] == [(10, 1.0), (30, 3.0)]
 
 
+def test_a_row_that_is_being_written_is_not_read(tmp_path: Path) -> None:
+    """Its last number may lack digits."""
+    write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.25}))
+    logs = tmp_path / "logs.csv"
+    logs.write_bytes(logs.read_bytes()[:-3])
+    assert [row["step"] for row in read_logs(tmp_path)] == [10]
+
+
 def test_rows_after_the_resumed_checkpoint_are_dropped(tmp_path: Path) -> None:
     files = LogFiles(tmp_path)
     for step in (10, 20, 30):

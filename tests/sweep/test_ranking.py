@@ -139,7 +139,7 @@ def test_a_report_of_damaged_logs_says_why_there_is_no_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = row(tmp_path, 1.0, seed="1")
-    (found.agent.folder / "logs.csv").write_bytes(b"1," + b"0" * 200_000)
+    (found.agent.folder / "logs.csv").write_bytes(b"1," + b"0" * 200_000 + b"\n")
     report([found], tmp_path)
     assert "There is no plot: the logs of" in capsys.readouterr().out
 

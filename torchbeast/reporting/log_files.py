@@ -243,13 +243,14 @@ def _read_rows(path: Path) -> list[list[str]]:
 
 
 def read_logs(folder: Path) -> Iterator[dict[str, float]]:
-    """Yields the rows of logs.csv, oldest first, without the figures that are empty in a row.
+    """Yields the rows of logs.csv, oldest first, without the figures that are empty in a row. A row
+    that a running program is still writing is left out.
 
     folder: a run's folder, or a file like logs.csv.
     """
     fields = read_fields(folder)
     with open(_logs_of(folder), newline="", encoding="utf-8") as file:
-        for row in csv.reader(file):
+        for row in csv.reader(line for line in file if line.endswith("\n")):
             if row and not row[0].startswith("#") and row != fields:
                 yield {k: float(v) for k, v in zip(fields, row, strict=False) if v != ""}
 
