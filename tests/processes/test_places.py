@@ -146,6 +146,8 @@ def test_nobody_is_replaced_once_closed(office: Office) -> None:
 
 
 def test_a_run_fails_if_no_process_can_be_started(office: Office) -> None:
+    """Its end closes the places."""
+    office.supervisor.on_close(office.places.close)
     office.second.can_start = False
-    office.places.ended(office.second, KILLED)
+    Background(office.places.ended, office.second, KILLED).result()
     assert "Cannot allocate memory" in str(office.supervisor.failure)

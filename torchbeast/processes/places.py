@@ -123,14 +123,14 @@ class Places:
         when = f" in {pause:g} s" if pause else ""
         self._log.warning("%s: %s; another takes its place%s", place.name, error, when)
         self.closed.wait(pause)
-        with self._lock:
-            if self.closed.is_set():
-                return
-            self.replaced += 1
-            try:
+        try:
+            with self._lock:
+                if self.closed.is_set():
+                    return
+                self.replaced += 1
                 place.start()
-            except OSError as problem:  # no process can be started
-                self._fail(place, problem)
+        except OSError as problem:  # no process can be started
+            self._fail(place, problem)  # without the lock: the end of the run calls `close`
 
     def close(self) -> None:
         """Replaces nobody any more. May be called again."""

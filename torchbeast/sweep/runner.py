@@ -113,7 +113,7 @@ def process_here(
 ) -> ChildProcess:
     """Starts the process of an agent on this machine.
 
-    more: flags in addition to those of the agent. environment: variables of its process.
+    more: flags to add to the agent's own. environment: variables of its process.
     """
     return ChildProcess(
         name=agent.name,
