@@ -18,7 +18,7 @@ namespace {
 constexpr std::size_t kMaxNameBytes = 64;   // of a host
 constexpr std::size_t kMaxWhyBytes = 1000;  // of a reason that a host is told
 // How long hosts have to answer the last action, and the last words to them may take.
-constexpr std::chrono::milliseconds kLastAnswer{1500};
+constexpr std::chrono::milliseconds kLastAnswer{5000};
 constexpr std::chrono::milliseconds kStopGrace = kLastAnswer + std::chrono::milliseconds(500);
 
 // The answer to a learner that takes this one for an environment server.

@@ -343,18 +343,23 @@ def test_a_host_that_speaks_before_it_is_asked_is_let_go(address: str) -> None:
 
 
 def test_silent_streams_take_no_place_from_hosts_for_long(address: str) -> None:
-    with door_at(address) as door, contextlib.ExitStack() as silent:
-        calls = [silent.enter_context(RawStream(address, "Join", LEARNER)) for _ in range(64)]
+    def one_too_many() -> bool:
+        with RawStream(address, "Join", LEARNER) as more:
+            more.send(joining())
+            more.half_close()
+            return more.end()[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
-        def one_too_many() -> bool:
-            with RawStream(address, "Join", LEARNER) as more:
-                more.send(joining())
-                more.half_close()
-                return more.end()[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    def are_enough() -> bool:
+        # The door ends them after 10 s, which a busy machine may need to open them all.
+        with contextlib.ExitStack() as silent:
+            calls = [silent.enter_context(RawStream(address, "Join", LEARNER)) for _ in range(64)]
+            if not any(one_too_many() for _ in range(20)):
+                return False
+            calls[0].send(joining(host=b"described"))
+            return waiting(door)[1] in ("described", "x")
 
-        wait_for(one_too_many)
-        calls[0].send(joining(host=b"described"))
-        assert waiting(door)[1] in ("described", "x")
+    with door_at(address) as door:
+        wait_for(are_enough, timeout=2 * SOON)
 
 
 def test_a_closed_door_leaves_no_stream_and_no_wait(address: str) -> None:

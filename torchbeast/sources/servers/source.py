@@ -15,6 +15,7 @@ is passed along with the agent state: `agent_state = (state, last_action)`.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import threading
@@ -176,7 +177,7 @@ class PolySource:
         """Closes queue and batcher, which wakes every waiting thread. May be called again."""
         self._closed.set()
         for queue in (self._batcher, self._queue):
-            if not queue.is_closed():
+            with contextlib.suppress(RuntimeError):  # closed already, perhaps by the pool just now
                 queue.close()
 
     def end(self) -> None:
