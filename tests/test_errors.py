@@ -58,7 +58,7 @@ sys.meta_path.insert(0, Interrupt())
     [
         ("monobeast", "torch"),
         ("raybeast", "torchbeast.cli.presets"),
-        ("sweep", "torchbeast.sweep.flags"),
+        ("sweep", "torchbeast.sweep.config"),
         ("plot", "numpy"),
     ],
 )

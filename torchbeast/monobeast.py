@@ -21,7 +21,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE, exit_code_of
-from torchbeast.learning.hardware import precision
+from torchbeast.learning.assemble import precision
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.processes.cores import check_alone

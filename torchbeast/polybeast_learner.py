@@ -31,10 +31,10 @@ from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
+from torchbeast.learning.config import UNKNOWN
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.recorded import reaching_flags
-from torchbeast.learning.reward_clipping import UNKNOWN
 from torchbeast.learning.session import Session, session
 from torchbeast.learning.training import DONE
 from torchbeast.learning.weights import PublishedWeights

@@ -23,8 +23,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.replay import make_replay, mixed_source
-from torchbeast.learning.shared_replay import joined_replay
+from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.contract import Away, Source

@@ -25,7 +25,7 @@ from torchbeast.cli.flags import (
 )
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.core.algos.registry import ALGOS, DEFAULT
-from torchbeast.sweep.flags import SweepFlags
+from torchbeast.sweep.config import SweepFlags
 
 PACKAGE = Path(__file__).parents[2] / "torchbeast"
 # What processes send each other, where JSON may lack fields; what a gradient worker is made of.

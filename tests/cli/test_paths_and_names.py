@@ -24,8 +24,7 @@ from torchbeast.learning.recorded import reaching_flags
 from torchbeast.plot import PlotFlags
 from torchbeast.reporting.display import next_commands
 from torchbeast.sweep import program as sweep
-from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.flags import SweepFlags
+from torchbeast.sweep.config import SweepConfig, SweepFlags
 
 LONG = "x" * 300
 HOMELESS = "~no.such.user/a"  # expanded as ~ is for a user without HOME and entry in passwd

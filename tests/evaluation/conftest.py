@@ -9,7 +9,7 @@ import pytest
 
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.evaluation import player
+from torchbeast.evaluation import play as play_module
 
 
 def env_in_this_process(spec: EnvSpec, num_envs: int, *, render: bool = False, **_: Any) -> Any:
@@ -22,4 +22,4 @@ def env_in_this_process(spec: EnvSpec, num_envs: int, *, render: bool = False, *
 
 @pytest.fixture(autouse=True)
 def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(player, "EnvProcess", env_in_this_process)
+    monkeypatch.setattr(play_module, "EnvProcess", env_in_this_process)

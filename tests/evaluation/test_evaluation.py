@@ -32,10 +32,8 @@ from torchbeast.envs.config import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module
-from torchbeast.evaluation import player, testing
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.evaluation.play import Episodes, RandomStarts, play, report
-from torchbeast.evaluation.player import random_start
+from torchbeast.evaluation.play import Episodes, RandomStarts, play, random_start, report
 from torchbeast.evaluation.video import VideoWriter, picture, to_frame
 from torchbeast.learning import checkpoint as checkpoints
 
@@ -292,7 +290,7 @@ def test_the_report_says_how_many_episodes_differ_and_how_they_began(
 def run_test(run: Path, asked: envs.EnvSpec = THAT_OF_THE_RUN, **how: Any) -> int:
     """Plays three episodes of the run; how: further settings."""
     config = EvaluationConfig(**{"num_episodes": 3, **how})
-    return testing.test(run, config, asked, seed=1)
+    return play_module.test(run, config, asked, seed=1)
 
 
 def save_run(folder: Path, env_id: str, **flags: Any) -> Path:
@@ -338,7 +336,7 @@ def players(run: Path) -> list[Agent]:
         return Episodes([0.0], [1], [2])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(player, "play", note)
+        patch.setattr(play_module, "play", note)
         assert run_test(run) == 0
     return found
 
@@ -363,7 +361,7 @@ def test_an_evaluation_computes_in_one_thread(
         seen.append(torch.get_num_threads())
         return Episodes([0.0], [1], [2])
 
-    monkeypatch.setattr(player, "play", note)
+    monkeypatch.setattr(play_module, "play", note)
     assert run_test(run) == 0
     assert seen == [1] and torch.get_num_threads() == 3
 
@@ -414,7 +412,7 @@ def test_every_program_evaluates_in_the_environment_that_is_named(
     with pytest.MonkeyPatch.context() as patch:
         module = importlib.import_module(f"torchbeast.{program}")
         patch.setattr(
-            "torchbeast.evaluation.testing.test",
+            "torchbeast.evaluation.play.test",
             lambda folder, config, *played, seed, film: seen.append(played) or 0,
         )
         module.run(parsed(command=tests, environment=environment))
@@ -434,8 +432,8 @@ def test_an_evaluation_uses_the_recorded_options_of_a_game_by_default(tmp_path: 
         return envs.make(spec, num_envs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(player, "EnvProcess", make)
-        patch.setattr(player, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
+        patch.setattr(play_module, "EnvProcess", make)
+        patch.setattr(play_module, "play", lambda *_, **__: Episodes([0.0], [1], [2]))
         run_test(run)
         asked = envs.EnvOptions(frame_skip=4, sticky_actions=0.0)
         run_test(run, envs.EnvSpec("", options=asked))
@@ -495,7 +493,7 @@ def test_the_flag_sampled_makes_an_evaluation_sample(
     seen: list[bool] = []
     with pytest.MonkeyPatch.context() as patch:
         played = Episodes([0], [1], [2])
-        patch.setattr(player, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
+        patch.setattr(play_module, "play", lambda *_, greedy, **__: seen.append(greedy) or played)
         run_test(run)
         run_test(run, sampled=True)
     assert seen == [True, False] and "sampled actions" in capsys.readouterr().out
@@ -549,7 +547,7 @@ def test_published_weights_of_pong_fit_their_network() -> None:
         weights[f"{name}.weight"], weights[f"{name}.bias"] = torch.ones(shape), torch.ones(shape[0])
     saved = {"model_state_dict": weights, "flags": {"env": "PongNoFrameskip-v4"}}
     with closing(envs.make("PongNoFrameskip-v4", 1)) as env:
-        agent = player._agent(saved, env, Path("model.tar"))
+        agent = play_module._agent(saved, env, Path("model.tar"))
     assert all(parameter.eq(1).all() for parameter in agent.model.parameters())
 
 

@@ -26,12 +26,10 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
-from torchbeast.evaluation import player
+from torchbeast.evaluation import play as play_module
 from torchbeast.evaluation.config import EvaluationConfig
-from torchbeast.evaluation.following import Follower
-from torchbeast.evaluation.play import Episodes, play
-from torchbeast.evaluation.player import ENV_OF_THE_RUN
-from torchbeast.evaluation.run_watch import RunWatch
+from torchbeast.evaluation.following import Follower, RunWatch
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, Episodes, play
 from torchbeast.evaluation.scores import Scores
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.plot import curve
@@ -52,7 +50,7 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def chosen_returns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(player, "play", as_filled)
+    monkeypatch.setattr(play_module, "play", as_filled)
 
 
 def as_filled(_: Any, agent: Any, num_episodes: int, seed: int, *__: Any, **___: Any) -> Episodes:
@@ -415,7 +413,7 @@ def test_a_stop_in_the_midst_of_an_evaluation_leaves_no_row(
 
     save(run, 1000, 1.0)
     with monkeypatch.context() as patch:
-        patch.setattr(player, "play", interrupted)
+        patch.setattr(play_module, "play", interrupted)
         with pytest.raises(KeyboardInterrupt), ExitStack() as ending:
             config = EvaluationConfig()
             Follower(run, config, ENV_OF_THE_RUN, 0, supervisor, ending, watch=stopped()).run()
@@ -460,14 +458,14 @@ def test_evaluations_of_the_same_weights_are_the_same(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Starts and sampled actions come from one seed, and environments that stay open."""
-    monkeypatch.setattr(player, "play", play)
+    monkeypatch.setattr(play_module, "play", play)
     made: list[Any] = []
 
     def make(spec: EnvSpec, num_envs: int, **_: Any) -> Any:
         made.append((spec, num_envs))
         return make_environment(spec, num_envs)
 
-    monkeypatch.setattr(player, "EnvProcess", make)
+    monkeypatch.setattr(play_module, "EnvProcess", make)
     watch = Watched()
     save(run, 500, 0.0)  # every action is as likely as the others
     follow(

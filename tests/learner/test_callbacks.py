@@ -19,7 +19,6 @@ from torchbeast.evaluation.play import Episodes
 from torchbeast.learner import Callback, Checkpoints, Evaluation
 from torchbeast.learner.schedule import Schedule
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import kept_checkpoints
 from torchbeast.reporting import StdoutLogger
 from torchbeast.reporting.log_files import read_logs
 
@@ -324,7 +323,7 @@ def test_a_checkpoint_that_cannot_be_written_at_the_end_is_an_error(
 ) -> None:
     learner = Learner(scheme_of(), 10**6, tmp_path / "run")
     learner.step()
-    monkeypatch.setattr(kept_checkpoints, "write", no_room)
+    monkeypatch.setattr(checkpoints, "write_newest", no_room)
     with pytest.raises(RunError, match="no checkpoint was written to .*No space left"):
         learner.close()
 
@@ -515,7 +514,7 @@ def test_a_full_disk_is_a_warning_and_the_run_goes_on(
 ) -> None:
     with Learner(scheme_of(), 10**6, tmp_path, callbacks=[Checkpoints(STEPS)]) as learner:
         with monkeypatch.context() as patch:
-            patch.setattr(kept_checkpoints, "write", no_room)
+            patch.setattr(checkpoints, "write_newest", no_room)
             learner.step()
         assert "No space left on device" in capsys.readouterr().err
         learner.step()

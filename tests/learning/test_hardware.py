@@ -14,8 +14,8 @@ from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
+from torchbeast.learning.assemble import Compute, choose, share_cores
 from torchbeast.learning.config import HardwareConfig
-from torchbeast.learning.hardware import Compute, choose, share_cores
 from torchbeast.sources.servers.inference import inference_threads
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda:0")
@@ -99,7 +99,7 @@ def test_megabytes_at_once_sets_the_size_of_a_slice(megabytes: float, expected: 
 def test_a_reproducible_run_has_the_same_threads_and_precision_on_every_machine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("torchbeast.learning.hardware.available_cores", lambda: 7)
+    monkeypatch.setattr("torchbeast.learning.assemble.available_cores", lambda: 7)
     monkeypatch.setattr("torchbeast.core.precision._cpu_flags", lambda: {"amx_bf16"})
     free, fixed = chosen(), chosen(reproducible=True)
     assert (free.threads, free.precision) == (7, "auto")

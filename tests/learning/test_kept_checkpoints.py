@@ -20,7 +20,6 @@ from test_training import B, T
 
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import CheckpointConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
@@ -32,7 +31,7 @@ NEEDED = ("step",)
 def write(newest: Path, step: int, keep: int = 3) -> None:
     weights = torch.arange(step, step + 1000.0)
     data = checkpoints.as_bytes({"step": step, "weights": weights})
-    kept_checkpoints.write(newest, data, keep)
+    checkpoints.write_newest(newest, data, keep)
 
 
 def steps(newest: Path) -> dict[str, int]:
@@ -109,7 +108,7 @@ def test_a_file_that_only_looks_like_an_older_checkpoint_is_left_alone(newest: P
     for step in range(1, 6):
         write(newest, step)
     assert mine.read_text() == "mine"
-    assert kept_checkpoints.existing(newest)[-1].name == "model.2.tar"
+    assert checkpoints.existing(newest)[-1].name == "model.2.tar"
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_a_machine_that_cannot_read_now_does_not_make_a_file_damaged(
 
     monkeypatch.setattr(torch, "load", fail)
     with pytest.raises(RunError, match=r"model\.tar cannot be read now .* may be whole") as found:
-        kept_checkpoints.load_newest(newest, NEEDED)
+        checkpoints.load_newest(newest, NEEDED)
     assert "Errno" not in str(found.value) and "Allocator" not in str(found.value)
 
 
@@ -154,13 +153,13 @@ def test_the_one_before_takes_the_place_of_one_on_a_bad_sector(
     monkeypatch.setattr(zipfile.ZipFile, reading, failing)
     alone = newest.rename(newest.with_name("alone.tar"))
     with pytest.raises(RunError, match="no checkpoint of .* can be read"):
-        kept_checkpoints.load_newest(alone, NEEDED)
+        checkpoints.load_newest(alone, NEEDED)
     alone.rename(newest)
-    found = kept_checkpoints.load_newest(newest, NEEDED)
+    found = checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 1
-    said = kept_checkpoints.sentence(found, newest)
+    said = checkpoints.sentence(found, newest)
     assert f"{newest} is damaged (its disk says: Input/output error)" in said
-    kept_checkpoints.put_in_place(found, newest)
+    checkpoints.put_in_place(found, newest)
     assert newest.stat().st_ino != bad
     assert newest.with_name("model.tar.damaged").stat().st_ino == bad
 
@@ -346,12 +345,12 @@ def test_the_newest_that_is_not_damaged_is_found(newest: Path, bad: int) -> None
     for step in (1, 2, 3):
         write(newest, step)
     for number in range(bad):
-        damage(kept_checkpoints.numbered(newest, number))
-    found = kept_checkpoints.load_newest(newest, NEEDED)
+        damage(checkpoints.numbered(newest, number))
+    found = checkpoints.load_newest(newest, NEEDED)
     assert found.checkpoint["step"] == 3 - bad
-    said = kept_checkpoints.sentence(found, newest)
+    said = checkpoints.sentence(found, newest)
     for number in range(bad + 1):
-        assert str(kept_checkpoints.numbered(newest, number)) in said
+        assert str(checkpoints.numbered(newest, number)) in said
     assert said.count(" is damaged (") == bad
 
 
@@ -359,30 +358,30 @@ def test_what_was_found_is_the_newest_at_once_and_damaged_ones_do_not_count(newe
     for step in (1, 2, 3):
         write(newest, step)
     damage(newest)
-    kept_checkpoints.put_in_place(kept_checkpoints.load_newest(newest, NEEDED), newest)
+    checkpoints.put_in_place(checkpoints.load_newest(newest, NEEDED), newest)
     assert steps(newest) == {"model.tar": 2, "model.2.tar": 1, "model.tar.damaged": -1}
     write(newest, 4)
-    assert [step_of(path) for path in kept_checkpoints.existing(newest)] == [4, 2, 1]
+    assert [step_of(path) for path in checkpoints.existing(newest)] == [4, 2, 1]
 
 
 def test_where_all_are_damaged_the_error_names_each(newest: Path) -> None:
     for step in (1, 2, 3):
         write(newest, step)
-    paths = kept_checkpoints.existing(newest)
+    paths = checkpoints.existing(newest)
     assert len(paths) == 3
     for path in paths:
         damage(path)
     with pytest.raises(UsageError, match="move them away to begin anew") as error:
-        kept_checkpoints.load_newest(newest, NEEDED)
+        checkpoints.load_newest(newest, NEEDED)
     assert all(str(path) in str(error.value) for path in paths)
 
 
 def test_a_later_format_is_no_damage(newest: Path) -> None:
     """Going back to an older one would silently lose what a newer TorchBeast has learnt."""
     write(newest, 1)
-    kept_checkpoints.write(newest, checkpoints.as_bytes({"step": 2, "format": 99}), 3)
+    checkpoints.write_newest(newest, checkpoints.as_bytes({"step": 2, "format": 99}), 3)
     with pytest.raises(UsageError, match="has format 99"):
-        kept_checkpoints.load_newest(newest, NEEDED)
+        checkpoints.load_newest(newest, NEEDED)
 
 
 # --- runs
@@ -435,7 +434,7 @@ def test_a_nan_leaves_all_checkpoints(tmp_path: Path) -> None:
         train(tmp_path, GOOD)
     with pytest.raises(RunError, match="loss is nan"):
         train(tmp_path, BAD)
-    found = kept_checkpoints.existing(tmp_path / "run" / "model.tar")
+    found = checkpoints.existing(tmp_path / "run" / "model.tar")
     assert [checkpoints.load(path)["stats"]["step"] for path in found] == [
         n * T * B for n in (3, 2, 1)
     ]

@@ -29,7 +29,6 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played, check_batches
 from torchbeast.learning.recorded import changes, recorded_env
@@ -376,7 +375,7 @@ def no_room(*_: object) -> None:
 def test_a_last_checkpoint_that_cannot_be_written_fails_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_checkpoints, "write", no_room)
+    monkeypatch.setattr(checkpoints, "write_newest", no_room)
     with pytest.raises(RunError, match=r"no checkpoint was written to .*No space left on device"):
         train(tmp_path, GOOD)
     assert '"successful": false' in (tmp_path / "run" / "meta.json").read_text()

@@ -13,7 +13,7 @@ from test_learner_run import train_with
 
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.presets import PRESETS
-from torchbeast.learning.reward_clipping import UNKNOWN, resolved, sentence
+from torchbeast.learning.config import UNKNOWN, resolved, sentence
 from torchbeast.reporting.run_folder import RunConfig
 
 

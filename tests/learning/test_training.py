@@ -28,8 +28,8 @@ from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.training import DONE, NoMoment, Training, TrainingComponents
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
-from torchbeast.reporting.progress import Progress
 from torchbeast.sources.contract import Away
 
 T, B = 5, 2

@@ -11,8 +11,16 @@ import pytest
 from rich.console import Console
 
 from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
-from torchbeast.reporting.display import Display, Rate, Shown, _panel, clock, next_commands, summary
-from torchbeast.reporting.progress import Progress
+from torchbeast.reporting.display import (
+    Display,
+    Progress,
+    Rate,
+    Shown,
+    _panel,
+    clock,
+    next_commands,
+    summary,
+)
 from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.waiting import warn
 from torchbeast.sources.contract import Away, Shortage

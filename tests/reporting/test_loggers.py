@@ -16,8 +16,8 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting import StdoutLogger, TensorBoardLogger, WandbLogger
-from torchbeast.reporting.config import FILES
 from torchbeast.reporting.log_files import LoggedRun, Logs, read_logs
+from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import RunFolder
 
 

@@ -18,8 +18,13 @@ from scraping import free_port, scraped
 from torchbeast import polybeast_env
 from torchbeast.errors import UsageError
 from torchbeast.reporting.display import Shown
-from torchbeast.reporting.learner_metrics import LearnerFigures, learner_metrics
-from torchbeast.reporting.metrics import Metric, Metrics, MetricsConfig
+from torchbeast.reporting.metrics import (
+    LearnerFigures,
+    Metric,
+    Metrics,
+    MetricsConfig,
+    learner_metrics,
+)
 from torchbeast.sources.contract import Away
 
 pytest.importorskip("prometheus_client")

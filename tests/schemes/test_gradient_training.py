@@ -16,8 +16,8 @@ from gradient_running import PPO_LEARNING, TIMEOUT_S, B, T, of_given, rollout, r
 from torchbeast.learning.training import DONE, Training, TrainingComponents
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
+from torchbeast.reporting.display import Progress
 from torchbeast.reporting.log_files import LogFiles, read_logs
-from torchbeast.reporting.progress import Progress
 
 UPDATES = 3
 

@@ -35,9 +35,8 @@ from torchbeast.schemes.ray_replay import (
     serving_on_ray,
 )
 from torchbeast.sources.replay import OwnReplay, Replay, ReplayClosed
-from torchbeast.sources.sharing.joining import Joining, joining_of
 from torchbeast.sources.sharing.service import Served
-from torchbeast.sources.sharing.shared_replay import SharedReplay
+from torchbeast.sources.sharing.shared_replay import Joining, SharedReplay, joining_of
 
 ray = pytest.importorskip("ray")
 

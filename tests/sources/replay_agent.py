@@ -17,7 +17,7 @@ from shared_running import joining
 from true_rows import Envs, empty_batch, fields
 
 from torchbeast.sources.sharing.client import SharedReplayClient
-from torchbeast.sources.sharing.joining import Joining
+from torchbeast.sources.sharing.shared_replay import Joining
 
 T, B, S, K = 4, 3, 5, 2
 COUNT = 30  # insertions before it dies

@@ -12,8 +12,8 @@ from typing import Any
 from background import Background
 
 from torchbeast.sources.sharing.client import SharedReplayClient
-from torchbeast.sources.sharing.joining import Joining, joining_of
 from torchbeast.sources.sharing.service import Service
+from torchbeast.sources.sharing.shared_replay import Joining, joining_of
 
 
 @contextmanager

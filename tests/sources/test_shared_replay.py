@@ -26,8 +26,8 @@ from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Filled, OwnReplay, Replay, ReplayClosed
 from torchbeast.sources.sharing.client import SharedReplayClient, _connected
-from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.service import Region, key_path, region_bytes
+from torchbeast.sources.sharing.shared_replay import Joining
 
 T, B, S, K = 4, 3, 5, 2
 SPARE = slice(B, B + S)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from torchbeast.reporting.log_files import LogFiles
-from torchbeast.sweep.settings import Agent, name_of
+from torchbeast.sweep.agents import Agent, name_of
 
 Batch = tuple[int, int, float]  # step, episodes so far, mean return of those of the batch
 

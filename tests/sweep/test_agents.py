@@ -10,8 +10,8 @@ import pytest
 from torchbeast.cli.command_line import names, parse, parse_known
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.errors import UsageError
-from torchbeast.sweep.flags import SweepFlags
-from torchbeast.sweep.settings import FLAGS, Agent, agents_of, name_of, values_of
+from torchbeast.sweep.agents import FLAGS, Agent, agents_of, name_of, values_of
+from torchbeast.sweep.config import SweepFlags
 
 FOLDER = Path("/runs/mine")
 

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from torchbeast.sweep.asha import Asha
+from torchbeast.sweep.runner import Asha
 
 
 def test_of_those_that_came_as_far_before_an_agent_must_be_in_the_best_third() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sweeping import finish, log
 
-from torchbeast.sweep.following import Figures, Follower, RecentReturns, is_complete
+from torchbeast.sweep.table import Figures, Follower, RecentReturns, is_complete
 
 NAN = math.nan
 

@@ -23,9 +23,9 @@ from torchbeast.schemes.fleet import WorkerLost
 from torchbeast.schemes.room import Node, Room
 from torchbeast.sources.sharing.service import Served
 from torchbeast.sweep import on_ray, program
+from torchbeast.sweep.agents import Compared
 from torchbeast.sweep.config import SweepConfig
 from torchbeast.sweep.on_ray import Joining
-from torchbeast.sweep.record import Compared
 from torchbeast.sweep.runner import RunningAgent
 from torchbeast.sweep.table import Row
 

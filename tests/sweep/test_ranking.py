@@ -18,8 +18,7 @@ from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting import waiting
 from torchbeast.sweep import program
 from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.ranking import as_csv, ranked, report
-from torchbeast.sweep.table import Board, Row
+from torchbeast.sweep.table import Board, Row, as_csv, ranked, report
 
 
 def row(folder: Path, mean: float, total_steps: int = 100, **settings: str) -> Row:

@@ -10,9 +10,8 @@ import pytest
 
 from torchbeast.errors import UsageError
 from torchbeast.reporting.run_folder import RunFolder
+from torchbeast.sweep.agents import Compared, compared, replaced
 from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.record import Compared, compared
-from torchbeast.sweep.settings import replaced
 
 SET = ("learning_rate=0.1,0.2",)
 WORDS = ["--preset", "catch", "--batch_size", "4"]

@@ -14,8 +14,7 @@ from sweeping import agent, log
 from torchbeast.processes.cores import available_cores, environment_of_share
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import RunFolder
-from torchbeast.sweep.asha import Asha
-from torchbeast.sweep.runner import Runner, share_of, starting_here
+from torchbeast.sweep.runner import Asha, Runner, share_of, starting_here
 from torchbeast.sweep.table import Row, said
 
 pytestmark = pytest.mark.usefixtures("fakes")

@@ -19,7 +19,7 @@ from torchbeast.core.checks import require
 from torchbeast.envs.config import EnvConfig
 from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
-from torchbeast.reporting.config import DisplayConfig, LogConfig
+from torchbeast.reporting.loggers import DisplayConfig, LogConfig
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.sources.config import ReplayConfig, RolloutConfig, TransitionsConfig

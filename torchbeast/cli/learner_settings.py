@@ -15,11 +15,10 @@ from torchbeast.core.algos.registry import DEFAULT, find
 from torchbeast.core.specs import RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.checkpoint import actor_spec
+from torchbeast.learning.checkpoint import Found, actor_spec
+from torchbeast.learning.config import resolved
 from torchbeast.learning.earlier_run import EarlierRun
-from torchbeast.learning.kept_checkpoints import Found
 from torchbeast.learning.learner_run import RunSettings, WithReplay
-from torchbeast.learning.reward_clipping import resolved
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.sources.config import ReplayConfig
 
@@ -50,7 +49,7 @@ def _replay(config: ReplayConfig) -> WithReplay | None:
         from torchbeast.learning.replay import own_replay
 
         return own_replay
-    from torchbeast.learning.shared_replay import shared_replay
+    from torchbeast.learning.replay import shared_replay
 
     return shared_replay
 
@@ -86,8 +85,7 @@ def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:
     Raises UsageError when they name another network or algorithm than the run's.
     """
     from torchbeast.evaluation.following import follow
-    from torchbeast.evaluation.player import NEEDED
-    from torchbeast.evaluation.testing import test
+    from torchbeast.evaluation.play import NEEDED, test
 
     folder, config, seed = flags.run.folder, flags.evaluation, flags.run.seed
     if config.follow:

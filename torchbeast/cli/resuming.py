@@ -87,11 +87,11 @@ def _of_checkpoint(path: Path) -> dict[str, Any] | None:
     """Returns the flags recorded in the checkpoint, or None if there is no checkpoint."""
     if not any(path.parent.glob("*.tar")):
         return None
-    from torchbeast.learning import kept_checkpoints  # imports torch
+    from torchbeast.learning import checkpoint as checkpoints  # imports torch
 
-    if not kept_checkpoints.existing(path):
+    if not checkpoints.existing(path):
         return None
-    return dict(kept_checkpoints.load_newest(path, needed=("flags",)).checkpoint["flags"])
+    return dict(checkpoints.load_newest(path, needed=("flags",)).checkpoint["flags"])
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

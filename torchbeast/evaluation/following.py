@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import statistics
 import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -21,16 +22,61 @@ from typing import Any, NamedTuple
 
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import EXIT_DONE, RunError, UsageError
-from torchbeast.evaluation import best
 from torchbeast.evaluation.config import NEWEST, EvaluationConfig
-from torchbeast.evaluation.play import Episodes
-from torchbeast.evaluation.player import ENV_OF_THE_RUN, NEEDED, Player
-from torchbeast.evaluation.run_watch import RunWatch
-from torchbeast.evaluation.scores import Scores, weights_of
+from torchbeast.evaluation.play import ENV_OF_THE_RUN, NEEDED, Episodes, Player
+from torchbeast.evaluation.scores import Scores, best_path, keep_if_better, kept_score, weights_of
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.processes.child_process import show_output
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.output import lossy_output
+from torchbeast.reporting.run_folder import is_in_use
+
+# A run writes a row for each update. The lock alone does not tell: it may not reach other machines,
+# and a run that is started together with this process takes it seconds later.
+QUIET_S = 120.0
+_WRITTEN = ("model.tar", "logs.csv", "out.log", "meta.json")
+
+
+class RunWatch:
+    """Looks at the files of a run. Used by one thread."""
+
+    def __init__(
+        self, folder: Path, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begins to watch the folder, which need not exist.
+
+        quiet_s: seconds without a new byte after which a run that is not seen to run has stopped.
+        """
+        self._folder, self._quiet_s, self._clock = folder, quiet_s, clock
+        self._seen, self._since = self._state(), clock()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is seen to run in the folder."""
+        return is_in_use(self._folder)
+
+    @property
+    def has_stopped(self) -> bool:
+        """Whether there is a run of which no process is seen, and which wrote nothing for a while.
+
+        Only what was asked while the run still wrote can tell; so ask every few seconds.
+        """
+        state, now = self._state(), self._clock()
+        if state != self._seen or self.is_running:
+            self._seen, self._since = state, now
+        return any(state) and now - self._since >= self._quiet_s
+
+    def _state(self) -> list[tuple[int, int] | None]:
+        return [_size_and_time(self._folder / name) for name in _WRITTEN]
+
+
+def _size_and_time(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
 
 _POLL_S = 1.0
 
@@ -164,7 +210,7 @@ class Follower:
         """Makes the environments and the agent, and opens the files."""
         if self._check is not None:
             self._check(saved, self._path)
-        best.kept_score(self._folder)  # raises if it is damaged, before anything is played
+        kept_score(self._folder)  # raises if it is damaged, before anything is played
         player = Player(
             saved,
             self._path,
@@ -191,9 +237,9 @@ class Follower:
     def _keep(self, saved: Mapping[str, Any], score: float) -> bool:
         """Keeps the checkpoint if it is the best; returns whether it was."""
         try:
-            return best.keep_if_better(self._folder, saved, score)
+            return keep_if_better(self._folder, saved, score)
         except OSError as error:
-            path = best.path_of(self._folder)
+            path = best_path(self._folder)
             _warn(f"the best checkpoint was not written to {path} ({error.strerror})")
             return False
 
@@ -237,7 +283,7 @@ def _time_of(path: Path) -> float | None:
 
 def _sentence(step: int, played: Episodes, is_best: bool) -> str:
     returns = played.returns
-    kept = f"; the best so far, kept as {best.path_of(Path()).name}" if is_best else ""
+    kept = f"; the best so far, kept as {best_path(Path()).name}" if is_best else ""
     return (
         f"Step {step:,}: mean return {statistics.fmean(returns):.2f}, from {min(returns):g} to "
         f"{max(returns):g}; mean length {statistics.fmean(played.lengths):.0f}; "

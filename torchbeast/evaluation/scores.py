@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""evaluations.csv: a row for each checkpoint of a run that was evaluated while it trained."""
+"""What evaluations of a run leave in its folder while it trains.
+
+evaluations.csv   a row for each checkpoint
+NAME_best.tar     the best checkpoint. Its entry callbacks[NAME]["best"] is its mean return, so the
+                  next evaluation, by a Learner or by `--mode test --follow`, replaces it by a
+                  better one only
+"""
 
 from __future__ import annotations
 
@@ -15,6 +21,7 @@ import torch
 
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.play import Episodes
+from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.reporting.log_files import csv_line, end_last_line, read_logs
 from torchbeast.reporting.output import AppendedFile, WallTime
 
@@ -106,3 +113,46 @@ def _cells(weights: Weights, played: Episodes) -> list[Any]:
         max(returns),
         statistics.fmean(played.lengths),
     ]
+
+
+NAME = "evaluation"
+_BEST = "best"
+
+
+def best_path(folder: Path, name: str = NAME) -> Path:
+    """Returns the path of the best checkpoint, which need not exist."""
+    return folder / f"{name}_best.tar"
+
+
+def kept_score(folder: Path, name: str = NAME) -> float:
+    """Returns the mean return of the best checkpoint; -inf without one.
+
+    Raises UsageError or RunError if it cannot be read.
+    """
+    path = best_path(folder, name)
+    if not path.exists():
+        return -math.inf
+    return score_in(checkpoints.load(path, needed=()).get("callbacks", {}).get(name, {}))
+
+
+def state_of(score: float) -> dict[str, Any]:
+    """Returns the entry that says how good a checkpoint is."""
+    return {_BEST: score}
+
+
+def score_in(state: Mapping[str, Any]) -> float:
+    """Returns the mean return of a `state_of`; -inf if it has none."""
+    score: float = state.get(_BEST, -math.inf)
+    return score
+
+
+def keep_if_better(folder: Path, checkpoint: Mapping[str, Any], score: float) -> bool:
+    """Makes a checkpoint the best if its score is higher than that of the one kept.
+
+    Returns whether it was. Raises OSError if it cannot be written; the one before is kept then.
+    """
+    if not score > kept_score(folder):  # nor is NaN
+        return False
+    states = {**checkpoint.get("callbacks", {}), NAME: state_of(score)}
+    checkpoints.save(best_path(folder), {**checkpoint, "callbacks": states})
+    return True

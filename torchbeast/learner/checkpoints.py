@@ -11,7 +11,7 @@ from torchbeast.core.checks import at_least
 from torchbeast.errors import UsageError
 from torchbeast.learner.callback import Callback
 from torchbeast.learner.schedule import Schedule
-from torchbeast.learning import kept_checkpoints
+from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.saving import CheckpointNotWritten
 from torchbeast.reporting.log_files import read_logs
 from torchbeast.reporting.run_folder import is_in_use
@@ -72,7 +72,7 @@ def check_goes_on(log_dir: Path) -> None:
 
     A folder that another process uses is refused elsewhere.
     """
-    if kept_checkpoints.existing(log_dir / "model.tar") or not (log_dir / "logs.csv").exists():
+    if checkpoints.existing(log_dir / "model.tar") or not (log_dir / "logs.csv").exists():
         return
     if not is_in_use(log_dir) and next(read_logs(log_dir), None) is not None:
         raise UsageError(

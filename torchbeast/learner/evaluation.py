@@ -9,7 +9,7 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.checks import at_least
-from torchbeast.evaluation import best
+from torchbeast.evaluation import scores
 from torchbeast.learner.callback import Callback
 from torchbeast.learner.schedule import Schedule
 from torchbeast.seeds import seed_of
@@ -36,7 +36,7 @@ class Evaluation(Callback):
         sampled: bool = False,
         keep_best: bool = True,
         seed: int = 0,
-        name: str = best.NAME,
+        name: str = scores.NAME,
     ) -> None:
         """Takes either every_steps, in env steps, or every_seconds.
 
@@ -58,7 +58,7 @@ class Evaluation(Callback):
         """Begins to wait; a checkpoint that is kept may be better than any of this run."""
         self._schedule.mark(learner.steps)
         if self._keeps_best:
-            self.best = max(self.best, best.kept_score(learner.log_dir, self._name))
+            self.best = max(self.best, scores.kept_score(learner.log_dir, self._name))
 
     def on_step(self, learner: Learner, figures: dict[str, float]) -> None:
         """Evaluates if it is time."""
@@ -68,11 +68,11 @@ class Evaluation(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the best mean return."""
-        return best.state_of(self.best)
+        return scores.state_of(self.best)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`."""
-        self.best = best.score_in(state)
+        self.best = scores.score_in(state)
 
     def _evaluate(self, learner: Learner) -> dict[str, float]:
         seed = seed_of(self._seed, self._name, learner.steps)
@@ -89,7 +89,7 @@ class Evaluation(Callback):
         before, self.best = self.best, score  # the checkpoint says how good it is
         try:
             if self._keeps_best:
-                learner.save_model(best.path_of(learner.log_dir, self._name))
+                learner.save_model(scores.best_path(learner.log_dir, self._name))
         except OSError as error:
             self.best = before
             _log.warning("the best checkpoint was not written (%s); the run goes on", error)

@@ -56,15 +56,14 @@ from torchbeast.learner.schedule import Schedule
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learner.watching import Watching
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import kept_checkpoints
+from torchbeast.learning.assemble import precision
 from torchbeast.learning.config import CheckpointConfig
-from torchbeast.learning.hardware import precision
 from torchbeast.learning.learner_run import LearnerRun, Played
 from torchbeast.learning.saving import CheckpointNotWritten, SavedReplay
 from torchbeast.learning.session import Session, raise_failure
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.config import FILES
 from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.loggers import FILES
 from torchbeast.reporting.run_folder import RunConfig, RunFolder
 from torchbeast.schemes.scheme import Scheme
 
@@ -257,7 +256,7 @@ class Learner:
             raise UsageError(
                 f"there is no checkpoint at {found}: give the path of a file like {own}"
             )
-        load = kept_checkpoints.load_newest if found == own else checkpoints.load
+        load = checkpoints.load_newest if found == own else checkpoints.load
         load(found)  # before this run ends
         self._end(is_saved=False)
         raise_failure(self._session.supervisor.failure, self._session.folder)

@@ -16,14 +16,12 @@ from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.specs import ActorSpec, RewardClipping
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.assemble import LearnerConfig
-from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
-from torchbeast.learning.hardware import CPU_BYTES_AT_ONCE
+from torchbeast.learning.assemble import CPU_BYTES_AT_ONCE, LearnerConfig
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig, resolved
 from torchbeast.learning.learner_run import RunSettings, WithReplay
-from torchbeast.learning.reward_clipping import resolved
-from torchbeast.reporting.config import DisplayConfig
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import Logger
+from torchbeast.reporting.loggers import DisplayConfig
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.schemes.scheme import Scheme
 

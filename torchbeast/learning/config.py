@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of the learner: how it uses this machine, and its checkpoints."""
+"""Settings of the learner: its use of this machine, checkpoints, and the clipping of rewards."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from torchbeast.core.checks import at_least, require
-from torchbeast.core.specs import Precision
+from torchbeast.core.specs import Precision, RewardClipping
+from torchbeast.envs.atari import is_atari
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,3 +90,25 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         at_least(1, checkpoint_interval=self.checkpoint_interval)
         at_least(1, keep_checkpoints=self.keep_checkpoints)
+
+
+UNKNOWN = "unknown"  # environment of servers of the original TorchBeast, which do not name it
+
+
+def resolved(clipping: Literal["auto", RewardClipping], env_id: str) -> RewardClipping:
+    """Returns the clipping to use; "auto" is resolved by the environment.
+
+    Atari games have scores of very different sizes, from 1 in Pong to thousands, so their rewards
+    are clipped. Elsewhere the size of a reward is meaningful: clipping makes Taxi's -10 for a
+    forbidden action equal to the -1 of every other step. With an unknown environment rewards are
+    clipped, the default of the original's learner.
+    """
+    if clipping != "auto":
+        return clipping
+    return "abs_one" if env_id == UNKNOWN or is_atari(env_id) else "none"
+
+
+def sentence(clipping: str) -> str:
+    """Returns a sentence about the clipping, for the start of a run."""
+    how = {"abs_one": "clipped to [-1, 1]", "none": "as they are"}[clipping]
+    return f"Learning from rewards {how} (--reward_clipping {clipping})."

@@ -17,8 +17,7 @@ from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import kept_checkpoints
-from torchbeast.reporting.progress import Progress
+from torchbeast.reporting.display import Progress
 
 _log = logging.getLogger("torchbeast.earlier_run")
 
@@ -30,8 +29,8 @@ class EarlierRun:
         """Reads the checkpoint at `path`, which need not exist; needed: keys that it must have."""
         self._path = Path() if path is None else path
         self._found = None
-        if path is not None and kept_checkpoints.existing(path):
-            self._found = kept_checkpoints.load_newest(path, needed)
+        if path is not None and checkpoints.existing(path):
+            self._found = checkpoints.load_newest(path, needed)
         self._saved = None if self._found is None else self._found.checkpoint
 
     def go_on(self) -> None:
@@ -39,19 +38,19 @@ class EarlierRun:
 
         For the process that goes on with the run, before it writes a checkpoint.
         """
-        if self._found is None or not (said := kept_checkpoints.sentence(self._found, self._path)):
+        if self._found is None or not (said := checkpoints.sentence(self._found, self._path)):
             return
-        _log.warning("%s%s", said, kept_checkpoints.kept_as(self._found))
-        kept_checkpoints.put_in_place(self._found, self._path)
+        _log.warning("%s%s", said, checkpoints.kept_as(self._found))
+        checkpoints.put_in_place(self._found, self._path)
 
     @classmethod
     def at(cls, path: Path) -> EarlierRun:
         """Reads this checkpoint and no other, whosever it is; raises UsageError if it is not
         there."""
-        return cls.of(kept_checkpoints.Found(checkpoints.load(path), path))
+        return cls.of(checkpoints.Found(checkpoints.load(path), path))
 
     @classmethod
-    def of(cls, found: kept_checkpoints.Found) -> EarlierRun:
+    def of(cls, found: checkpoints.Found) -> EarlierRun:
         """Takes a checkpoint that was read."""
         run = cls()
         run._path, run._found, run._saved = found.path, found, found.checkpoint

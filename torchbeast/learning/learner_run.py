@@ -30,12 +30,10 @@ from torchbeast.core.wording import worded
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning.assemble import Assembled, LearnerConfig, MakeAgent, assemble
-from torchbeast.learning.config import CheckpointConfig
+from torchbeast.learning.assemble import Assembled, Compute, LearnerConfig, MakeAgent, assemble
+from torchbeast.learning.config import CheckpointConfig, sentence
 from torchbeast.learning.earlier_run import EarlierRun
-from torchbeast.learning.hardware import Compute
 from torchbeast.learning.recorded import changes, naming_flags, reaching_flags, recorded_env
-from torchbeast.learning.reward_clipping import sentence
 from torchbeast.learning.saving import SavedReplay, Saving
 from torchbeast.learning.session import Session
 from torchbeast.learning.training import Training, TrainingComponents
@@ -43,12 +41,11 @@ from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.memory import check_buffers, free_memory, keep_freed_memory
-from torchbeast.reporting.config import FILES, DisplayConfig
 from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
-from torchbeast.reporting.display import next_commands, summary
+from torchbeast.reporting.display import Progress, next_commands, summary
 from torchbeast.reporting.log_files import LoggedRun, Logger, Logs
+from torchbeast.reporting.loggers import FILES, DisplayConfig
 from torchbeast.reporting.metrics import Metrics, MetricsConfig
-from torchbeast.reporting.progress import Progress
 from torchbeast.reporting.run_folder import RunConfig
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.config import RolloutConfig

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The replay of a run: its memory, what an earlier part of the run saved of it, and its source."""
+"""The replay of a run, its own or one that it shares with other agents: its memory, what an earlier
+part of the run saved of it, and its source.
+"""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,15 @@ from torchbeast.learning.learner_run import Learner, LearnerRun
 from torchbeast.learning.saving import REPLAY, SavedReplay
 from torchbeast.processes.memory import check_memory, in_bytes
 from torchbeast.reporting.run_folder import CHECKPOINT
+from torchbeast.reporting.waiting import waiting_for
+from torchbeast.schemes.ray_replay import ON_RAY, joined_on_ray
 from torchbeast.seeds import seed_of
 from torchbeast.sources.contract import Source
 from torchbeast.sources.free_transitions import FreeTransitions
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, OwnReplay, Replay
+from torchbeast.sources.sharing.client import SharedReplayClient
+from torchbeast.sources.sharing.shared_replay import Joining, joining_of
 from torchbeast.sources.synchronous_transitions import SynchronousTransitions
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
@@ -242,3 +248,57 @@ def mixed_source(
         in_flight=in_flight,
         initial_state=state,
     )
+
+
+@contextmanager
+def shared_replay(
+    run: LearnerRun, online: Source, learner: Learner[Any], free: int | None
+) -> Iterator[tuple[Source, None]]:
+    """Puts a replay that several agents share in front of the run's source; see WithReplay."""
+    config, agent, xpid = run.settings.learner, learner.agent, run.settings.run.xpid
+    with joined_replay(config, agent, learner.extras, learner.seed, xpid) as replay:
+        run.session.supervisor.on_close(replay.close)
+        yield mixed_source(online, replay, config, agent, learner.batches_at_once), None
+
+
+@contextmanager
+def joined_replay(
+    config: LearnerConfig, agent: Agent, extras: Sequence[str], seed: int, name: str
+) -> Iterator[Replay]:
+    """Joins the replay that other agents share, and prints what it holds; leaves it at the end.
+
+    extras, seed: see make_replay. name: of the run, by which the replay knows it.
+
+    Raises UsageError when there is none, and when it does not take this run's rollouts.
+    """
+    settings, rollouts = config.replay, config.rollouts
+    specs = specs_of(config, agent, extras)
+    with as_usage_error():
+        each = bytes_per_transition(specs, agent.frame_stack)
+        more = bytes_per_truncation(specs, agent.frame_stack)
+        joining = joining_of(
+            name,
+            specs,
+            agent.frame_stack,
+            settings.replay_size,
+            (rollouts.batch_size, config.spare_columns),
+            seed_of(seed, "replay"),
+        )
+    size = settings.replay_size
+    with ExitStack() as joined:
+        with waiting_for(f"the shared replay {settings.replay_service}"):
+            replay = joined.enter_context(_client(str(settings.replay_service), joining))
+        print(
+            f"The replay, shared with other agents, holds {size:,} steps of {each:,} bytes: "
+            f"{in_bytes(size * each)} when it is full ({more:,} bytes more for each truncated "
+            f"episode). It has {replay.size:,}.",
+            flush=True,
+        )
+        yield replay
+
+
+def _client(address: str, joining: Joining) -> AbstractContextManager[Replay]:
+    """Returns what joins the replay at an address."""
+    if address.startswith(ON_RAY):
+        return joined_on_ray(address, joining)
+    return closing(SharedReplayClient(address, joining))

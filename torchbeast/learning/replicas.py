@@ -31,7 +31,7 @@ import torch
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.torch_ranks import RankGone, TorchRanks, store_of_torchrun
 from torchbeast.errors import RunError, UsageError
-from torchbeast.learning import kept_checkpoints
+from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
@@ -292,6 +292,6 @@ def _look_later() -> bool:
 
 def _newest(path: Path) -> bytes:
     """Returns the run's newest checkpoint that is not damaged; b"" if there is none."""
-    if not kept_checkpoints.existing(path):
+    if not checkpoints.existing(path):
         return b""
-    return kept_checkpoints.load_newest(path).path.read_bytes()
+    return checkpoints.load_newest(path).path.read_bytes()

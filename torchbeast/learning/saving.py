@@ -13,7 +13,6 @@ from typing import Any, BinaryIO, Protocol
 
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
-from torchbeast.learning import kept_checkpoints
 from torchbeast.learning.training import Training
 from torchbeast.processes.memory import in_bytes
 from torchbeast.reporting.run_folder import RunFolder, replaced_atomically
@@ -90,7 +89,7 @@ class Saving:
     def _save(self, training: Training, wait_s: float | None) -> None:
         data = checkpoints.as_bytes(self.checkpoint(training, wait_s))
         try:
-            kept_checkpoints.write(self._path, data, self._keep)
+            checkpoints.write_newest(self._path, data, self._keep)
         except OSError as error:
             old = "an earlier one is intact" if self._path.exists() else "there is none yet"
             raise CheckpointNotWritten(

@@ -33,8 +33,8 @@ from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.diagnosis import Reading, spent
+from torchbeast.reporting.display import Progress, mean
 from torchbeast.reporting.log_files import Log
-from torchbeast.reporting.progress import Progress, mean
 from torchbeast.sources.contract import Source
 
 

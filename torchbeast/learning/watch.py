@@ -19,10 +19,8 @@ from torchbeast.reporting.diagnosis import (
     alive,
     lost_streams,
 )
-from torchbeast.reporting.display import Display, Shown
-from torchbeast.reporting.learner_metrics import LearnerFigures, learner_metrics
-from torchbeast.reporting.metrics import Metrics
-from torchbeast.reporting.progress import Progress
+from torchbeast.reporting.display import Display, Progress, Shown
+from torchbeast.reporting.metrics import LearnerFigures, Metrics, learner_metrics
 from torchbeast.reporting.waiting import warn
 from torchbeast.sources.contract import Away, Source
 

@@ -10,18 +10,18 @@ from torchbeast.core.lazy import importing
 if TYPE_CHECKING:
     from torchbeast.reporting.log_files import CsvLogger as CsvLogger
     from torchbeast.reporting.log_files import Logger as Logger
-    from torchbeast.reporting.stdout import StdoutLogger as StdoutLogger
-    from torchbeast.reporting.tensorboard import TensorBoardLogger as TensorBoardLogger
-    from torchbeast.reporting.weights_and_biases import WandbLogger as WandbLogger
+    from torchbeast.reporting.loggers import StdoutLogger as StdoutLogger
+    from torchbeast.reporting.loggers import TensorBoardLogger as TensorBoardLogger
+    from torchbeast.reporting.loggers import WandbLogger as WandbLogger
 
 __all__ = ["CsvLogger", "Logger", "StdoutLogger", "TensorBoardLogger", "WandbLogger"]
 
 _FOUND_IN = {
     "CsvLogger": "log_files",
-    "Logger": "logger",
-    "StdoutLogger": "stdout",
-    "TensorBoardLogger": "tensorboard",
-    "WandbLogger": "weights_and_biases",
+    "Logger": "log_files",
+    "StdoutLogger": "loggers",
+    "TensorBoardLogger": "loggers",
+    "WandbLogger": "loggers",
 }
 
 __getattr__ = importing(__name__, _FOUND_IN)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress display of a run: a live panel on a terminal, else plain lines; and the summary at
-its end: results, files, and the next commands.
+"""The progress of a run; its display, a live panel on a terminal, else plain lines; and the summary
+at its end: results, files, and the next commands.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ import collections
 import logging
 import math
 import shlex
+import statistics
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TextIO, TypeVar
+from typing import Any, TextIO, TypeVar
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -24,8 +25,63 @@ from rich.text import Text
 
 from torchbeast.core.wording import typed
 from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
-from torchbeast.reporting.progress import Progress
 from torchbeast.sources.contract import Away, since
+
+_RECENT = 100  # episodes in the means, unless `keep_last` changes it
+
+
+@dataclass
+class Progress:
+    """Steps, episodes and recent figures of a run. Written under the training lock."""
+
+    step: int = 0
+    episodes: int = 0
+    loss: float = float("nan")
+    mean_lag: float = float("nan")  # of the last batch
+    max_lag: float = float("nan")  # of the last batch
+    relevant_share: float = float("nan")  # of the last batch's replayed states
+    returns: collections.deque[float] = field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+    lengths: collections.deque[int] = field(
+        default_factory=lambda: collections.deque(maxlen=_RECENT)
+    )
+
+    def keep_last(self, episodes: int) -> None:
+        """Changes the number of episodes in the means."""
+        self.returns = collections.deque(self.returns, episodes)
+        self.lengths = collections.deque(self.lengths, episodes)
+
+    def mean_return(self) -> float:
+        """Returns the mean return of the last episodes; NaN if none has ended."""
+        return mean(self.returns)
+
+    def mean_length(self) -> float:
+        """Returns the mean length of the last episodes in env steps; NaN if none has ended."""
+        return mean(self.lengths)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the progress as plain numbers."""
+        return {
+            "step": self.step,
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores `state_dict`; entries missing in a checkpoint start from zero."""
+        self.step = state.get("step", 0)
+        self.episodes = state.get("episodes", 0)
+        self.returns.extend(state.get("returns", ()))
+        self.lengths.extend(state.get("lengths", ()))
+
+
+def mean(values: Iterable[float]) -> float:
+    """Returns the mean, NaN of no values; copies them first: the learner thread may add some."""
+    recent = list(values)
+    return statistics.fmean(recent) if recent else float("nan")
+
 
 PanelT = TypeVar("PanelT", bound="Panel")
 

@@ -49,9 +49,8 @@ from torchbeast.schemes.ray_connection import (
 )
 from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, has_ended
 from torchbeast.sources.sharing.client import SharingAgent
-from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.service import Served
-from torchbeast.sources.sharing.shared_replay import Figures, SharedReplay, Ticket
+from torchbeast.sources.sharing.shared_replay import Figures, Joining, SharedReplay, Ticket
 
 ON_RAY = "ray:"  # begins the address of a replay on Ray
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from torchbeast.cli.command_line import parse_known
 from torchbeast.errors import exit_code_of
-from torchbeast.sweep.flags import SweepFlags
+from torchbeast.sweep.config import SweepFlags
 
 PROGRAM = "sweep"
 

@@ -24,8 +24,8 @@ from torchbeast.cli.command_line import parse
 from torchbeast.errors import EXIT_DONE, EXIT_FAILURE, RunError, UsageError
 from torchbeast.processes.child_main import failure, take_stdin, take_stdout
 from torchbeast.processes.supervisor import end_program
+from torchbeast.sweep.agents import FLAGS
 from torchbeast.sweep.config import ProgramName
-from torchbeast.sweep.settings import FLAGS
 
 GRACE_S = 120.0  # from the request to stop to the last checkpoint, which may hold a whole replay
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of a sweep."""
+"""Settings of a sweep, and the flags of its program."""
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -81,3 +81,14 @@ class SweepConfig:
         new = f"sweep-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         with refusing_paths("give another --savedir"):
             return expanded(self.savedir).absolute() / (self.name or new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepFlags:
+    """Trains agents with every combination of some settings, and ranks them.
+
+    All flags that are not below are those of the program of the agents, for all of them:
+    python -m torchbeast.monobeast --help lists them.
+    """
+
+    sweep: SweepConfig = field(default_factory=SweepConfig)

@@ -34,10 +34,9 @@ from torchbeast.schemes.ray_fleet import Actors, RayFleet, User
 from torchbeast.schemes.ray_replay import serving_on_ray
 from torchbeast.schemes.room import Group, Node, Room, check_room
 from torchbeast.sources.sharing.service import Served
-from torchbeast.sweep.asha import Asha
+from torchbeast.sweep.agents import FLAGS, Agent
 from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.runner import Runner, RunningAgent, process_here
-from torchbeast.sweep.settings import FLAGS, Agent
+from torchbeast.sweep.runner import Asha, Runner, RunningAgent, process_here
 
 _EVERY_S = 1.0
 _ADDRESS = "RAY_ADDRESS"

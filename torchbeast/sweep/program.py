@@ -23,15 +23,11 @@ from torchbeast.reporting.run_folder import RunFolder
 from torchbeast.reporting.waiting import Reminder, warn
 from torchbeast.sources.servers.addresses import runtime_folder
 from torchbeast.sources.sharing.service import Served, serving
-from torchbeast.sweep.asha import Asha
-from torchbeast.sweep.config import SweepConfig
-from torchbeast.sweep.flags import SweepFlags
+from torchbeast.sweep.agents import Agent, Compared, agents_of, compared
+from torchbeast.sweep.config import SweepConfig, SweepFlags
 from torchbeast.sweep.on_ray import on_ray
-from torchbeast.sweep.ranking import report
-from torchbeast.sweep.record import Compared, compared
-from torchbeast.sweep.runner import Runner, share_of, starting_here
-from torchbeast.sweep.settings import Agent, agents_of
-from torchbeast.sweep.table import Board, Row
+from torchbeast.sweep.runner import Asha, Runner, share_of, starting_here
+from torchbeast.sweep.table import Board, Row, report
 
 
 def run(flags: SweepFlags, words: Sequence[str]) -> int:

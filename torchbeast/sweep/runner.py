@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the agents of a sweep, some at a time.
+"""Runs the agents of a sweep, some at a time, and decides which end early.
 
     Runner --- start ---> ChildProcess, or ProcessOnRay ---> agent_main.py: the agent's program
                                                                  v
@@ -11,19 +11,46 @@ session of its own, so Ctrl-C reaches the sweep alone, which lets each agent wri
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
+
+import numpy as np
 
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, Report
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.run_folder import is_in_use
 from torchbeast.sweep.agent_main import GRACE_S
-from torchbeast.sweep.asha import Asha
-from torchbeast.sweep.settings import Agent
+from torchbeast.sweep.agents import Agent
 from torchbeast.sweep.table import Row
+
+_FACTOR, _RUNGS = 3, 3  # the best third goes on at 1/27, 1/9 and 1/3 of the steps
+
+
+class Asha:
+    """Compares each agent at some steps, its rungs, with the agents that came as far before it."""
+
+    def __init__(self, total_steps: int) -> None:
+        """total_steps: of the agents; the smallest number if they differ."""
+        first = max(1, total_steps // _FACTOR**_RUNGS)
+        rungs = [first * _FACTOR**rung for rung in range(_RUNGS)]
+        self._returns: dict[int, dict[str, float]] = {step: {} for step in rungs}
+
+    def ends(self, agent: str, step: int, mean_return: float) -> bool:
+        """Returns whether the agent is to end; it is compared once at each rung, by its return when
+        it is first seen there. NaN: no episode has ended, so it is not compared yet.
+        """
+        reached = [rung for rung in self._returns if rung <= step]
+        if not reached or math.isnan(mean_return) or agent in self._returns[reached[-1]]:
+            return False
+        rung = self._returns[reached[-1]]
+        earlier = list(rung.values())
+        rung[agent] = mean_return
+        return bool(earlier and mean_return < np.quantile(earlier, 1 - 1 / _FACTOR))
+
 
 _EVERY_S = 1.0
 _END_S = 10.0  # beyond the agents' own time limit

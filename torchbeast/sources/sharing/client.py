@@ -28,9 +28,8 @@ from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.replay import Arrays, Filled, ReplayClosed, finals_of, has_ended
-from torchbeast.sources.sharing.joining import Joining
 from torchbeast.sources.sharing.service import Region, key_path
-from torchbeast.sources.sharing.shared_replay import Figures
+from torchbeast.sources.sharing.shared_replay import Figures, Joining
 
 _ANSWER_S = 120  # longest wait for an answer: the service has others to answer first
 _HANG_UP = getattr(select, "POLLRDHUP", 0)  # Linux tells of the end of the other side

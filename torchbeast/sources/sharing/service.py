@@ -46,8 +46,7 @@ from torchbeast.processes.child_main import failure, follow_parent, take_stdin, 
 from torchbeast.processes.child_process import ChildProcess, end_all
 from torchbeast.processes.memory import free_memory
 from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
-from torchbeast.sources.sharing.joining import Joining
-from torchbeast.sources.sharing.shared_replay import SharedReplay, Ticket
+from torchbeast.sources.sharing.shared_replay import Joining, SharedReplay, Ticket
 
 _log = logging.getLogger("torchbeast.replay_service")
 

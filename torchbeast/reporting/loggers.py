@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loggers of a run besides logs.csv: TensorBoard, Weights & Biases, lines on stdout; and the
+settings of what is shown and logged.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torchbeast.core.checks import at_least
+from torchbeast.errors import UsageError
+from torchbeast.reporting.display import line_of
+from torchbeast.reporting.log_files import CsvLogger, LoggedRun, Logger
+from torchbeast.reporting.output import WallTime
+
+
+class StdoutLogger:
+    """Prints rows of figures on stdout, at most one every `every_seconds`."""
+
+    def __init__(
+        self,
+        names: Collection[str] | None = None,
+        every_seconds: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Prepares printing. names: of the figures that are printed; None: all."""
+        at_least(0, every_seconds=every_seconds)
+        self._names, self._every, self._clock = names, every_seconds, clock
+
+    def open(self, run: LoggedRun) -> StdoutLog:
+        """Begins with the next row."""
+        return StdoutLog(self._names, self._every, self._clock)
+
+
+class StdoutLog:
+    """The printed rows of a run. Figures of rows that are left out come with the next one."""
+
+    def __init__(
+        self, names: Collection[str] | None, every_seconds: float, clock: Callable[[], float]
+    ) -> None:
+        self._names, self._every, self._clock = names, every_seconds, clock
+        self._printed = -math.inf
+        self._kept: dict[str, float] = {}  # the newest of each figure, since the last line
+        self._step = 0
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Prints a row if it is time. NaN is left out."""
+        self._step = step
+        for name, value in figures.items():
+            if not math.isnan(value) and (self._names is None or name in self._names):
+                self._kept[name] = value
+        if self._clock() - self._printed >= self._every:
+            self._print()
+
+    def close(self) -> None:
+        """Prints the last row, if it was left out."""
+        if self._kept:
+            self._print()
+
+    def _print(self) -> None:
+        cells = {"step": f"{self._step:,}"} | {k: f"{v:.4g}" for k, v in self._kept.items()}
+        print(line_of(cells), flush=True)
+        self._printed, self._kept = self._clock(), {}
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard events into the run's folder, if TensorBoard is installed."""
+
+    def open(self, run: LoggedRun) -> TensorBoardLog:
+        """Opens the events of a run; those after the checkpoint that it goes on from are hidden."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            return TensorBoardLog(None)
+        return TensorBoardLog(SummaryWriter(str(run.folder), purge_step=run.step + 1))
+
+
+class TensorBoardLog:
+    """The events of a run. Used by one thread at a time."""
+
+    def __init__(self, writer: Any | None) -> None:
+        """Takes a SummaryWriter; without one nothing is written."""
+        self._writer, self._time = writer, WallTime()
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Adds a scalar for each figure but NaN.
+
+        Raises OSError once the writer's thread has met one, and from then on: it writes no more.
+        """
+        if self._writer is None:
+            return
+        try:
+            now = self._time.now()
+            for name, value in figures.items():
+                if not math.isnan(value):
+                    self._writer.add_scalar(name, value, step, walltime=now)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "TensorBoard's file of events") from error
+
+    def close(self) -> None:
+        """Writes the last events."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandbLogger:
+    """Logs a run to a project of Weights & Biases, under its own name.
+
+    Its variables work as always: WANDB_MODE=offline writes files only, which `wandb sync` sends
+    later. They are in `wandb/` of the run's folder.
+    """
+
+    def __init__(self, project: str, **init: Any) -> None:
+        """Prepares logging. init: further arguments of `wandb.init`, such as entity or tags."""
+        self._project, self._init = project, init
+
+    def open(self, run: LoggedRun) -> WandbLog:
+        """Begins the run there, or goes on with it: a folder is one run, however often resumed.
+
+        Raises UsageError without the package or an account, OSError if it cannot be reached.
+        """
+        try:
+            import wandb
+        except ImportError:
+            raise UsageError(
+                "logging to Weights & Biases needs its package: pip install 'torchbeast[wandb]'"
+            ) from None
+        of_this_run = {
+            "project": self._project,
+            "name": run.name,
+            "id": _id_in(run.folder / "wandb"),
+            "dir": str(run.folder),
+            "config": dict(run.settings),
+            "allow_val_change": True,  # a resumed run may have other settings
+            "resume": "allow",
+            "reinit": "create_new",  # beside one that a notebook has begun
+            "settings": wandb.Settings(console="off"),  # the display is no log
+        }
+        try:
+            return WandbLog(wandb.init(**of_this_run | self._init))
+        except (wandb.errors.UsageError, wandb.errors.AuthenticationError) as error:
+            raise UsageError(
+                f"Weights & Biases: {error}. Call `wandb login`, or set WANDB_MODE=offline"
+            ) from error
+        except wandb.Error as error:  # such as one of the network
+            raise OSError(str(error)) from error
+
+
+class WandbLog:
+    """The log of a run. Used by one thread at a time."""
+
+    def __init__(self, run: Any) -> None:
+        """Takes a wandb.Run. Its own step counts calls, so that a resumed run can log again what
+        came after the checkpoint; charts are over ours.
+        """
+        self._run = run
+        run.define_metric("step")
+        run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, figures: Mapping[str, float]) -> None:
+        """Logs each figure but NaN."""
+        known = {name: value for name, value in figures.items() if not math.isnan(value)}
+        self._run.log({"step": step, **known})
+
+    def close(self) -> None:
+        """Waits until everything is sent."""
+        self._run.finish()
+
+
+def _id_in(folder: Path) -> str:
+    """Returns the run's id, which a file keeps: with a name of the user's, two runs of one project
+    might meet, and a run that was deleted there could not be logged again.
+    """
+    path = folder / "torchbeast_id"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(secrets.token_hex(8))
+    return path.read_text()
+
+
+FILES: tuple[Logger, ...] = (CsvLogger(), TensorBoardLogger())
+"""The loggers of every run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DisplayConfig:
+    """Display in the terminal."""
+
+    episodes_for_avg: int = 100
+    """Number of the last episodes over which the mean return and length are shown."""
+    suppress_logs: bool = False
+    """Show no progress on the terminal, only the start, warnings and the summary. The files of the
+    run are written as always."""
+
+    def __post_init__(self) -> None:
+        at_least(1, episodes_for_avg=self.episodes_for_avg)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Logs beside logs.csv and TensorBoard's."""
+
+    wandb_project: str | None = None
+    """Also log the run to this project of Weights & Biases (pip install 'torchbeast[wandb]').
+    WANDB_MODE=offline in the environment writes files only. Default: do not."""
+
+    def loggers(self) -> tuple[Logger, ...]:
+        """Returns the loggers of the run."""
+        if self.wandb_project is None:
+            return FILES
+        from torchbeast.reporting.loggers import WandbLogger
+
+        return (*FILES, WandbLogger(self.wandb_project))
