@@ -47,13 +47,16 @@ class PublishedWeights:
         """Publishes the model's current weights as this version."""
         self._snapshot = _snapshot(model, version)  # replaced in one assignment
 
-    def refresh(self, replica: nn.Module, version: int | None) -> int:
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
         """Loads the newest snapshot unless `replica` already holds it; returns its version.
 
-        version: the version that `replica` holds; None: unknown.
+        held: the version that `replica` holds; None: unknown. Raises LookupError if another version
+        than the newest is wanted.
         """
         snapshot = self._snapshot
-        if snapshot.version != version:
+        if wanted not in (None, snapshot.version):
+            raise LookupError(f"version {wanted} is not the newest one, {snapshot.version}")
+        if snapshot.version != held:
             _load(replica, snapshot)
         return snapshot.version
 

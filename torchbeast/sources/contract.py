@@ -77,10 +77,14 @@ class Source(Protocol):
 
 
 class Weights(Protocol):
-    """The published weights, for threads that act."""
+    """The published weights, for threads and processes that act."""
 
-    def refresh(self, replica: nn.Module, version: int | None) -> int:
-        """Loads the newest weights unless `replica` holds them; returns their version."""
+    @property
+    def version(self) -> int:
+        """Newest version."""
+
+    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
+        """Loads the wanted version, or the newest, unless `replica` holds it; returns it."""
 
 
 def describe_away(away: Sequence[Away], live: int) -> str:

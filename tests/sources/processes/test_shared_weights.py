@@ -18,6 +18,7 @@ from background import SOON, Background
 from torch import nn
 from weights_reader import model, values
 
+from torchbeast.learning.weights import PublishedWeights
 from torchbeast.sources.processes.config import MAX_FIXED_LAG
 from torchbeast.sources.processes.shared_weights import SharedWeights
 from torchbeast.sources.processes.source import ring_size
@@ -161,3 +162,11 @@ def test_the_largest_fixed_lag_fits_the_ring() -> None:
     SharedWeights(model, size=ring_size(MAX_FIXED_LAG))
     with pytest.raises(ValueError, match="places"):
         SharedWeights(model, size=ring_size(MAX_FIXED_LAG + 1))
+
+
+def test_a_snapshot_of_another_version_than_the_wanted_one_is_not_loaded() -> None:
+    owned, replica = model(), model()
+    weights = PublishedWeights(owned, version=5)
+    assert weights.refresh(replica, held=None, wanted=5) == 5
+    with pytest.raises(LookupError, match="version 4 is not the newest one, 5"):
+        weights.refresh(replica, held=5, wanted=4)

@@ -18,7 +18,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,8 +38,7 @@ from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import RolloutConfig
-from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away
-from torchbeast.sources.contract import Weights as AnyWeights
+from torchbeast.sources.contract import ACTOR_STAGES, WAIT_S, Away, Weights
 from torchbeast.sources.processes.activity import local_activity
 from torchbeast.sources.processes.player import Player
 from torchbeast.sources.processes.rollout_buffers import (
@@ -49,14 +48,6 @@ from torchbeast.sources.processes.rollout_buffers import (
     slot_bytes,
     slot_fields,
 )
-
-
-class Weights(AnyWeights, Protocol):
-    """The published weights of the learner."""
-
-    @property
-    def version(self) -> int:
-        """Newest version."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import Actor, Mode
@@ -28,19 +27,9 @@ from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.memory import keep_freed_memory
 from torchbeast.seeds import seed_of
+from torchbeast.sources.contract import Weights
 from torchbeast.sources.processes.activity import Activity
 from torchbeast.sources.processes.rollout_buffers import SlotWriter
-
-
-class ActingWeights(Protocol):
-    """The weights that a process acts with."""
-
-    @property
-    def version(self) -> int:
-        """Newest version."""
-
-    def refresh(self, replica: nn.Module, held: int | None, wanted: int | None = None) -> int:
-        """Loads the wanted version, or the newest, unless `replica` holds it; returns it."""
 
 
 class Acting(NamedTuple):
@@ -79,7 +68,7 @@ class Player:
     """Plays its environments continuously, one rollout at a time."""
 
     def __init__(
-        self, loop: EnvLoop, actor: Actor, weights: ActingWeights, activity: Activity, mode: Mode
+        self, loop: EnvLoop, actor: Actor, weights: Weights, activity: Activity, mode: Mode
     ) -> None:
         self._loop, self._actor, self._weights = loop, actor, weights
         self._activity = activity
