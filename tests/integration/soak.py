@@ -4,7 +4,8 @@
 Writes FOLDER/soak.csv, a row for each second, and FOLDER/soak.png. Ends with code 1 if a fault was
 not recovered from within two minutes: all streams connected, and half of the steps/s from before
 the first fault; if a rollout mixed two incarnations of an environment; or if the memory of the
-learner or of the hosts grew.
+learner or of the hosts grew, or the learner's threads or open files became more. With --dial_in the
+hosts dial in to the learner: sudo make soak ARGS=--dial_in
 
 Other work on the machine lowers the steps/s, too. After each fault the best of several windows
 counts; a run on a machine that becomes more than half as fast for two minutes fails nevertheless.
@@ -35,7 +36,10 @@ from test_network_faults import ENDLESS, Lab
 RECOVERED_S = 120.0  # after the end of a fault, with half a minute until it is noticed
 USUAL_SHARE = 0.5  # of the steps/s before the first fault, which a run must reach again
 MOST_GROWTH = 0.03  # of memory, ten times that of the learner in an hour; see `growth`
-FIELDS = ["seconds", "fault", "live_streams", "steps_per_s", "learner", "learner_mib", "hosts_mib"]
+FIELDS = [
+    *("seconds", "fault", "live_streams", "steps_per_s", "learner", "learner_mib", "hosts_mib"),
+    *("learner_threads", "learner_files"),
+]
 _HOSTS = ("one", "two")
 
 Row = dict[str, float | str]
@@ -85,6 +89,7 @@ class Soak:
             (3, "server frozen", self._freeze),
             (1, "server killed", self._kill_server),
             (2, "host restarted", self._restart_host),
+            (2, "host killed", self._kill_host),
             (1, "learner killed", self._kill_learner),
         ]
         weights = [weight for weight, _, _ in faults]
@@ -140,6 +145,11 @@ class Soak:
         time.sleep(self._rng.uniform(0.0, 5.0))
         self._hosts[name] = self._lab.serve(name)
 
+    def _kill_host(self) -> None:
+        name = self._rng.choice(_HOSTS)
+        self._hosts[name].kill()
+        self._hosts[name] = self._lab.serve(name)
+
     def _kill_learner(self) -> None:
         self._learner.send(signal.SIGKILL)
         self._learner.end()
@@ -166,6 +176,7 @@ class Soak:
                         "learner": self._learners,
                         "learner_mib": _mib([self._learner.pid]),
                         "hosts_mib": _mib([p.pid for p in self._lab.workshop.servers()]),
+                        **_open_in(self._learner.pid),
                     }
                 )
                 before, since = row["step"], now
@@ -188,6 +199,14 @@ def _mib(pids: list[int]) -> float:
     return round(total / 2**20, 1)
 
 
+def _open_in(pid: int) -> Row:
+    try:
+        process = psutil.Process(pid)
+        return {"learner_threads": process.num_threads(), "learner_files": process.num_fds()}
+    except psutil.Error:  # it is being replaced
+        return {"learner_threads": 0, "learner_files": 0}
+
+
 def described(recovery: Recovery) -> str:
     fault, seconds, until_usual, share = recovery
     return (
@@ -207,14 +226,17 @@ def growth(rows: list[Row], name: str) -> float:
 
 
 def growths(rows: list[Row]) -> dict[str, float]:
-    """Returns the growth of the memory of hosts and learner, and of the learner that lived longest:
-    each that takes a killed one's place begins with little.
+    """Returns the growth of the memory of hosts and learner, and of what the learner that lived
+    longest has: each that takes a killed one's place begins with little.
     """
     lives = {row["learner"]: [r for r in rows if r["learner"] == row["learner"]] for row in rows}
+    longest = max(lives.values(), key=len)
     return {
         "the hosts": growth(rows, "hosts_mib"),
         "the learners": growth(rows, "learner_mib"),
-        "the learner that lived longest": growth(max(lives.values(), key=len), "learner_mib"),
+        "the learner that lived longest": growth(longest, "learner_mib"),
+        "its threads": growth(longest, "learner_threads"),
+        "its open files": growth(longest, "learner_files"),
     }
 
 
@@ -239,7 +261,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
 
 @contextmanager
-def laboratory() -> Iterator[Lab]:
+def laboratory(dials_in: bool) -> Iterator[Lab]:
     with tempfile.TemporaryDirectory() as folder, Network(["learner", *_HOSTS]) as net:
         runtime = Path(folder) / "runtime"
         runtime.mkdir(mode=0o700)
@@ -248,7 +270,7 @@ def laboratory() -> Iterator[Lab]:
         home.mkdir()
         workshop = Workshop(home, runtime)
         try:
-            yield Lab(workshop, net, home)
+            yield Lab(workshop, net, home, dials_in)
         finally:
             workshop.close()
 
@@ -258,9 +280,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path, help="for the table and the plot")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dial_in", action="store_true")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    with laboratory() as lab:
+    with laboratory(given.dial_in) as lab:
         soak = Soak(lab, given.folder / "soak.csv", given.seed)
         soak.run(given.minutes)
     plot(soak.rows, given.folder / "soak.png")
@@ -270,7 +293,7 @@ def main() -> int:
     print(
         f"{len(soak.recoveries)} faults; the slowest recovery took {slowest.seconds:.1f} s, from: "
         f"{slowest.fault}; until {USUAL_SHARE:.0%} of {soak.usual:.0f} steps/s at most "
-        f"{latest.until_usual:.1f} s, after: {latest.fault}; memory grew by "
+        f"{latest.until_usual:.1f} s, after: {latest.fault}; grown by "
         + ", ".join(f"{share:.1%} ({whose})" for whose, share in grown.items())
     )
     return int(max(grown.values()) > MOST_GROWTH)

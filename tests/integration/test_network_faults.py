@@ -38,10 +38,15 @@ def net() -> Iterator[Network]:
 
 
 class Lab:
-    """A learner on one host, and one server with two streams on each of the two others."""
+    """A learner on one host, and one server with two streams on each of the two others.
 
-    def __init__(self, workshop: Workshop, net: Network, tmp_path: Path) -> None:
-        self.workshop, self.net = workshop, net
+    dials_in: the servers dial in to the learner instead of being dialled by it.
+    """
+
+    def __init__(
+        self, workshop: Workshop, net: Network, tmp_path: Path, dials_in: bool = False
+    ) -> None:
+        self.workshop, self.net, self._dials_in = workshop, net, dials_in
         self._row: dict[str, float] = {}
         self.token = tmp_path / "token"
         self.token.write_text("a-token-of-this-test")
@@ -49,8 +54,9 @@ class Lab:
 
     def serve(self, host: str) -> Program:
         """Starts the servers of a host."""
-        address = f"{self.net.hosts[host].address}:{PORT}"
-        args = ["--listen", address, "--insecure", "--token_file", str(self.token)]
+        where = "--learner" if self._dials_in else "--listen"
+        address = self._address("learner" if self._dials_in else host)
+        args = [where, address, "--insecure", "--token_file", str(self.token)]
         counts = ["--num_servers", "1", "--num_actors", "2"]
         servers = self.workshop.start(
             "polybeast_env",
@@ -65,8 +71,11 @@ class Lab:
 
     def learn(self, *args: str) -> Program:
         """Starts or resumes the learner."""
-        addresses = ",".join(f"{self.net.hosts[n].address}:{PORT}" for n in ("one", "two"))
-        where = ["--env_servers", addresses, "--insecure", "--token_file", str(self.token)]
+        if self._dials_in:
+            where = ["--listen", self._address("learner"), "--num_actors", "4"]
+        else:
+            where = ["--env_servers", f"{self._address('one')},{self._address('two')}"]
+        where += ["--insecure", "--token_file", str(self.token)]
         small = ["--batch_size", "2", "--unroll_length", "10", "--torch_threads", "1"]
         learner = self.workshop.start(
             "polybeast_learner",
@@ -80,6 +89,9 @@ class Lab:
         )
         learner.wait_for(r"steps ([1-9][\d,]*) of ")
         return learner
+
+    def _address(self, host: str) -> str:
+        return f"{self.net.hosts[host].address}:{PORT}"
 
     def row(self) -> dict[str, float]:
         """Returns the last whole row of the log, or that of the call before if there is none."""
