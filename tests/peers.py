@@ -21,11 +21,14 @@ _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 class RawStream:
     """A client's stream of raw messages."""
 
-    def __init__(self, address: str, method: str = "StreamingEnv", service: str = SERVICE) -> None:
+    def __init__(
+        self, address: str, method: str = "StreamingEnv", service: str = SERVICE, token: str = ""
+    ) -> None:
         self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         self._requests: queue.Queue[bytes | None] = queue.Queue()
         call = self._channel.stream_stream(f"/{service}/{method}")
-        self._call = call(iter(self._requests.get, None), timeout=SOON)
+        metadata = [("authorization", f"Bearer {token}")] if token else None
+        self._call = call(iter(self._requests.get, None), timeout=SOON, metadata=metadata)
 
     def __enter__(self) -> RawStream:
         return self
@@ -73,6 +76,7 @@ class Unary:
 def raw_server(
     address: str,
     compression: grpc.Compression | None = None,
+    service: str = SERVICE,
     **methods: Stream | Unary | bytes,
 ) -> Iterator[grpc.Server]:
     """Runs a server of these methods: a stream, or bytes that answer a single message.
@@ -82,7 +86,7 @@ def raw_server(
     handlers = {name: _handler(method) for name, method in methods.items()}
     server = grpc.server(
         futures.ThreadPoolExecutor(4),
-        handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)],
+        handlers=[grpc.method_handlers_generic_handler(service, handlers)],
         options=_OPTIONS,
         compression=compression,
     )

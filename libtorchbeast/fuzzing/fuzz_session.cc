@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a server may send in a stream, from its description to a finished rollout: every message is
-// refused with std::invalid_argument, or leads to rollouts of the described shape.
+// refused with std::invalid_argument, or leads to rollouts of the described shape. A host that
+// dials in sends every eighth session, in other orders too, and leaves early: it is told what was
+// wrong.
 //
 //   bytes -> Session: a description and steps -> StepTranslation -> RolloutWriter -> RolloutQueue
+//                                             == rpc Join ==> Door -> EnvStream -> RolloutWriter
 //
 // Mutations know the grammar: most messages stay parsable, and most arrays have as many bytes as
 // their shape needs. Bytes that are no session become one of sound messages, so no corpus is
 // needed.
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -14,14 +19,16 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "libtorchbeast/acting/rollout_writer.h"
 #include "libtorchbeast/fuzzing/expect.h"
 #include "libtorchbeast/proto/array_codec.h"
+#include "libtorchbeast/proto/service.h"
+#include "libtorchbeast/server/door.h"
 #include "libtorchbeast/stream/translation.h"
 #include "libtorchbeast/stream/vector_wire.h"
-#include "rpcenv.pb.h"
 
 extern "C" std::size_t LLVMFuzzerMutate(std::uint8_t* data, std::size_t size, std::size_t max_size);
 
@@ -32,6 +39,7 @@ using Random = std::minstd_rand;
 
 constexpr std::int64_t kUnrollLength = 3;
 constexpr std::size_t kMostSteps = 24;
+constexpr std::int64_t kMostEnvs = 64;                               // more are sound, but slow
 constexpr const char* kKeywords[] = {"score", "laps", "", "score"};  // two sound ones come first
 
 std::size_t below(Random& random, std::size_t limit) { return random() % limit; }
@@ -258,12 +266,10 @@ class Learner {
  public:
   explicit Learner(const EnvDescription& description)
       : num_envs_(description.num_envs),
-        translation_(description),
         writer_({.unroll_length = kUnrollLength, .num_envs = num_envs_, .columns = 1}),
         num_keywords_(description.info_keywords.size()) {}
 
-  void receive(const rpcenv::VectorStep& message) {
-    const StreamStep step = translation_(raw_step(message));
+  void receive(const StreamStep& step) {
     const AgentStep agent{.outputs = actions(), .policy_version = 1};
     if (!has_started_) {
       writer_.start(step, agent, ArrayNest(std::vector<ArrayNest>{}));
@@ -273,12 +279,12 @@ class Learner {
     }
   }
 
- private:
   ArrayNest actions() const {
     return ArrayNest(
         std::vector<ArrayNest>{ArrayNest(Array::zeros(DType::kInt64, {1, num_envs_}))});
   }
 
+ private:
   void check(const std::vector<QueueItem>& items) const {
     expect(items.size() == static_cast<std::size_t>(num_envs_), "an item for each environment");
     for (const QueueItem& item : items) {
@@ -296,7 +302,6 @@ class Learner {
   }
 
   const std::int64_t num_envs_;
-  StepTranslation translation_;
   RolloutWriter writer_;
   const std::size_t num_keywords_;
   bool has_started_ = false;
@@ -306,20 +311,100 @@ void play(const Session& session) {
   rpcenv::Description description;
   if (session.empty() || !description.ParseFromString(session[0])) return;
   const EnvDescription described = codec::decode(description);
-  // Larger ones are sound, but slow.
-  if (described.num_envs > 64) return;
+  if (described.num_envs > kMostEnvs) return;
+  StepTranslation translation(described);
   Learner learner(described);
   for (std::size_t i = 1; i < session.size(); ++i) {
     rpcenv::VectorStep step;
     if (!step.ParseFromString(session[i])) return;
-    learner.receive(step);
+    learner.receive(translation(raw_step(step)));
+  }
+}
+
+// ---- Dialling in -----------------------------------------------------------------------------
+
+// A learner that plays the hosts which dial in, but refuses every fourth. Lives as long as the
+// process.
+class LiveDoor {
+ public:
+  LiveDoor()
+      : endpoint_("unix:/tmp/fuzz_session." + std::to_string(getpid())),
+        door_(endpoint_, {}),
+        stub_(rpcenv::RPCLearner::NewStub(open_channel(endpoint_))) {
+    std::thread([this] {
+      for (;;) admit();
+    }).detach();
+  }
+
+  rpcenv::RPCLearner::Stub& stub() { return *stub_; }
+
+ private:
+  void admit() {
+    const std::optional<WaitingStream> found = door_.next(std::chrono::seconds(1));
+    if (!found) return;
+    if (found->id % 4 == 0 || found->description.num_envs > kMostEnvs) {
+      return door_.refuse(found->id, "it is not wanted");
+    }
+    door_.take(found->id, [](EnvStream* stream) {
+      try {
+        Learner learner(stream->description());
+        for (StreamStep step = stream->begin(1);; step = stream->step(learner.actions())) {
+          learner.receive(step);
+        }
+      } catch (const std::exception& error) {
+        expect(dynamic_cast<const LostStream*>(&error) != nullptr, "a host ends only its stream");
+        return std::string(error.what());
+      }
+    });
+  }
+
+  const Endpoint endpoint_;
+  Door door_;
+  const std::unique_ptr<rpcenv::RPCLearner::Stub> stub_;
+};
+
+// The message that a host sends; bytes that are none become an empty one.
+rpcenv::HostMessage host_message(const std::string& bytes, bool is_joining) {
+  rpcenv::HostMessage message;
+  if (is_joining) {
+    message.mutable_joining()->set_host("fuzz");
+    message.mutable_joining()->mutable_description()->ParseFromString(bytes);
+  } else if (!message.mutable_step()->ParseFromString(bytes)) {
+    message.set_failure("of a host");
+  }
+  return message;
+}
+
+void dial_in(const Session& session, Random random) {
+  static auto& door = *new LiveDoor;
+  grpc::ClientContext context;
+  const auto call = door.stub().Join(&context);
+  const std::size_t joining_at = below(random, 4) == 0 ? below(random, session.size()) : 0;
+  const std::size_t sent = below(random, 4) == 0 ? below(random, session.size()) : session.size();
+  rpcenv::VectorAction action;
+  for (std::size_t i = 0; i < sent; ++i) {
+    if (!call->Write(host_message(session[i], i == joining_at)) || !call->Read(&action)) break;
+  }
+  below(random, 2) == 0 ? context.TryCancel() : static_cast<void>(call->WritesDone());
+  while (call->Read(&action)) continue;
+  switch (call->Finish().error_code()) {
+    case grpc::StatusCode::CANCELLED:
+    case grpc::StatusCode::INVALID_ARGUMENT:
+    case grpc::StatusCode::FAILED_PRECONDITION:
+    case grpc::StatusCode::ABORTED:
+      return;
+    default:
+      expect(false, "a host is told what was wrong");
   }
 }
 
 }  // namespace
 
 int test_one_input(const std::uint8_t* data, std::size_t size) {
-  accepts([&] { play(read_session(data, size)); });
+  const Session session = read_session(data, size);
+  accepts([&] { play(session); });
+  Random random(static_cast<unsigned>(size));
+  if (!session.empty() && below(random, 8) == 0) dial_in(session, random);
   return 0;
 }
 

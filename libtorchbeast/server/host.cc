@@ -79,10 +79,12 @@ class Host::Stream final : public VectorPeer {
     message_.Clear();
     message_.set_failure(failure);
     call_->Write(message_);
-    call_->WritesDone();
   }
 
+  // The half-close lets a learner end a call whose bytes were no message, which gRPC reports like
+  // the end of the call.
   grpc::Status finish() {
+    call_->WritesDone();
     rpcenv::VectorAction left;
     while (call_->Read(&left)) continue;
     return call_->Finish();

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speaks random nonsense to a live server or a live learner, for a time or a number of sessions.
+"""Speaks random nonsense to live peers, for a time or a number of sessions.
 
-python tests/libtorchbeast/fuzz_peers.py server|learner [--seconds 60 | --sessions N] [--seed 0]
+python tests/libtorchbeast/fuzz_peers.py PEER [--seconds 60 | --sessions N] [--seed 0]
+
+PEER: server, learner, door (a learner that hosts dial in to) or host (one that dials in).
 
 Every session must end with a documented status or error, soon; between sessions sound peers must be
 served; and memory may not grow. Prints how the sessions ended, as JSON. Exit code 1 and the number
@@ -16,10 +18,12 @@ import contextlib
 import ctypes
 import json
 import random
+import socket
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -27,10 +31,17 @@ from typing import Any
 
 import grpc
 import hostile_messages as hostile
+import numpy as np
 import psutil
+import wire
+from background import SOON, Background, wait_for
 from peers import RawStream, Unary, raw_server
 from served_envs import Counting, Vector
 from serving import Game, playing, serving
+
+from libtorchbeast import Credentials, Host
+from torchbeast.sources.servers.config import ServerSecurityConfig
+from torchbeast.sources.servers.door import HostDoor, RolloutShape
 
 MOST_GROWTH = 300 << 20  # bytes, beyond what the first sessions take
 MOST_AT_ONCE = 1 << 30  # bytes beyond that for a moment: a message of 65 MB is there several times
@@ -45,7 +56,12 @@ STATUSES = {
     grpc.StatusCode.INTERNAL,  # gRPC's own, for bytes that are no message
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-ERRORS = (ValueError, ConnectionError, TimeoutError, RuntimeError)
+REFUSALS = {  # of a learner to a host
+    grpc.StatusCode.ABORTED,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+}
+ERRORS = (ValueError, OSError, RuntimeError)
 
 
 class Finding(AssertionError):
@@ -126,23 +142,8 @@ class ServerSessions:
         return messages
 
     def _play(self, address: str, method: str, messages: list[bytes], unasked: int) -> str:
-        """Sends the messages, each after the answer to the one before.
-
-        unasked: messages that the server sends first.
-        """
         with RawStream(address, method) as stream:
-            try:
-                for _ in range(unasked):
-                    stream.read()
-                for message in messages:
-                    stream.send(message)
-                    stream.read()
-            except StopIteration:
-                pass
-            except grpc.RpcError as error:
-                return _known(error.code())
-            stream.half_close()
-            return _known(stream.end()[0])
+            return _played(stream, messages, STATUSES, unasked)
 
 
 class LearnerSessions:
@@ -204,6 +205,180 @@ class LearnerSessions:
         raise Finding("the learner ended without an error")
 
 
+class Frames(Vector):
+    """What the descriptions of hostile_messages describe, at its leisure."""
+
+    def observation(self) -> Any:
+        time.sleep(0.005)
+        return np.zeros((_NUM_ENVS, 3, 2), np.uint8)
+
+
+_LEARNER = "rpcenv.RPCLearner"
+_TOKEN = "a-token-of-this-test"
+_SAID = {
+    "env_id": "Fake",
+    "num_envs": _NUM_ENVS,
+    "num_streams": 1,
+    "frame_stack": 1,
+    "observation": ("uint8", (3, 2)),
+    "action_space": None,
+}
+
+
+class DoorSessions:
+    """Hosts that send nonsense to a learner that they dial in to; a sound one plays beside them."""
+
+    def __init__(self, folder: Path) -> None:
+        token = folder / "token"
+        token.write_text(_TOKEN)
+        token.chmod(0o600)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._address = f"127.0.0.1:{free.getsockname()[1]}"
+        self._security = ServerSecurityConfig(insecure=True, token_file=str(token))
+        self._silent: deque[RawStream] = deque()
+        self._rollouts = 0
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        closed, door = threading.Event(), HostDoor(self._address, self._security)
+        with self._sound_host():
+            door.find(None, SOON, closed.is_set)
+            game = Game([], unroll_length=2)
+            run = Background(door.follow, game.pool, RolloutShape(1, 1000), closed)
+            counting = Background(self._count, game)
+            yield
+            closed.set()
+            run.result()
+            game.close()
+            game.end()
+            counting.result()
+            door.close(run_has_ended=True)
+
+    def session(self, rng: random.Random) -> str:
+        """Plays one session; returns how it ended."""
+        while len(self._silent) > rng.randrange(8):
+            self._silent.popleft().__exit__()
+        token = _TOKEN if rng.random() < 0.95 else rng.choice(["", "another-token-of-this-test"])
+        stream = RawStream(self._address, "Join", _LEARNER, token)
+        self._silent.append(stream)
+        messages = self._messages(rng)
+        heard = messages[: rng.randrange(len(messages) + 1)] if rng.random() < 0.3 else messages
+        return _played(stream, heard, STATUSES | REFUSALS, leaves=rng.random() < 0.3)
+
+    def check(self) -> None:
+        """The host that plays goes on, and another one is served."""
+        taken, before = threading.Event(), self._rollouts
+        with self._sound_host(taken):
+            assert taken.wait(SOON)
+            wait_for(lambda: self._rollouts > before + 2)
+
+    def _messages(self, rng: random.Random) -> list[bytes]:
+        teller = hostile.Calm() if rng.random() < 0.8 else rng
+        name = b"hostile" if rng.random() < 0.9 else rng.choice(hostile.KEYS)
+        said = wire.chunk(1, hostile.description(teller, _NUM_ENVS)) + wire.chunk(2, name)
+        steps = _messages(rng, lambda rng: hostile.vector_step(rng, _NUM_ENVS))
+        messages = [wire.chunk(1, said), *(wire.chunk(2, step) for step in steps)]
+        if rng.random() < 0.1:
+            messages.append(wire.chunk(3, rng.choice(hostile.KEYS)))
+        if rng.random() < 0.1:
+            rng.shuffle(messages)
+        return [hostile.spoilt(rng, message) for message in messages] if teller is rng else messages
+
+    @contextlib.contextmanager
+    def _sound_host(self, taken: threading.Event | None = None) -> Iterator[None]:
+        host = Host(
+            Frames,
+            self._address,
+            description=_SAID,
+            name="sound",
+            credentials=Credentials(token=_TOKEN),
+        )
+        playing = Background(host.play, SOON, threading.Event().set if taken is None else taken.set)
+        try:
+            yield
+        finally:
+            host.stop()
+            playing.result()
+
+    def _count(self, game: Game) -> None:
+        for _ in game.queue:
+            self._rollouts += 1
+
+
+class HostSessions:
+    """Learners that send nonsense to a host that dials in."""
+
+    def __init__(self, folder: Path) -> None:
+        self._address = f"unix:{folder}/learner"
+        self._actions: list[bytes] = []
+        self._status = grpc.StatusCode.OK
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        with raw_server(self._address, service=_LEARNER, Join=self._join):
+            yield
+
+    def session(self, rng: random.Random) -> str:
+        """Plays one session; returns how it ended."""
+        seeds = _messages(rng, hostile.seed, most=1)
+        actions = _messages(rng, lambda rng: hostile.vector_action(rng, _NUM_ENVS))
+        self._actions = [*seeds, *actions]
+        self._status = rng.choice(list(grpc.StatusCode))
+        try:
+            Host(Frames, self._address, description=_SAID, name="sound").play(SOON)
+        except ERRORS as error:
+            return type(error).__name__
+        if self._status is not grpc.StatusCode.OK:
+            raise Finding(f"a run that has ended with {self._status}")
+        return "OK"
+
+    def check(self) -> None:
+        """Each session has a host of its own: there is none to check."""
+
+    def _join(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        context.set_code(self._status)
+        context.set_details("\x00 said by this test \n")
+        for action in self._actions:
+            if next(requests, None) is None:
+                return
+            yield action
+
+
+PEERS = {
+    "server": ServerSessions,
+    "learner": LearnerSessions,
+    "door": DoorSessions,
+    "host": HostSessions,
+}
+
+
+def _played(
+    stream: RawStream,
+    messages: list[bytes],
+    statuses: set[grpc.StatusCode],
+    unasked: int = 0,
+    leaves: bool = False,
+) -> str:
+    """Sends the messages, each after the answer to the one before; returns how the stream ended.
+
+    unasked: messages that the other end sends first. leaves: the stream is left as it is then.
+    """
+    try:
+        for _ in range(unasked):
+            stream.read()
+        for message in messages:
+            stream.send(message)
+            stream.read()
+    except StopIteration:
+        pass
+    except grpc.RpcError as error:
+        return _known(error.code(), statuses)
+    if leaves:
+        return "left"
+    stream.half_close()
+    return _known(stream.end()[0], statuses)
+
+
 def _messages(
     rng: random.Random, make: Callable[[random.Random], bytes], most: int = 6
 ) -> list[bytes]:
@@ -213,8 +388,8 @@ def _messages(
     return [make(hostile.Calm() if number < sound else rng) for number in range(count)]
 
 
-def _known(code: Any) -> str:
-    if code not in STATUSES:
+def _known(code: Any, statuses: set[grpc.StatusCode]) -> str:
+    if code not in statuses:
         raise Finding(f"a stream ended with {code}")
     return str(code.name)
 
@@ -247,7 +422,7 @@ def fuzz(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("peer", choices=["server", "learner"])
+    parser.add_argument("peer", choices=PEERS)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--sessions", type=int)
     parser.add_argument("--seed", type=int, default=0)
@@ -255,9 +430,9 @@ def main() -> int:
     given = parser.parse_args()
     keep_free_memory_in_few_places()
     with tempfile.TemporaryDirectory() as folder:
-        kind = ServerSessions if given.peer == "server" else LearnerSessions
+        sessions = PEERS[given.peer](Path(folder))
         try:
-            ends = fuzz(kind(Path(folder)), given.seconds, given.seed, given.first, given.sessions)
+            ends = fuzz(sessions, given.seconds, given.seed, given.first, given.sessions)
         except Finding as finding:
             print(finding, file=sys.stderr)
             return 1

@@ -117,6 +117,15 @@ def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDo
     assert hosts.find(None, 10.0, never).stream_hosts == ["here"]
 
 
+@pytest.mark.parametrize("said", [{"action_space": {"type": "None"}}, {"options": 1}])
+def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
+    hosts: HostDoor, fake: FakeDoor, said: dict[str, Any]
+) -> None:
+    senseless, _ = fake.comes("senseless", **said), fake.comes("sound")
+    assert hosts.find(None, 10.0, never).stream_hosts == ["sound"]
+    assert "the description from senseless is not valid" in fake.refused[senseless]
+
+
 def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:
     with pytest.raises(RunError, match="it was stopped before the run began"):
         hosts.find(None, 1e6, lambda: True)

@@ -111,7 +111,7 @@ class HostDoor:
         if found is None:
             return False
         stream = _Stream(*found)
-        if self._waiting and (reason := _difference(self._waiting[0], stream)):
+        if reason := _difference(self._waiting[0] if self._waiting else stream, stream):
             self._refuse(stream, reason)
         else:
             self._waiting.append(stream)
@@ -227,8 +227,11 @@ class HostDoor:
 
 
 def _difference(first: _Stream, other: _Stream) -> str:
-    """Says in which way another stream serves something else than the first; "" if in none."""
+    """Says in which way another stream serves something else than the first, or nothing that makes
+    sense; "" if in none.
+    """
     try:
+        fleet_of({other.host: other.said})
         check_same(first.host, first.said, other.host, other.said)
     except RunError as error:
         return str(error)
