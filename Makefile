@@ -89,9 +89,10 @@ SECONDS ?= 60
 fuzz: $(VENV)/test-packages
 	scripts/fuzz.sh $(SECONDS)
 
-# Plays wrong and hostile peers, by the grammar of the protocol: with a live server, then with a live learner.
+# Plays wrong and hostile peers, by the grammar of the protocol: with a live server, a live learner, one that hosts
+# dial in to, and a live host.
 fuzz-peers: $(VENV)/installed-for-tests
-	for peer in server learner; do \
+	for peer in server learner door host; do \
 	  OMP_NUM_THREADS=1 PYTHONPATH=.:tests $(BIN)/python tests/libtorchbeast/fuzz_peers.py $$peer --seconds $(SECONDS) \
 	  || exit 1; done
 

@@ -112,6 +112,7 @@ def streams(workshop: Workshop) -> dict[str, float]:
     return {name: row.get(name, -1) for name in ("live_streams", "lost_streams")}
 
 
+@pytest.mark.long
 def test_a_signal_to_every_process_of_a_learner_and_its_host_stops_both_in_order(
     workshop: Workshop, keys: Keys, port: int
 ) -> None:

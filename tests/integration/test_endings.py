@@ -201,6 +201,7 @@ def test_a_killed_learner_leaves_no_program_that_an_environment_has_started(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_killed_environment_server_is_replaced_and_the_run_continues(workshop: Workshop) -> None:
     run = catch(workshop, "a", 10**8)
     run.wait_for(LEARNING)

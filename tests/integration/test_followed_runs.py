@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from programs import Program, Workshop, each_program, later
+from programs import Program, Workshop, each_program
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -62,7 +62,8 @@ def test_a_follower_begins_before_its_run_and_ends_with_it(
     workshop.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, later(signal.SIGTERM)])
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_a_follower_and_not_the_run(
     workshop: Workshop, number: signal.Signals
 ) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from programs import Workshop, later
+from programs import Workshop
 
 PAGE = 200.0
 
@@ -31,13 +31,10 @@ def evaluated(workshop: Workshop, program: str, preset: str, *flags: str) -> flo
     return mean_return(said)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "preset"),
-    [
-        later("monobeast", "catch"),
-        ("polybeast", "catch"),
-        later("polybeast", "memory"),
-    ],
+    [("monobeast", "catch"), ("polybeast", "catch"), ("polybeast", "memory")],
     ids=["mono-catch", "poly-catch", "poly-memory"],
 )
 def test_a_toy_task_is_learnt(workshop: Workshop, program: str, preset: str) -> None:

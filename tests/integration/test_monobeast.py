@@ -88,6 +88,7 @@ def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_killed_actor_is_replaced_and_the_run_continues(workshop: Workshop) -> None:
     run = start(workshop, 10**8, "--num_processes", "2")
     run.wait_for(LEARNING)

@@ -35,13 +35,12 @@ SMALL = [
 def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> None:
     servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "3")
     servers.wait_for("Serving 3 environments of Catch")
-    for xpid in ("a", "b"):  # one learner after the other
-        code, said = workshop.run("polybeast_learner", *SMALL, "--xpid", xpid)
-        assert code == 0, said
-        assert "Found 3 environments of Catch, on 3 servers." in said
-        recorded = workshop.meta(xpid)["args"]
-        assert recorded["env"] == "Catch"
-        assert recorded["reward_clipping"] == "none", "decided by what the servers say they serve"
+    code, said = workshop.run("polybeast_learner", *SMALL)
+    assert code == 0, said
+    assert "Found 3 environments of Catch, on 3 servers." in said
+    recorded = workshop.meta("a")["args"]
+    assert recorded["env"] == "Catch"
+    assert recorded["reward_clipping"] == "none", "decided by what the servers say they serve"
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said
     workshop.assert_nothing_is_left()

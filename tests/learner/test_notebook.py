@@ -91,7 +91,7 @@ def test_there_is_nothing_of_a_run_in_the_notebook() -> None:
     assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in CODE)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_the_loop_is_interrupted_and_goes_on_and_cells_are_run_again(
     tmp_path: Path, workers: int
 ) -> None:

@@ -11,11 +11,16 @@ from pathlib import Path
 
 import pytest
 
-SESSIONS = {"server": 100, "learner": 25}  # with each status or error that is asked for
+SESSIONS = {
+    "server": 100,
+    "learner": 25,
+    "door": 25,
+    "host": 60,
+}  # with each status or error that is asked for
 _HERE = Path(__file__).parent
 
 
-@pytest.mark.parametrize("peer", ["server", "learner"])
+@pytest.mark.parametrize("peer", SESSIONS)
 def test_nonsense_ends_its_stream_and_nothing_else(peer: str, tmp_path: Path) -> None:
     """In a process of its own, whose crash would be a finding too."""
     paths = [str(_HERE.parents[1]), str(_HERE.parent), str(_HERE)]
@@ -29,5 +34,6 @@ def test_nonsense_ends_its_stream_and_nothing_else(peer: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr[-4_000:]
     ends = json.loads(done.stdout.splitlines()[-1])
     assert sum(ends.values()) == SESSIONS[peer]
-    refused = {"server": "INVALID_ARGUMENT", "learner": "ValueError"}[peer]
+    is_learner = peer in ("learner", "host")
+    refused = "ValueError" if is_learner else "INVALID_ARGUMENT"
     assert ends[refused] > 0 and len(ends) > 1, ends
