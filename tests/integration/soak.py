@@ -237,9 +237,8 @@ def growths(rows: list[Row]) -> dict[str, float]:
         "the hosts": growth(rows, "hosts_mib"),
         "the learners": growth(rows, "learner_mib"),
         "the learner that lived longest": growth(longest, "learner_mib"),
-        "its threads": growth(
-            longest, "learner_threads", max
-        ),  # gRPC has two or three more at times
+        # gRPC has two or three more at times
+        "its threads": growth(longest, "learner_threads", max),
         "its open files": growth(longest, "learner_files", max),
     }
 
