@@ -117,13 +117,29 @@ def test_a_host_that_has_left_again_does_not_count(hosts: HostDoor, fake: FakeDo
     assert hosts.find(None, 0.2, never).stream_hosts == ["here"]
 
 
-@pytest.mark.parametrize("said", [{"action_space": {"type": "None"}}, {"options": 1}])
+def deep(levels: int) -> Any:
+    """Returns an action space of so many tuples, each in the one before."""
+    space: Any = {"type": "Discrete", "n": 2}
+    for _ in range(levels):
+        space = {"type": "Tuple", "spaces": [space]}
+    return space
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"action_space": {"type": "None"}}, "the description from senseless is not valid"),
+        ({"action_space": {"type": "Discrete", "n": float("inf")}}, "is not valid"),
+        ({"options": 1}, "is not valid"),
+        ({"action_space": deep(900)}, "nested too deeply"),
+    ],
+)
 def test_a_host_whose_description_makes_no_sense_is_refused_and_another_awaited(
-    hosts: HostDoor, fake: FakeDoor, said: dict[str, Any]
+    hosts: HostDoor, fake: FakeDoor, said: dict[str, Any], reason: str
 ) -> None:
     senseless, _ = fake.comes("senseless", **said), fake.comes("sound")
     assert hosts.find(None, 10.0, never).stream_hosts == ["sound"]
-    assert "the description from senseless is not valid" in fake.refused[senseless]
+    assert reason in fake.refused[senseless]
 
 
 def test_a_stop_ends_the_wait_for_hosts(hosts: HostDoor) -> None:

@@ -400,7 +400,7 @@ def _making_sense(address: str) -> Iterator[None]:
     """Raises RunError in place of an error about an invalid description."""
     try:
         yield
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RunError(f"the description from {address} is not valid: {error}") from None
 
 

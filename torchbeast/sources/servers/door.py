@@ -235,4 +235,6 @@ def _difference(first: _Stream, other: _Stream) -> str:
         check_same(first.host, first.said, other.host, other.said)
     except RunError as error:
         return str(error)
+    except RecursionError:
+        return "its description is nested too deeply"
     return ""
