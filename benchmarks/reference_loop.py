@@ -28,7 +28,7 @@ from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import ActorSpec, Precision
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.learning.assemble import Assembled, LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.weights import PublishedWeights

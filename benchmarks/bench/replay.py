@@ -20,8 +20,7 @@ from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
 from torchbeast.processes.memory import free_memory

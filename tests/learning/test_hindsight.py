@@ -21,7 +21,7 @@ from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.specs import ActorSpec
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
 from torchbeast.envs.goals import outcome_in
 from torchbeast.envs.toy import BitFlip

@@ -21,9 +21,8 @@ from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.specs import ActorSpec
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import OwnReplay

@@ -12,9 +12,8 @@ import torch
 from compliance.source import Running, Setup
 
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.rollout_specs import RolloutSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import OwnReplay

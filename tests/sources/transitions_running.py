@@ -18,8 +18,7 @@ from typing import Any
 from compliance.source import CASES, Running, Setup, SourceCompliance, copy_of, recorded
 from mixed_running import NotStarted
 
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.storages.transition_replay import TransitionReplay
 from torchbeast.sources.transitions import Schedule, TransitionSource
 

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.rollout_specs import RolloutSpec
-from torchbeast.core.storages.rollout_store import RolloutStore
-from torchbeast.core.storages.stored_rows import bytes_per_transition, bytes_per_truncation
+from torchbeast.core.storages.rollout_store import (
+    RolloutStore,
+    bytes_per_transition,
+    bytes_per_truncation,
+)
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
 from torchbeast.core.wording import worded
 from torchbeast.envs.goals import Outcome, outcome_in, outcome_of

@@ -24,7 +24,7 @@ from torch import Tensor
 from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.torch_ranks import RankGone
 from torchbeast.core.envs.info import joined_info
-from torchbeast.core.storages.batch import Batch
+from torchbeast.core.storages.rollout import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning.training import DONE, Updates
 from torchbeast.processes.supervisor import Supervisor

@@ -27,7 +27,7 @@ from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.cuda_stream import CudaStream
-from torchbeast.core.storages.batch import Batch
+from torchbeast.core.storages.rollout import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.weights import Publisher

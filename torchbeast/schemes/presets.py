@@ -22,9 +22,12 @@ from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.ppo import PPO
 from torchbeast.core.algos.sac import SAC
 from torchbeast.core.envs.vec_env import VecEnvFactory
-from torchbeast.core.storages.off_policy import ReplayBuffer
-from torchbeast.core.storages.on_policy import OnPolicyGAEBuffer, OnPolicyVTraceBuffer
-from torchbeast.core.storages.storage import Storage
+from torchbeast.core.storages.storage import (
+    OnPolicyGAEBuffer,
+    OnPolicyVTraceBuffer,
+    ReplayBuffer,
+    Storage,
+)
 
 
 class Preset(NamedTuple):

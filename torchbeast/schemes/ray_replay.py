@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.nest_py import flatten, map_leaves
-from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.envs.spaces import num_bytes
+from torchbeast.core.nest_py import map_leaves
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.memory import free_memory
 from torchbeast.processes.supervisor import Supervisor
@@ -85,7 +85,7 @@ class TorchBeastReplay:
 
     async def join(self, joining: Joining) -> tuple[Ticket, Figures]:
         """Adds an agent; see SharedReplay.join."""
-        size = row_bytes(flatten(joining.batch(joining.spare_columns)))
+        size = num_bytes(joining.batch(joining.spare_columns))
         has_ended = asyncio.Event()
         ticket = self._replay.join(joining, size, has_ended.set)
         self._agents[ticket.agent] = _Agent(_batch(joining, joining.spare_columns), has_ended)

@@ -15,8 +15,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import numpy as np
 
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.episode_sampler import Window
-from torchbeast.core.storages.rollout_replay import RolloutReplay
+from torchbeast.core.storages.rollout_replay import RolloutReplay, Window
 from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.processes.supervisor import Supervisor
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from torchbeast.core.storages.frame_stacks import rebuild_rows, store_row
+from torchbeast.core.envs.frame_stack import rebuild_rows, store_row
 
 T, B = 7, 3
 SHAPE = 2, 3  # of a frame

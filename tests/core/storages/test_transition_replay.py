@@ -79,9 +79,9 @@ def test_a_transition_is_what_the_lists_of_rows_say(k: int, n: int, alpha: float
 
 def stored(replay: TransitionReplay, envs: Envs) -> list[tuple[Life, int]]:
     """Every stored row but the first of a track."""
-    chunks, length = replay._stored.chunks, replay.unroll_length
+    chunks, length = replay._ring.chunks, replay.unroll_length
     rows = np.arange(chunks.start * length, chunks.stop * length)
-    rows = rows[~replay._stored.begin_tracks(rows // length)]
+    rows = rows[~replay._ring.begin_tracks(rows)]
     return [envs.by_id[version] for version in replay._rows_of("policy_version", rows).tolist()]
 
 

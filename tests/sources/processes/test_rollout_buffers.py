@@ -16,7 +16,7 @@ from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import flatten, map_leaves2
 from torchbeast.core.specs import ActorSpec
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.sources.processes.rollout_buffers import Batch, SharedRollouts, SlotWriter
 
 T, E = 6, 4

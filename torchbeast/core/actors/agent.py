@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import NamedTuple
-
-import numpy as np
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.registry import MODELS, make_model
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace, without_values
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArraySpec,
+    ObservationSpace,
+    num_bytes,
+    without_values,
+)
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.specs import ActorSpec, values_in
 from torchbeast.errors import RunError, UsageError, what_it_raised
@@ -63,11 +66,7 @@ def make_agent(
         raise UsageError(
             f"the model {name}{given} does not work with this environment: {error}"
         ) from error
-    return Agent(model, resolved, sum(map(_num_bytes, flatten(seen))), seen, frame_stack)
-
-
-def _num_bytes(spec: ArraySpec) -> int:
-    return math.prod(spec.shape) * np.dtype(spec.dtype).itemsize
+    return Agent(model, resolved, num_bytes(seen), seen, frame_stack)
 
 
 def default_model(observation_space: ObservationSpace, for_images: str) -> str:

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.batch import Batch
-from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.storages.rollout import Batch, Rollout
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:

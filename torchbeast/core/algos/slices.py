@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.ambient import use_threads
-from torchbeast.core.storages.batch import Batch
+from torchbeast.core.storages.rollout import Batch
 
 # About the size of a row's activations. Measured with an LSTM of 17 MB: slices of 4 columns take
 # 1.2 to 1.4 times as long as all 32 at once, slices of 8 the same time.

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.nest_py import map_leaves, pack_as
+from torchbeast.core.nest_py import flatten, map_leaves, pack_as
 
 # Dtypes of the wire format, by numpy's names.
 _INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
@@ -157,6 +157,12 @@ def _flat_bound(name: str, bound: Any, shape: tuple[int, ...]) -> tuple[float, .
             f"Box {name} of shape {shape} needs 1 or {size} numbers, got {values.size}"
         )
     return tuple(float(value) for value in np.broadcast_to(values, size))
+
+
+def num_bytes(specs: Any) -> int:
+    """Returns the bytes of one array for each ArraySpec of a nest."""
+    leaves: list[ArraySpec] = flatten(specs)
+    return sum(math.prod(spec.shape) * np.dtype(spec.dtype).itemsize for spec in leaves)
 
 
 # --- JSON, in which a server describes its spaces to the learner.

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from torchbeast.core.lazy import importing
 
 if TYPE_CHECKING:
-    from torchbeast.core.storages.off_policy import (
+    from torchbeast.core.storages.storage import (
         HindsightExperienceReplayBuffer as HindsightExperienceReplayBuffer,
     )
-    from torchbeast.core.storages.off_policy import ReplayBuffer as ReplayBuffer
-    from torchbeast.core.storages.on_policy import OnPolicyBuffer as OnPolicyBuffer
-    from torchbeast.core.storages.on_policy import OnPolicyGAEBuffer as OnPolicyGAEBuffer
-    from torchbeast.core.storages.on_policy import OnPolicyVTraceBuffer as OnPolicyVTraceBuffer
+    from torchbeast.core.storages.storage import OnPolicyBuffer as OnPolicyBuffer
+    from torchbeast.core.storages.storage import OnPolicyGAEBuffer as OnPolicyGAEBuffer
+    from torchbeast.core.storages.storage import OnPolicyVTraceBuffer as OnPolicyVTraceBuffer
+    from torchbeast.core.storages.storage import ReplayBuffer as ReplayBuffer
 
 __all__ = [
     "HindsightExperienceReplayBuffer",
@@ -24,12 +24,4 @@ __all__ = [
     "ReplayBuffer",
 ]
 
-_FOUND_IN = {
-    "HindsightExperienceReplayBuffer": "off_policy",
-    "OnPolicyBuffer": "on_policy",
-    "OnPolicyGAEBuffer": "on_policy",
-    "OnPolicyVTraceBuffer": "on_policy",
-    "ReplayBuffer": "off_policy",
-}
-
-__getattr__ = importing(__name__, _FOUND_IN)
+__getattr__ = importing(__name__, dict.fromkeys(__all__, "storage"))

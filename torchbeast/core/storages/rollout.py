@@ -20,17 +20,68 @@ running statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import both
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2
-from torchbeast.core.storages.batch import even_bounds
+
+Self = TypeVar("Self", bound="Batch")
+
+
+class Batch(Protocol):
+    """The data that one update learns from."""
+
+    @property
+    def batch_size(self) -> int:
+        """Number of columns."""
+
+    @property
+    def column_bytes(self) -> int:
+        """Bytes of observations per column."""
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps to learn from."""
+
+    @property
+    def env_steps(self) -> int:
+        """Number of newly collected steps, learnt from or not, which no other batch counts."""
+
+    def new_observations(self) -> Nest[Tensor]:
+        """Returns observations [T', B', *shape] to add to running statistics."""
+
+    def lags(self, version: int) -> dict[str, float]:
+        """Returns the policy lag behind this version of the weights; {} if unknown."""
+
+    def finished_episodes(self) -> tuple[list[float], list[int]]:
+        """Returns returns and lengths of the finished games to report for this batch."""
+
+    def finished_info(self) -> dict[str, list[float]]:
+        """Returns numbers of the info of these games by keyword, NaN where one gave none."""
+
+    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Returns a batch with function(tensor) in place of every tensor."""
+
+    def hand_back(self: Self, original: Self) -> None:
+        """Copies what learning wrote into this batch to the one that it was mapped from."""
+
+    def split(self: Self, max_columns: int) -> Sequence[Self]:
+        """Returns slices of at most max_columns and nearly equal size, which share memory."""
+
+
+def even_bounds(size: int, count: int) -> list[int]:
+    """Returns the starts of `count` ranges that divide `size` evenly, and `size`."""
+    return [size * i // count for i in range(count + 1)]
+
 
 _FLAT = ("reward", "done", "episode_step", "episode_return")
 _FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "env_index", "rollout_index")
@@ -340,3 +391,51 @@ def _mapped(function: Callable[[Tensor], Tensor], parts: dict[str, Any]) -> dict
 def _mismatch(name: str, leaf: Tensor, expected: list[Any]) -> str:
     sizes = ", ".join(str(size) for size in expected)
     return f"{name} has shape {list(leaf.shape)}, expected [{sizes}]"
+
+
+class RolloutSpec(NamedTuple):
+    """What the rollouts of an agent hold, and how long they are."""
+
+    agent: Agent
+    extras: Sequence[str]  # names of the outputs of acting that are kept beside the actions
+    unroll_length: int  # T
+    info_keywords: Sequence[str] = ()  # see VecEnv.create_factory
+
+    def fields(self, columns: int = 1) -> dict[str, Any]:
+        """Returns a nest of ArraySpec `[T+1, columns, ...]` for every field of Rollout except
+        final_observation, which has a row for each truncation.
+        """
+
+        def spec(shape: tuple[int, ...], dtype: str) -> ArraySpec:
+            return ArraySpec((self.unroll_length + 1, columns, *shape), dtype)
+
+        actor, space = self.agent.model, self.agent.observation_space
+        action = actor.distribution.zero_action((1, columns))
+        given = specs_of_extras(actor, self.extras)
+        return {
+            "observation": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), space),
+            "reward": spec((), "float32"),
+            "done": spec((), "bool"),
+            "truncated": spec((), "bool"),
+            "episode_end": spec((), "bool"),
+            "episode_step": spec((), "int32"),
+            "episode_return": spec((), "float32"),
+            "action": map_leaves(lambda leaf: spec(leaf.shape[2:], _dtype(leaf)), action),
+            "extras": map_leaves(lambda leaf: spec(leaf.shape, leaf.dtype), given),
+            "policy_version": spec((), "int64"),
+            "env_index": spec((), "int64"),
+            "rollout_index": spec((), "int64"),
+            "info": {name: spec((), "float32") for name in self.info_keywords},
+            "initial_agent_state": map_leaves(
+                lambda leaf: ArraySpec(tuple(leaf.shape), _dtype(leaf)),
+                actor.initial_state(columns),
+            ),
+        }
+
+    def num_bytes(self, columns: int = 1) -> int:
+        """Returns the bytes of a batch of rollouts, without final observations."""
+        return num_bytes(self.fields(columns))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")  # of a GPU's tensors too

@@ -17,16 +17,30 @@ Thread safety: none; one thread makes all calls. A window is valid until the nex
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from torchbeast.core.checks import require
+from torchbeast.core.envs.frame_stack import copy_runs, runs, stack_positions
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.episode_sampler import EpisodeSampler, Window
-from torchbeast.core.storages.frame_stacks import copy_runs, runs, stack_positions
+from torchbeast.core.storages.replay_file import integer
 from torchbeast.core.storages.rollout_store import Arrays, RolloutStore
 from torchbeast.core.storages.tracks import Track
+
+
+class Window(NamedTuple):
+    """T + 1 consecutive rows of a track."""
+
+    track: Track
+    episode: int  # position of the episode's first row
+    position: int  # position of the window's first row
+
+    @property
+    def begins(self) -> bool:
+        """Whether the first row is the episode's: the recurrent state before it is zero."""
+        return self.position == self.episode
+
 
 Final = tuple[int, list[np.ndarray]]  # row of a truncation; leaves of its final observation
 
@@ -45,27 +59,29 @@ class RolloutReplay(RolloutStore):
     views of torch's memory. A resumed run forgets its walks if it has not kept the states.
     """
 
-    def _prepare_sampling(self, seed: int) -> None:
-        self._sampler = EpisodeSampler(self._stored, self.unroll_length, seed)
-
     def _clear_sampling(self) -> None:
-        self._sampler.clear()
+        # The next window of each walk, by agent and number: the first row of its episode, and the
+        # steps that lie before the window.
+        self._walks: dict[tuple[int, int], tuple[int, int]] = {}
 
     def _note_rows(self, track: Track) -> None:
-        """Needs no notes: complete episodes are listed by StoredTracks."""
+        """Needs no notes: the ring lists complete episodes."""
 
     def _sampling_state(self) -> dict[str, Any]:
-        return self._sampler.state()
+        return {"walks": [[*key, *walk] for key, walk in self._walks.items()]}
 
     def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
-        self._sampler.restore(state)
+        self._walks = {
+            (integer(agent), integer(number)): (integer(row), integer(before))
+            for agent, number, row, before in state["walks"]
+        }
 
     # --- facts
 
     @property
     def episodes(self) -> int:
         """The number of episodes that can be sampled."""
-        return len(self._stored.episodes)
+        return len(self._ring.episodes)
 
     # --- sampling
 
@@ -73,7 +89,9 @@ class RolloutReplay(RolloutStore):
         """Returns a window that begins at any row of any episode, both drawn uniformly, for which T
         rows after it are stored. LookupError when there is no episode.
         """
-        return self._sampler.draw()
+        track, start, length = self._locate(self._draw_episode())
+        starts = min(length, track.end - self.unroll_length - start)
+        return Window(track, start, start + int(self._generator.integers(starts)))
 
     def walk(self, agent: int, number: int) -> Window:
         """Returns the next window of a walk through an episode, T rows after the last one.
@@ -84,11 +102,31 @@ class RolloutReplay(RolloutStore):
         Where the episode is over or overwritten, or no T rows are stored any further, the walk goes
         on at the beginning of another (`Window.begins`). LookupError when there is no episode.
         """
-        return self._sampler.walk(agent, number)
+        row, before = self._walks.get((agent, number), (-1, 0))
+        if not self._goes_on(row, before):
+            row, before = self._draw_episode(), 0
+        self._walks[agent, number] = row, before + self.unroll_length
+        track, start, _ = self._locate(row)
+        return Window(track, start, start + before)
 
     def forget_walks(self, agent: int) -> None:
         """Lets every walk of an agent go on at the beginning of another episode."""
-        self._sampler.forget_walks(agent)
+        self._walks = {key: walk for key, walk in self._walks.items() if key[0] != agent}
+
+    def _goes_on(self, row: int, before: int) -> bool:
+        if row not in self._ring.episodes:
+            return False
+        track, start, length = self._locate(row)
+        return before < length and start + before + self.unroll_length < track.end
+
+    def _draw_episode(self) -> int:
+        if not len(self._ring.episodes):
+            raise LookupError("the replay has no complete episode yet")
+        return self._ring.episodes.draw(self._generator)
+
+    def _locate(self, row: int) -> tuple[Track, int, int]:
+        """Returns the track of an episode, the position of its first row, and its length."""
+        return *self._ring.locate(row), self._ring.episodes.length(row)
 
     # --- reading
 
@@ -104,7 +142,7 @@ class RolloutReplay(RolloutStore):
         self._read_others(window.track, positions, batch, column)
         starts = np.where(batch["done"][:, column], positions, window.episode)
         frames = stack_positions(positions, np.maximum.accumulate(starts), self.frame_stack)
-        frame_rows = window.track.ring_rows(frames, self._ring)
+        frame_rows = window.track.rows(frames) % self._ring.num_rows
         self._read_stacks(frame_rows, [leaf[:, column] for leaf in flatten(batch["observation"])])
         self.sampled += self.unroll_length
         cuts = 1 + np.flatnonzero(batch["truncated"][1:, column])
@@ -121,9 +159,9 @@ class RolloutReplay(RolloutStore):
 
     def _read_others(self, track: Track, positions: np.ndarray, batch: Arrays, column: int) -> None:
         """Writes all fields but the observation."""
-        rows = runs(track.ring_rows(positions, self._ring))
-        leaves = flatten({name: batch[name] for name in self._fields})
-        for leaf, source in zip(leaves, self._others, strict=True):
+        rows = runs(track.rows(positions) % self._ring.num_rows)
+        leaves = flatten({name: batch[name] for name in self._ring.fields})
+        for leaf, source in zip(leaves, self._ring.others, strict=True):
             copy_runs(leaf[:, column], source, rows)
         batch["env_index"][:, column] = track.env_index
         batch["rollout_index"][:, column] = NO_ROLLOUT
@@ -131,7 +169,7 @@ class RolloutReplay(RolloutStore):
     def _read_stacks(self, frame_rows: np.ndarray, stacks: list[np.ndarray]) -> None:
         """Copies frames to stacks [T+1, k * C, ...]; frame_rows: their ring rows [T+1, k]."""
         by_place = [runs(rows) for rows in frame_rows.T]
-        for stack, frames in zip(stacks, self._frames, strict=True):
+        for stack, frames in zip(stacks, self._ring.frames, strict=True):
             if self.frame_stack == 1:
                 copy_runs(stack, frames, by_place[0])
                 continue
@@ -144,10 +182,10 @@ class RolloutReplay(RolloutStore):
 
         before: ring rows [k] of the frames in the stack of the row before.
         """
-        finals = self._stored.final(row)
+        finals = self._ring.final(row)
         if self.frame_stack == 1:
             return finals
         return [
             np.concatenate([*frames[before[1:]], final])
-            for frames, final in zip(self._frames, finals, strict=True)
+            for frames, final in zip(self._ring.frames, finals, strict=True)
         ]

@@ -8,22 +8,93 @@ First in, first out. Recurrent state is not stored.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from torchbeast.core.checks import require
-from torchbeast.core.nest_py import flatten, pack_as
-from torchbeast.core.storages.chunk_ring import Allocate, ChunkRing
-from torchbeast.core.storages.episodes import EpisodeList
-from torchbeast.core.storages.frame_stacks import newest, stack_positions
+from torchbeast.core.checks import at_least, require
+from torchbeast.core.envs.frame_stack import (
+    continue_stacks,
+    frame_spec,
+    newest,
+    repeat_a_frame,
+)
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.storages.replay_file import ReplayReader, ReplayWriter, integer
-from torchbeast.core.storages.rollout_columns import RolloutColumn, columns_of
-from torchbeast.core.storages.stored_rows import bytes_per_transition, described, row_specs
-from torchbeast.core.storages.stored_tracks import StoredTracks
-from torchbeast.core.storages.tracks import Track
+from torchbeast.core.storages.tracks import (
+    BYTES_PER_ROW,
+    Allocate,
+    Track,
+    TrackRing,
+)
+
+
+class RolloutColumn(NamedTuple):
+    """One rollout."""
+
+    env_index: int
+    rollout: int  # rollout_index
+    done: np.ndarray  # bool [T+1]
+    truncated: np.ndarray  # bool [T+1]
+    others: list[np.ndarray]  # leaves [T+1, *shape] of the stored fields except the observation
+    stacks: list[np.ndarray]  # leaves [T+1, k * C, ...] of the observation
+    finals: list[np.ndarray]  # leaves [K, k * C, ...]; [] without truncations
+
+    def __str__(self) -> str:
+        return f"rollout {self.rollout} of environment {self.env_index}"
+
+    def check_stacks(self, num_frames: int) -> None:
+        """Raises ValueError unless every stack of k = num_frames frames follows from the row before
+        it, so that it can be rebuilt from single frames.
+        """
+        if num_frames == 1:
+            return
+        done, rows_before = self.done, np.flatnonzero(self.truncated[1:])
+        for stacks in self.stacks:
+            sound = np.ones(len(stacks), bool)
+            sound[1:] = continue_stacks(stacks[1:], stacks[:-1], num_frames)
+            sound[done] = repeat_a_frame(stacks[done], num_frames)
+            self._require_stacks(sound, np.arange(len(stacks)), "observation")
+        for finals, stacks in zip(self.finals, self.stacks, strict=False):
+            sound = continue_stacks(finals, stacks[rows_before], num_frames)
+            self._require_stacks(sound, rows_before + 1, "final observation")
+
+    def _require_stacks(self, sound: np.ndarray, rows: np.ndarray, name: str) -> None:
+        if not sound.all():
+            raise ValueError(
+                f"{self}: the {name} of row {rows[~sound][0]} is no stack that continues the row "
+                "before it; give frame_stack 1 to store observations whole"
+            )
+
+
+def columns_of(
+    arrays: Mapping[str, Any], others: Collection[str], columns: slice
+) -> Iterator[RolloutColumn]:
+    """Yields columns of a batch.
+
+    arrays: by field, with final_observation. others: the fields that are stored beside the
+    observation.
+    """
+    leaves = flatten({name: arrays[name] for name in others})
+    stacks, finals = flatten(arrays["observation"]), flatten(arrays["final_observation"])
+    counts = arrays["truncated"][1:].sum(axis=0)
+    ends = counts.cumsum()
+    for column in range(*columns.indices(len(counts))):
+        own = slice(int(ends[column] - counts[column]), int(ends[column]))
+        yield RolloutColumn(
+            env_index=int(arrays["env_index"][0, column]),
+            rollout=int(arrays["rollout_index"][0, column]),
+            done=arrays["done"][:, column],
+            truncated=arrays["truncated"][:, column],
+            others=[leaf[:, column] for leaf in leaves],
+            stacks=[leaf[:, column] for leaf in stacks],
+            finals=[leaf[own] for leaf in finals] if counts[column] else [],
+        )
+
 
 Arrays = Mapping[str, Any]  # a field of Rollout -> its nest of arrays
 
@@ -72,31 +143,23 @@ class RolloutStore(ABC):
         _check_capacity(capacity, self.unroll_length)
         self._specs = row_specs(fields, frame_stack)
         self._reserve(allocate)
-        self._prepare_sampling(seed)
+        self._generator = np.random.default_rng(seed)
         self._clear(first_chunk=0)
 
     def _reserve(self, allocate: Allocate) -> None:
         num_chunks = self.capacity // self.unroll_length
-        others = {name: nest for name, nest in self._specs.items() if name != "observation"}
-        specs = [*flatten(others), *flatten(self._specs["observation"])]
         try:
-            self._ring = ChunkRing(specs, self.unroll_length, num_chunks, allocate)
-            episodes = EpisodeList(num_chunks * self.unroll_length, allocate)
+            self._ring = TrackRing(self._specs, self.unroll_length, num_chunks, allocate)
         except MemoryError:
             total = self.capacity * self.bytes_per_transition
             raise MemoryError(
                 f"a replay of {self.capacity} transitions takes {total} bytes of memory, "
                 f"{self.bytes_per_transition} each, which cannot be reserved"
             ) from None
-        count = len(flatten(others))
-        self._others, self._frames = self._ring.leaves[:count], self._ring.leaves[count:]
-        self._fields: dict[str, Any] = pack_as(others, self._others)  # all but the observation
-        ends = self._fields["done"], self._fields["truncated"]
-        self._stored = StoredTracks(self._ring, episodes, *ends, self._frames)
 
     def _clear(self, first_chunk: int) -> None:
         """Forgets everything stored and counted; chunks are numbered from first_chunk on."""
-        self._stored.clear(first_chunk)
+        self._ring.clear(first_chunk)
         self._clear_sampling()
         self._open: dict[tuple[int, int], Track] = {}  # by agent and environment: may be continued
         self.inserted = 0
@@ -107,12 +170,12 @@ class RolloutStore(ABC):
     @property
     def size(self) -> int:
         """The number of stored transitions."""
-        return self._stored.size
+        return self._ring.size
 
     def facts(self) -> Facts:
         """Returns figures for logs."""
         return Facts(
-            fill=len(self._stored.chunks) / self._ring.num_chunks,
+            fill=len(self._ring.chunks) / self._ring.num_chunks,
             samples_per_insert=self.sampled / max(1, self.inserted),
         )
 
@@ -126,16 +189,15 @@ class RolloutStore(ABC):
 
         A rollout whose rollout_index does not follow its environment's last one begins a new track.
 
-        Raises ValueError when rollouts have another length, when the observations of one are no
-        stacks, and when one does not begin with the last row of the rollout it follows. The columns
-        before that one have been stored.
+        Raises ValueError when rollouts have another length, and when the observations of one
+        are no stacks. The columns before that one have been stored.
         """
         steps = arrays["reward"].shape[0] - 1
         if steps != self.unroll_length:
             raise ValueError(
                 f"the replay stores rollouts of {self.unroll_length} steps, not {steps}"
             )
-        for column in columns_of(arrays, self._fields, columns):
+        for column in columns_of(arrays, self._ring.fields, columns):
             column.check_stacks(self.frame_stack)
             self._insert(column, agent)
 
@@ -149,14 +211,12 @@ class RolloutStore(ABC):
         track = self._open.get((agent, column.env_index))
         if track is None or column.rollout != track.rollout + 1:
             track = self._begin(column, agent)
-        else:
-            self._check_follows(column, track)
         track.rollout = column.rollout
-        rows = self._stored.extend(track)
+        rows = self._ring.extend(track)
         self._write(column, 1, rows)
         self._note_rows(track)
         finals = [newest(leaf, self.frame_stack).copy() for leaf in column.finals]
-        self._stored.finish(track, finals)
+        self._ring.finish(track, finals)
         self.inserted += self.unroll_length
 
     def _begin(self, column: RolloutColumn, agent: int) -> Track:
@@ -165,12 +225,12 @@ class RolloutStore(ABC):
             self._forget_overwritten()
         track = Track(agent, column.env_index, column.rollout, self.unroll_length)
         self._open[agent, column.env_index] = track
-        rows = self._stored.extend(track)
-        for leaf in self._ring.leaves:
+        rows = self._ring.extend(track)
+        for leaf in (*self._ring.others, *self._ring.frames):
             leaf[rows] = 0
         self._write(column, 0, slice(rows.stop - 1, rows.stop))
         self._note_rows(track)
-        self._stored.finish(track, [])
+        self._ring.finish(track, [])
         return track
 
     def _forget_overwritten(self) -> None:
@@ -180,57 +240,30 @@ class RolloutStore(ABC):
     def _write(self, column: RolloutColumn, first: int, ring_rows: slice) -> None:
         """Copies rows first, first + 1, ... of a column to the ring."""
         rows = slice(first, first + ring_rows.stop - ring_rows.start)
-        for to, leaf in zip(self._others, column.others, strict=True):
+        for to, leaf in zip(self._ring.others, column.others, strict=True):
             to[ring_rows] = leaf[rows]
-        for to, leaf in zip(self._frames, column.stacks, strict=True):
+        for to, leaf in zip(self._ring.frames, column.stacks, strict=True):
             to[ring_rows] = newest(leaf[rows], self.frame_stack)
-
-    def _check_follows(self, column: RolloutColumn, track: Track) -> None:
-        """Raises ValueError unless row 0 of the column is the track's last row."""
-        last = track.end - 1
-        if last < track.start:
-            return  # overwritten
-        row = int(track.ring_rows(np.array([last]), self._ring)[0])
-        for name, rows in column.repeated.items():
-            self._require_same(column, name, rows[0], self._fields[name][row])
-        frame_rows = self._frame_rows_of_last(track)
-        for stacks, frames in zip(column.stacks, self._frames, strict=True):
-            self._require_same(column, "observation", stacks[0], frames[frame_rows])
-
-    def _frame_rows_of_last(self, track: Track) -> np.ndarray:
-        """Returns the ring rows of the frames in the stack of the last row, oldest first; only of
-        the newest frame where the episode's first row is not stored.
-        """
-        last, first = track.end - 1, track.episode
-        is_known = first is not None and first >= track.start
-        start, num_frames = (first, self.frame_stack) if is_known else (last, 1)
-        positions = stack_positions(np.array([last]), np.array([start]), num_frames)
-        return track.ring_rows(positions[0], self._ring)
-
-    def _require_same(self, column: RolloutColumn, name: str, first: Any, last: Any) -> None:
-        if not first.tobytes().endswith(last.tobytes()):
-            raise ValueError(
-                f"{column} does not begin with the last row of the rollout before: {name} differs"
-            )
 
     # --- files
 
     def save(self, file: BinaryIO) -> None:
         """Writes the contents and the state of sampling, chunk by chunk."""
-        tracks = self._stored.tracks(self._open.values())
+        tracks = self._ring.tracks(self._open.values())
         header = {
             **self._description(),
-            "first_chunk": self._stored.chunks.start,
-            "chunks": len(self._stored.chunks),
+            "first_chunk": self._ring.chunks.start,
+            "chunks": len(self._ring.chunks),
             "tracks": [self._saved(track) for track in tracks],
-            "episodes": len(self._stored.episodes),
+            "episodes": len(self._ring.episodes),
             "inserted": self.inserted,
             "sampled": self.sampled,
             **self._sampling_state(),
+            "generator": self._generator.bit_generator.state,
         }
         writer = ReplayWriter(file, header)
-        self._stored.write(writer, tracks)
-        writer.array(self._stored.episodes.rows)
+        self._ring.write(writer, tracks)
+        writer.array(self._ring.episodes.rows)
         for array in self._sampling_arrays():
             writer.array(array)
         writer.end()
@@ -259,14 +292,15 @@ class RolloutStore(ABC):
         self._clear(integer(header["first_chunk"]))
         tracks = [self._restored(*entry) for entry in header["tracks"]]
         chunks, count = integer(header["chunks"]), integer(header["episodes"])
-        self._stored.read(reader, tracks, chunks)
+        self._ring.read(reader, tracks, chunks)
         require(count <= chunks * self.unroll_length, f"it cannot have {count} episodes")
         order = reader.array((count,), "int64").tolist()
         saved = self._read_sampling_arrays(reader, chunks)
         reader.end()
-        episodes = self._stored.episodes
+        episodes = self._ring.episodes
         episodes.reorder([row for row in order if row in episodes])
         self.inserted, self.sampled = integer(header["inserted"]), integer(header["sampled"])
+        self._generator.bit_generator.state = header["generator"]
         self._restore_sampling(header, saved)
 
     def _saved(self, track: Track) -> list[int]:
@@ -297,12 +331,8 @@ class RolloutStore(ABC):
     # --- what the kinds of replay define
 
     @abstractmethod
-    def _prepare_sampling(self, seed: int) -> None:
-        """Makes what sampling needs, once the memory is reserved."""
-
-    @abstractmethod
     def _clear_sampling(self) -> None:
-        """Forgets everything that refers to stored rows."""
+        """Begins with nothing that refers to stored rows."""
 
     @abstractmethod
     def _note_rows(self, track: Track) -> None:
@@ -332,3 +362,50 @@ def _check_capacity(capacity: int, unroll_length: int) -> None:
         f"a replay has room for 2 rollouts of {unroll_length} steps or more, {least} to "
         f"{2**31 - 1} transitions; got {capacity}",
     )
+
+
+_NOT_STORED = ("initial_agent_state", "final_observation", "env_index", "rollout_index", "info")
+
+
+def row_specs(fields: Mapping[str, Any], frame_stack: int) -> dict[str, Any]:
+    """Returns what is stored of a row: a nest of ArraySpec for each field.
+
+    fields: a nest of ArraySpec [T+1, B, *shape] for each field of Rollout. frame_stack: number of
+    frames in every leaf of an observation, of which one is stored.
+
+    Raises ValueError when a leaf cannot be a stack of so many frames.
+    """
+    at_least(1, frame_stack=frame_stack)
+    rows: dict[str, Any] = {
+        name: map_leaves(lambda spec: ArraySpec(spec.shape[2:], spec.dtype), nest)
+        for name, nest in fields.items()
+        if name not in _NOT_STORED
+    }
+    stacks = rows["observation"]
+    rows["observation"] = map_leaves(lambda stack: frame_spec(stack, frame_stack), stacks)
+    return rows
+
+
+def bytes_per_transition(fields: Mapping[str, Any], frame_stack: int) -> int:
+    """Returns the bytes of memory that a stored transition takes at most, without those of
+    `bytes_per_truncation`. The arguments are those of `row_specs`.
+    """
+    return num_bytes(row_specs(fields, frame_stack)) + BYTES_PER_ROW
+
+
+def bytes_per_truncation(fields: Mapping[str, Any], frame_stack: int) -> int:
+    """Returns the bytes of the frames of a final observation, which each stored truncation takes
+    besides. The arguments are those of `row_specs`.
+    """
+    return num_bytes(row_specs(fields, frame_stack)["observation"])
+
+
+def described(rows: Mapping[str, Any]) -> list[str]:
+    """Returns a line for each leaf of `row_specs`, such as "action int64 []"; two lists are equal
+    if the same bytes mean the same in both.
+    """
+    return [
+        f"{name} {leaf.dtype} {list(leaf.shape)} {sys.byteorder}-endian"
+        for name, nest in sorted(rows.items())
+        for leaf in flatten(nest)
+    ]

@@ -9,8 +9,13 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from torchbeast.core.algos.registry import replay_of
+from torchbeast.core.checks import above, at_least, between, require
+from torchbeast.core.factories import names_checked, refuse_other_types, refuse_unknown
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 
 if TYPE_CHECKING:
@@ -55,3 +60,204 @@ def suitable_storage(algo: AlgoFactory) -> str:
         return "OnPolicyVTraceBuffer"
     fields = {field.name for field in dataclasses.fields(algo.config)}
     return "OnPolicyGAEBuffer" if "gae_lambda" in fields else "OnPolicyBuffer"
+
+
+Buffer = TypeVar("Buffer", bound="OnPolicyBuffer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyBuffer(Storage):
+    """Rollouts whose returns are whatever the algorithm computes."""
+
+    holds = Rollout
+    arguments: ClassVar[Mapping[str, str]] = {"unroll_length": "size"}
+
+    size: int  # steps of one environment in a rollout
+    batch_size: int | None  # rollouts in a batch; None: one of every environment
+    replay: Mapping[str, Any]  # settings of a replay beside the rollouts, by names of flags
+
+    def __post_init__(self) -> None:
+        at_least(1, size=self.size, batch_size=self.batch_size)
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls: type[Buffer], *, size: int = 1000, batch_size: int | None = None
+    ) -> Buffer:
+        """Returns the storage.
+
+        size: steps of each environment between two updates.
+        batch_size: rollouts in an update. Default: one of every environment that is collected
+            from, so that an update learns from size * environments steps; with asynchronous
+            collection one of every environment of one worker.
+        """
+        return cls(size=size, batch_size=batch_size, replay={})
+
+    def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
+        return {"unroll_length": self.size, "batch_size": self.batch_size, **self.replay}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyGAEBuffer(OnPolicyBuffer):
+    """Rollouts whose advantages are generalised advantage estimates, of algorithms like PPO."""
+
+    gae_lambda: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between(0, 1, gae_lambda=self.gae_lambda)
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls, *, size: int = 1000, batch_size: int | None = None, gae_lambda: float = 0.95
+    ) -> OnPolicyGAEBuffer:
+        """Returns the storage; size, batch_size: see OnPolicyBuffer.
+
+        gae_lambda: decay of the errors that an advantage adds up.
+        """
+        return cls(size=size, batch_size=batch_size, replay={}, gae_lambda=gae_lambda)
+
+    def prepared(self, algo: AlgoFactory) -> AlgoFactory:
+        algo = super().prepared(algo)
+        if "gae_lambda" not in {field.name for field in dataclasses.fields(algo.config)}:
+            raise NotImplementedError(
+                f"{type(self).__name__} is for algorithms that compute advantages by GAE, but "
+                f"{algo.algo.__name__} has no gae_lambda: use {suitable_storage(algo)}"
+            )
+        if "gae_lambda" in algo.given and algo.config.gae_lambda != self.gae_lambda:
+            raise ValueError(
+                f"gae_lambda is {algo.config.gae_lambda:g} in {algo.algo.__name__} and "
+                f"{self.gae_lambda:g} in {type(self).__name__}: give it once"
+            )
+        return algo.replaced(gae_lambda=self.gae_lambda)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyVTraceBuffer(OnPolicyBuffer):
+    """Rollouts, of older policies too, whose returns V-trace corrects; of IMPALA and LASER."""
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls,
+        *,
+        size: int = 1000,
+        batch_size: int | None = None,
+        replay_size: int = 0,
+        replay_ratio: float = 1.0,
+        learn_start: int = 0,
+    ) -> OnPolicyVTraceBuffer:
+        """Returns the storage; size, batch_size: see OnPolicyBuffer.
+
+        replay_size: steps that a replay holds, for LASER; 0: none. replay_ratio: replayed rollouts
+        for each new one in a batch. learn_start: steps in the replay from which on it is used.
+        """
+        replay = {
+            "replay_size": replay_size,
+            "replay_ratio": replay_ratio,
+            "learn_start": learn_start,
+        }
+        return cls(size=size, batch_size=batch_size, replay=replay if replay_size else {})
+
+    def prepared(self, algo: AlgoFactory) -> AlgoFactory:
+        algo = super().prepared(algo)
+        if not algo.algo.corrects_lag:
+            raise NotImplementedError(
+                f"{type(self).__name__} is for algorithms that learn from older policies too, but "
+                f"{algo.algo.__name__} does not correct its returns for them: use "
+                f"{suitable_storage(algo)}"
+            )
+        if self.replay and not algo.algo.learns_from_replay:
+            raise NotImplementedError(
+                f"{type(self).__name__} has a replay, but {algo.algo.__name__} does not learn from "
+                "one: leave out replay_size, or use LASER"
+            )
+        return algo
+
+
+Replay = TypeVar("Replay", bound="ReplayBuffer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayBuffer(Storage):
+    """Single steps, sampled many times each. What is None is the algorithm's own setting, which the
+    programs have too (docs/off-policy.md).
+    """
+
+    holds = Transitions
+    arguments: ClassVar[Mapping[str, str]] = {"replay_size": "size"}
+    # Not as defaults of fields: those of the programs' flags are in TransitionsConfig alone.
+    usual: ClassVar[Mapping[str, Any]] = {
+        "n_step": 1,
+        "priority_exponent": 0.0,
+        "priority_beta": 0.4,
+        "checkpoint_replay": False,
+    }
+
+    size: int | None
+    """Steps that it holds, the newest."""
+    batch_size: int | None
+    """Steps that an update learns from."""
+    replay_ratio: float | None
+    """Replayed steps for each new one. inf: learner and workers never wait for each other."""
+    learn_start: int | None
+    """Steps in it from which on it is learnt from."""
+    unroll_length: int | None
+    """Steps of each environment that are collected at once."""
+    n_step: int
+    """Steps whose rewards are added up before a value is estimated, at most."""
+    priority_exponent: float
+    """Power of the size of its error in proportion to which a step is sampled; 0: uniformly."""
+    priority_beta: float
+    """How far losses are weighted to make up for priorities at first; grows to 1 over the run."""
+    checkpoint_replay: bool
+    """Save the contents with every checkpoint in log_dir; otherwise a restored run begins with an
+    empty replay."""
+
+    def __post_init__(self) -> None:
+        at_least(1, size=self.size, batch_size=self.batch_size, n_step=self.n_step)
+        at_least(1, unroll_length=self.unroll_length)
+        at_least(0, learn_start=self.learn_start)
+        above(0, replay_ratio=self.replay_ratio)
+        exponents = {"priority_exponent": self.priority_exponent}
+        between(0, 1, **exponents, priority_beta=self.priority_beta)
+
+    @classmethod
+    def create_factory(cls: type[Replay], **settings: Any) -> Replay:
+        """Returns the storage; settings: its fields, by default as in `usual`, or None.
+
+        Raises TypeError for an unknown name or another type, and ValueError for a value out of
+        range.
+        """
+        types = {field.name: field.type for field in dataclasses.fields(cls)}
+        refuse_unknown(f"{cls.__name__}.create_factory", settings, types)
+        given = {name: value for name, value in settings.items() if value is not None}
+        refuse_other_types(given, types)
+        return cls(**{**dict.fromkeys(types), **cls.usual, **settings})
+
+    def flags(self, algo: type[Algorithm[Any]]) -> dict[str, Any]:
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given["replay_size"] = given.pop("size")
+        return replay_of(algo) | {name: v for name, v in given.items() if v is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HindsightExperienceReplayBuffer(ReplayBuffer):
+    """Single steps of environments with goals, of which many are learnt from as if their goal had
+    been one that was reached later in their episode (Andrychowicz et al. 2017, arXiv 1707.01495).
+    """
+
+    usual: ClassVar[Mapping[str, Any]] = {**ReplayBuffer.usual, "hindsight_share": 0.8}
+
+    hindsight_share: float
+    """Share of the steps that get such a goal."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        between(0, 1, hindsight_share=self.hindsight_share)
+        require(
+            self.n_step == 1,
+            f"{type(self).__name__} changes the goal of single steps, but n_step is {self.n_step}: "
+            "leave it out, or use ReplayBuffer",
+        )

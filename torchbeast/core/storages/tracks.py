@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tracks: the rows of one environment that follow each other without a gap.
+"""The memory of a replay: a ring of chunks of T rows, the oldest of which is overwritten.
 
-The rollouts of an environment overlap in one row, so a track stores row 0 of its first rollout and
-rows 1..T of all:
+    chunk       12   13   14    9   10   11        numbered as written, never reused
+    index        0    1    2    3    4    5        in memory: c % 6 for chunk c
+
+The rows of chunk c are numbered from c * T on. The memory of row n is *ring row* n % (6 * T).
+
+A *track* is the rows of one environment that follow each other without a gap. The rollouts of an
+environment overlap in one row, so a track stores row 0 of its first rollout and rows 1..T of all:
 
     rollouts    0 1 2 3 4                      T = 4
                         0 1 2 3 4
@@ -17,19 +22,19 @@ within the track, plus the row within the chunk.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
-from torchbeast.core.storages.chunk_ring import ChunkRing
+from torchbeast.core.checks import require
+from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.storages.replay_file import ReplayReader, ReplayWriter
 
+Allocate = Callable[[tuple[int, ...], str], np.ndarray]  # shape, dtype -> array of any contents
 
-class Finished(NamedTuple):
-    """An episode whose end is known."""
-
-    position: int  # of its first row
-    length: int  # in steps
+BYTES_PER_ROW = 16  # of an EpisodeList, at most: where every row is an episode's first
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +48,8 @@ class Track:
     overwritten: int = 0  # number of chunks that were overwritten, or never stored
     chunks: deque[int] = field(default_factory=deque)  # numbers of the others, oldest first
     episode: int | None = None  # position of the running episode's first row; None: not seen
-    waiting: list[Finished] = field(default_factory=list)  # their first T + 1 rows are not all here
+    # Finished episodes whose first T + 1 rows are not all here: position of the first row, steps.
+    waiting: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def start(self) -> int:
@@ -60,28 +66,295 @@ class Track:
         nth, place = divmod(position, self.unroll_length)
         return self.chunks[nth - self.overwritten] * self.unroll_length + place
 
-    def ring_rows(self, positions: np.ndarray, ring: ChunkRing) -> np.ndarray:
-        """Returns the ring rows of stored positions, both int64 of the same shape."""
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows at stored positions, both int64 of the same shape."""
         nth, places = np.divmod(positions, self.unroll_length)
         first, last = int(nth.min()), int(nth.max())
         stored = range(first - self.overwritten, last - self.overwritten + 1)
-        indices = np.array([ring.index(self.chunks[n]) for n in stored])
-        rows: np.ndarray = indices[nth - first] * self.unroll_length + places
+        chunks = np.array([self.chunks[n] for n in stored])
+        rows: np.ndarray = chunks[nth - first] * self.unroll_length + places
         return rows
 
-    def note_ends(self, done: np.ndarray) -> None:
-        """Notes the episodes that begin and end in the newest chunk; done: bool [T]."""
-        before = self.end - self.unroll_length
-        for position in (before + np.flatnonzero(done)).tolist():
-            if self.episode is not None:
-                self.waiting.append(Finished(self.episode, position - self.episode))
-            self.episode = position
+    def note_ends(self, done: np.ndarray) -> list[tuple[int, int]]:
+        """Notes the episodes that begin and end in the newest chunk; done: bool [T].
 
-    def take_ready(self) -> list[Finished]:
-        """Removes and returns the waiting episodes of which T + 1 rows are stored from the first
-        on. Those whose first row was overwritten meanwhile are forgotten.
+        Returns the finished episodes of which T + 1 rows are now stored from the first row on, as
+        position of that row and number of steps. Episodes whose first row was overwritten
+        meanwhile are forgotten.
         """
+        for position in (self.end - self.unroll_length + np.flatnonzero(done)).tolist():
+            if self.episode is not None:
+                self.waiting.append((self.episode, position - self.episode))
+            self.episode = position
         last = self.end - 1 - self.unroll_length
-        ready = [episode for episode in self.waiting if episode.position <= last]
-        self.waiting = [episode for episode in self.waiting if episode.position > last]
-        return [episode for episode in ready if episode.position >= self.start]
+        ready = [episode for episode in self.waiting if self.start <= episode[0] <= last]
+        self.waiting = [episode for episode in self.waiting if episode[0] > last]
+        return ready
+
+
+class EpisodeList:
+    """The episodes that can be sampled, each named by the number of its first row.
+
+        place   [rows]   at the first row of an episode: its entry in the list
+        first   [rows]   entry -> first row         }  the first len(self) entries count; the last
+        length  [rows]   entry -> number of steps   }  fills the gap of one that is removed
+
+    Every method takes constant time. `place` is never initialised: it counts where `first` agrees.
+    """
+
+    def __init__(self, rows: int, allocate: Allocate) -> None:
+        """Makes an empty list; rows: how many a replay stores, numbered modulo this."""
+        self._rows = rows
+        self._place = allocate((rows,), "int32")
+        self._first = allocate((rows,), "int64")
+        self._length = allocate((rows,), "int32")
+        self._count = 0
+
+    def clear(self) -> None:
+        """Empties the list."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, row: int) -> bool:
+        place = self._place[row % self._rows]
+        return bool(0 <= place < self._count and self._first[place] == row)
+
+    def length(self, row: int) -> int:
+        """Returns the number of steps of a listed episode."""
+        return int(self._length[self._place[row % self._rows]])
+
+    def add(self, row: int, length: int) -> None:
+        """Lists an episode that is not listed."""
+        self._put(self._count, row, length)
+        self._count += 1
+
+    def discard(self, row: int) -> None:
+        """Removes an episode if it is listed."""
+        if row in self:
+            last = self._count - 1
+            place = int(self._place[row % self._rows])
+            self._put(place, int(self._first[last]), int(self._length[last]))
+            self._count = last
+
+    def draw(self, generator: np.random.Generator) -> int:
+        """Returns the first row of an episode, each with the same probability."""
+        return int(self._first[generator.integers(self._count)])
+
+    @property
+    def rows(self) -> np.ndarray:
+        """First rows int64 [len(self)] in the order of the list, on which the draws depend."""
+        return self._first[: self._count]
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Lists the same episodes in this order; ValueError when they are not the same."""
+        require(
+            sorted(rows) == sorted(self.rows.tolist()), "its episodes are not those of its rows"
+        )
+        lengths = [self.length(row) for row in rows]
+        for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+            self._put(place, row, length)
+
+    def _put(self, place: int, row: int, length: int) -> None:
+        self._first[place], self._length[place] = row, length
+        self._place[row % self._rows] = place
+
+
+class TrackRing:
+    """A ring of chunks, their tracks, and the episodes that can be sampled. A chunk is added in two
+    steps:
+
+        rows = ring.extend(track)         overwrites the oldest chunk if the ring is full
+        ...                               the caller fills these ring rows
+        ring.finish(track, finals)        lists the episodes that have become complete
+
+    fields: arrays [num_rows, *shape], a nest for each field of a row except the observation.
+    others: the same arrays as a list. frames: the observation's leaves. episodes: the list.
+
+    K is the number of truncations in a chunk. A truncation in row 0 of a track does not count: its
+    final observation was in a rollout before.
+    """
+
+    def __init__(
+        self, rows: Mapping[str, Any], unroll_length: int, num_chunks: int, allocate: Allocate
+    ) -> None:
+        """Reserves the memory of all chunks. rows: a nest of ArraySpec for each field of a row."""
+        self.unroll_length, self.num_chunks = unroll_length, num_chunks
+        self.num_rows = num_chunks * unroll_length
+        others = {name: nest for name, nest in rows.items() if name != "observation"}
+        self.fields: dict[str, Any] = map_leaves(
+            lambda spec: allocate((self.num_rows, *spec.shape), spec.dtype), others
+        )
+        self.others: list[np.ndarray] = flatten(self.fields)
+        self.frames: list[np.ndarray] = [
+            allocate((self.num_rows, *spec.shape), spec.dtype)
+            for spec in flatten(rows["observation"])
+        ]
+        self.episodes = EpisodeList(self.num_rows, allocate)
+        self.clear(0)
+
+    def clear(self, first_chunk: int) -> None:
+        """Forgets everything; chunks are numbered from first_chunk on."""
+        self.episodes.clear()
+        self._first = self._written = first_chunk  # of the next chunk
+        self._tracks: list[Track | None] = [None] * self.num_chunks  # by index
+        # By index: the chunk's number within its track.
+        self._nth = np.zeros(self.num_chunks, np.int64)
+        # By index: the number of the chunk before and after it in its track; -1: there is none.
+        self._before = np.full(self.num_chunks, -1, np.int64)
+        self._after = np.full(self.num_chunks, -1, np.int64)
+        self._finals: dict[int, list[np.ndarray]] = {}  # by chunk: leaves [K, C, ...], by row
+        self._row_0s = 0  # number of chunks with the row 0 of a track only
+
+    @property
+    def chunks(self) -> range:
+        """The numbers of the stored chunks, oldest first."""
+        return range(max(self._first, self._written - self.num_chunks), self._written)
+
+    @property
+    def size(self) -> int:
+        """The number of stored transitions."""
+        return (len(self.chunks) - self._row_0s) * self.unroll_length
+
+    @property
+    def rows(self) -> range:
+        """The numbers of the rows of all stored chunks, oldest first."""
+        return range(self.chunks.start * self.unroll_length, self.chunks.stop * self.unroll_length)
+
+    def ring_rows(self, chunk: int) -> slice:
+        """Returns the ring rows of a chunk."""
+        start = chunk % self.num_chunks * self.unroll_length
+        return slice(start, start + self.unroll_length)
+
+    def tracks(self, others: Iterable[Track]) -> list[Track]:
+        """Returns every track that has stored chunks, and others."""
+        tracks = [*(self._track(chunk) for chunk in self.chunks), *others]
+        return list({id(track): track for track in tracks}.values())
+
+    def _track(self, chunk: int) -> Track:
+        track = self._tracks[chunk % self.num_chunks]
+        assert track is not None
+        return track
+
+    def locate(self, row: int) -> tuple[Track, int]:
+        """Returns the track of a stored row, and its position there."""
+        chunk, place = divmod(row, self.unroll_length)
+        nth = int(self._nth[chunk % self.num_chunks])
+        return self._track(chunk), nth * self.unroll_length + place
+
+    def rows_before(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows before these in their tracks, -1 where it is not stored;
+        int64 [N] both.
+        """
+        return self._beside(rows, -1, self._before)
+
+    def rows_after(self, rows: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows after these in their tracks, -1 where there is none yet;
+        int64 [N] both.
+        """
+        return self._beside(rows, 1, self._after)
+
+    def _beside(self, rows: np.ndarray, step: int, neighbours: np.ndarray) -> np.ndarray:
+        length = self.unroll_length
+        chunks, places = rows // length, rows % length + step
+        others = neighbours[chunks % self.num_chunks]
+        found: np.ndarray = np.where(
+            (places >= 0) & (places < length),
+            rows + step,
+            np.where(others < self.chunks.start, -1, others * length + places % length),
+        )
+        return found
+
+    def rows_ahead(self, rows: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the rows that many steps after these in their tracks, which must
+        be stored; int64 [N] all.
+        """
+        chunks, places = np.divmod(rows, self.unroll_length)
+        places = places + steps
+        while (beyond := places >= self.unroll_length).any():
+            chunks = np.where(beyond, self._after[chunks % self.num_chunks], chunks)
+            places = np.where(beyond, places - self.unroll_length, places)
+        ahead: np.ndarray = chunks * self.unroll_length + places
+        return ahead
+
+    def begin_tracks(self, rows: np.ndarray) -> np.ndarray:
+        """Returns which of these stored rows are in a chunk that holds the row 0 of a track only;
+        bool [N].
+        """
+        begin: np.ndarray = self._nth[rows // self.unroll_length % self.num_chunks] == 0
+        return begin
+
+    def final(self, row: int) -> list[np.ndarray]:
+        """Returns the newest frames [C, ...] of the final observation of a truncated row."""
+        chunk, place = divmod(row, self.unroll_length)
+        index = int(self.fields["truncated"][self.ring_rows(chunk)][:place].sum())
+        return [leaf[index] for leaf in self._finals[chunk]]
+
+    def extend(self, track: Track) -> slice:
+        """Gives the next chunk to a track and returns its ring rows."""
+        chunk = self._written
+        if len(self.chunks) == self.num_chunks:
+            self._forget(self.chunks[0])
+        index = chunk % self.num_chunks
+        self._tracks[index], self._nth[index] = track, track.overwritten + len(track.chunks)
+        self._row_0s += int(self._nth[index] == 0)
+        self._before[index], self._after[index] = -1, -1
+        if track.chunks:
+            self._before[index] = track.chunks[-1]
+            self._after[track.chunks[-1] % self.num_chunks] = chunk
+        track.chunks.append(chunk)
+        self._written += 1
+        return self.ring_rows(chunk)
+
+    def finish(self, track: Track, finals: list[np.ndarray]) -> None:
+        """Takes note of what a track's newest chunk contains.
+
+        finals: leaves [K, C, ...], newest frames of the final observations, by row; [] if K is 0.
+        """
+        chunk = track.chunks[-1]
+        if finals:
+            self._finals[chunk] = finals
+        for position, length in track.note_ends(self.fields["done"][self.ring_rows(chunk)]):
+            self.episodes.add(track.row(position), length)
+
+    def _forget(self, chunk: int) -> None:
+        """Forgets the oldest chunk and the episodes that begin in it."""
+        for place in np.flatnonzero(self.fields["done"][self.ring_rows(chunk)]).tolist():
+            self.episodes.discard(chunk * self.unroll_length + place)
+        track = self._track(chunk)
+        track.chunks.popleft()
+        track.overwritten += 1
+        self._row_0s -= int(self._nth[chunk % self.num_chunks] == 0)
+        self._finals.pop(chunk, None)
+
+    # --- files
+
+    def write(self, writer: ReplayWriter, tracks: Sequence[Track]) -> None:
+        """Writes every chunk with the number of its track among `tracks`."""
+        numbers = {id(track): number for number, track in enumerate(tracks)}
+        for chunk in self.chunks:
+            writer.array(np.array(numbers[id(self._track(chunk))], np.int64))
+            for leaf in (*self.others, *self.frames):
+                writer.array(leaf[self.ring_rows(chunk)])
+            for final in self._finals.get(chunk, ()):
+                writer.array(final)
+
+    def read(self, reader: ReplayReader, tracks: Sequence[Track], count: int) -> None:
+        """Reads that many chunks and adds them to the tracks, as if they were inserted."""
+        for _ in range(count):
+            number = int(reader.array((), "int64"))
+            require(0 <= number < len(tracks), f"there is no track {number} of {len(tracks)}")
+            rows = self.extend(tracks[number])
+            for leaf in (*self.others, *self.frames):
+                reader.into(leaf[rows])
+            self.finish(tracks[number], self._read_finals(reader, rows))
+
+    def _read_finals(self, reader: ReplayReader, rows: slice) -> list[np.ndarray]:
+        done, truncated = (self.fields[name][rows] for name in ("done", "truncated"))
+        if self._nth[rows.start // self.unroll_length] == 0:  # only the last row is one
+            done[:-1] = truncated[:-1] = False
+            return []
+        if not (count := int(truncated.sum())):
+            return []
+        return [reader.array((count, *leaf.shape[1:]), str(leaf.dtype)) for leaf in self.frames]

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
-from torchbeast.core.storages.batch import even_bounds
+from torchbeast.core.storages.rollout import even_bounds
 
 _OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by")
 

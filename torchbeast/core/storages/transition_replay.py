@@ -29,9 +29,56 @@ from torchbeast.core.checks import at_least, between, require
 from torchbeast.core.nest_py import flatten, map_leaves, pack_as
 from torchbeast.core.storages.replay_file import ReplayReader
 from torchbeast.core.storages.rollout_store import RolloutStore
-from torchbeast.core.storages.sum_tree import SumTree
-from torchbeast.core.storages.sum_tree import bytes_per_entry as bytes_of_tree
 from torchbeast.core.storages.tracks import Track
+
+
+class SumTree:
+    """Priorities of `size` entries, all 0 at first. All methods take arrays of any length."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._leaves = 1 << max(0, size - 1).bit_length()
+        self._sums = np.zeros(2 * self._leaves)
+
+    @property
+    def total(self) -> float:
+        """The sum of all priorities."""
+        return float(self._sums[1])
+
+    def priorities(self, entries: np.ndarray) -> np.ndarray:
+        """Returns the priorities of entries; float64 of their shape."""
+        found: np.ndarray = self._sums[self._leaves + entries]
+        return found
+
+    def set(self, entries: np.ndarray, priorities: np.ndarray | float) -> None:
+        """Sets the priorities of entries; the last one counts of an entry that is given twice.
+
+        Raises ValueError unless they are finite and at least 0.
+        """
+        require(
+            bool(np.isfinite(priorities).all() and (np.asarray(priorities) >= 0).all()),
+            f"priorities must be finite and at least 0, got {priorities}",
+        )
+        nodes = self._leaves + entries
+        self._sums[nodes] = priorities
+        while len(nodes) and nodes[0] > 1:  # all are on one level
+            nodes = np.unique(nodes // 2)
+            self._sums[nodes] = self._sums[2 * nodes] + self._sums[2 * nodes + 1]
+
+    def find(self, targets: np.ndarray) -> np.ndarray:
+        """Returns for each target in [0, total) the entry i for which sum(p[:i]) <= target and
+        target < sum(p[:i+1]); int64 of its shape.
+        """
+        nodes = np.ones(targets.shape, np.int64)
+        for _ in range(self._leaves.bit_length() - 1):
+            left = self._sums[2 * nodes]
+            # A sum that is rounded may send a target beyond the last entry that has a priority.
+            goes_right = (targets >= left) & (self._sums[2 * nodes + 1] > 0)
+            targets = np.where(goes_right, targets - left, targets)
+            nodes = 2 * nodes + goes_right
+        entries: np.ndarray = nodes - self._leaves
+        return entries
+
 
 GOAL, ACHIEVED = "desired_goal", "achieved_goal"  # leaves of a goal environment's observation
 _RUNNING = -1  # steps left in an episode whose end is not stored
@@ -69,7 +116,7 @@ class Sampling:
 
     def extra_bytes(self, capacity: int) -> int:
         """Returns the bytes that a transition takes beside its row."""
-        tree = bytes_of_tree(capacity) if self.priority_exponent else 0
+        tree = _bytes_per_entry(capacity) if self.priority_exponent else 0
         return tree + (4 if self.hindsight is not None else 0)
 
 
@@ -150,7 +197,7 @@ class TransitionReplay(RolloutStore):
         """Sets the priorities [N] of sampled transitions by the sizes of their errors. Whatever has
         overwritten one keeps its own.
         """
-        is_stored = names // self.unroll_length >= self._stored.chunks.start
+        is_stored = names >= self._ring.rows.start
         raised = (np.abs(priorities[is_stored]).astype(np.float64) + _SMALLEST) ** self._alpha
         self._tree.set(self._ring_rows(names[is_stored]), raised)
         self._highest = max(self._highest, raised.max(initial=0.0))
@@ -167,7 +214,7 @@ class TransitionReplay(RolloutStore):
         missing = count
         for _ in range(_MOST_ROUNDS if self.size else 0):
             names = self._draw_rows(missing)
-            starts = self._stored.rows_before(names)
+            starts = self._ring.rows_before(names)
             is_whole = self._is_whole(names, starts)
             found.append((names[is_whole], starts[is_whole]))
             missing -= int(is_whole.sum())
@@ -181,22 +228,18 @@ class TransitionReplay(RolloutStore):
 
     def _draw_rows(self, count: int) -> np.ndarray:
         """Returns rows [count] of any stored chunks."""
-        chunks, length = self._stored.chunks, self.unroll_length
+        stored = self._ring.rows
         if not self._alpha:
-            rows = chunks.start * length, chunks.stop * length
-            drawn: np.ndarray = self._generator.integers(*rows, count)
+            drawn: np.ndarray = self._generator.integers(stored.start, stored.stop, count)
             return drawn
         places = np.arange(count) + self._generator.random(count)  # stratified
         ring_rows = self._tree.find(places / count * self._tree.total)
-        rows = self._ring.num_chunks * length
-        first = chunks.start * length
-        numbers: np.ndarray = first + (ring_rows - first) % rows
+        numbers: np.ndarray = stored.start + self._ring_rows(ring_rows - stored.start)
         return numbers
 
     def _is_whole(self, names: np.ndarray, starts: np.ndarray) -> np.ndarray:
         """Returns whether everything that belongs to transitions is stored."""
-        chunks = names // self.unroll_length
-        known: np.ndarray = (starts >= 0) & ~self._stored.begin_tracks(chunks)
+        known: np.ndarray = (starts >= 0) & ~self._ring.begin_tracks(names)
         known[known] = (self._stack_rows(starts[known]) >= 0).all(axis=1)
         return known
 
@@ -207,19 +250,14 @@ class TransitionReplay(RolloutStore):
 
     # --- reading
 
-    def _stored_ring_rows(self) -> np.ndarray:
-        """Returns the ring rows of everything that is stored, oldest first."""
-        chunks, length = self._stored.chunks, self.unroll_length
-        return self._ring_rows(np.arange(chunks.start * length, chunks.stop * length))
-
     def _ring_rows(self, rows: np.ndarray) -> np.ndarray:
-        ring_rows: np.ndarray = rows % (self._ring.num_chunks * self.unroll_length)
+        ring_rows: np.ndarray = rows % self._ring.num_rows
         return ring_rows
 
     def _rows_of(self, name: str, rows: np.ndarray) -> Any:
         """Returns a field of rows, leaves [N, ...]."""
         ring_rows = self._ring_rows(rows)
-        return map_leaves(lambda leaf: leaf[ring_rows], self._fields[name])
+        return map_leaves(lambda leaf: leaf[ring_rows], self._ring.fields[name])
 
     def _joined(self, names: np.ndarray) -> _Joined:
         """Returns the steps of transitions."""
@@ -228,7 +266,7 @@ class TransitionReplay(RolloutStore):
         rewards[:, 0] = self._rows_of("reward", names)
         goes_on = np.ones(len(names), bool)
         for step in range(1, self._how.n_step):
-            following = self._stored.rows_after(last)
+            following = self._ring.rows_after(last)
             goes_on = goes_on & ~self._rows_of("done", last) & (following >= 0)
             last = np.where(goes_on, following, last)
             rewards[:, step] = np.where(goes_on, self._rows_of("reward", last), 0.0)
@@ -253,15 +291,17 @@ class TransitionReplay(RolloutStore):
         """Returns the rows of the frames before those of rows; that of an episode's first is its
         own.
         """
-        before = self._stored.rows_before(rows)
-        is_known = ~self._stored.begin_tracks(rows // self.unroll_length)
+        before = self._ring.rows_before(rows)
+        is_known = ~self._ring.begin_tracks(rows)
         before = np.where(is_known, before, -1)  # the rows before a track's first are fillers
         found: np.ndarray = np.where(self._rows_of("done", rows), rows, before)
         return found
 
     def _observations(self, stack_rows: np.ndarray) -> Any:
         """Returns observations, leaves [N, k * C, ...], of the rows [N, k] of their frames."""
-        leaves = [self._stacked(frames[self._ring_rows(stack_rows)]) for frames in self._frames]
+        leaves = [
+            self._stacked(frames[self._ring_rows(stack_rows)]) for frames in self._ring.frames
+        ]
         return pack_as(self._specs["observation"], leaves)
 
     def _stacked(self, frames: np.ndarray) -> np.ndarray:
@@ -273,11 +313,11 @@ class TransitionReplay(RolloutStore):
     def _next_observations(self, last: np.ndarray) -> Any:
         """Returns the observations after the last steps of transitions, [N] rows."""
         is_end = self._rows_of("done", last)
-        seen = np.where(is_end, self._stored.rows_before(last), last)  # next episodes begin at ends
+        seen = np.where(is_end, self._ring.rows_before(last), last)  # next episodes begin at ends
         observations = self._observations(self._stack_rows(seen))
         cuts = np.flatnonzero(is_end & self._rows_of("truncated", last))
         for place in cuts.tolist():
-            finals = self._stored.final(int(last[place]))
+            finals = self._ring.final(int(last[place]))
             for leaf, final in zip(flatten(observations), finals, strict=True):
                 leaf[place] = _shifted(leaf[place], final, self.frame_stack)
         return observations
@@ -310,33 +350,29 @@ class TransitionReplay(RolloutStore):
 
         left: steps to the episode's end [N], whose observation is known if it was truncated.
         """
-        ends = self._stored.rows_ahead(rows, left)
+        ends = self._ring.rows_ahead(rows, left)
         is_cut = self._rows_of("truncated", ends)
         steps = self._generator.integers(1, left + is_cut)
-        chosen = self._stored.rows_ahead(rows, steps)
-        achieved = pack_as(self._specs["observation"], self._frames)[ACHIEVED]
+        chosen = self._ring.rows_ahead(rows, steps)
+        achieved = pack_as(self._specs["observation"], self._ring.frames)[ACHIEVED]
         goals: np.ndarray = achieved[self._ring_rows(chosen)]
         for number in np.flatnonzero(steps == left).tolist():
-            final = self._stored.final(int(ends[number]))
+            final = self._ring.final(int(ends[number]))
             goals[number] = pack_as(self._specs["observation"], final)[ACHIEVED]
         return goals
 
     # --- what a RolloutStore asks for
 
-    def _prepare_sampling(self, seed: int) -> None:
-        rows = self._ring.num_chunks * self.unroll_length
-        self._generator = np.random.default_rng(seed)
+    def _clear_sampling(self) -> None:
+        rows = self._ring.num_rows
         self._tree = SumTree(rows if self._alpha else 1)
         self._left = np.zeros(rows if self._how.hindsight is not None else 0, np.int32)
-
-    def _clear_sampling(self) -> None:
-        self._tree.clear()
         self._highest = 1.0
 
     def _note_rows(self, track: Track) -> None:
         if self._alpha:
             is_first = track.overwritten + len(track.chunks) == 1
-            rows = self._ring.rows(track.chunks[-1])
+            rows = self._ring.ring_rows(track.chunks[-1])
             priority = 0.0 if is_first else self._highest
             self._tree.set(np.arange(rows.start, rows.stop), priority)
         if self._how.hindsight is not None:
@@ -348,22 +384,25 @@ class TransitionReplay(RolloutStore):
         first: position from which on nothing is noted. episode: position of the first row of the
         episode that ran before; None: not known.
         """
-        new = track.ring_rows(np.arange(first, track.end), self._ring)
+        new = self._ring_rows(track.rows(np.arange(first, track.end)))
         self._left[new] = _RUNNING
         start = max(track.start, episode or 0)
-        for end in (first + np.flatnonzero(self._fields["done"][new])).tolist():
+        for end in (first + np.flatnonzero(self._ring.fields["done"][new])).tolist():
             positions = np.arange(start, end)
             if len(positions):
-                self._left[track.ring_rows(positions, self._ring)] = end - positions
+                self._left[self._ring_rows(track.rows(positions))] = end - positions
             start = max(start, end)
 
     def _sampling_state(self) -> dict[str, Any]:
-        state = {"generator": self._generator.bit_generator.state}
-        return {**state, "highest": self._highest, _PRIORITIES: bool(self._alpha)}
+        return {"highest": self._highest, _PRIORITIES: bool(self._alpha)}
 
     def _sampling_arrays(self) -> list[np.ndarray]:
         """Returns the priorities of all stored rows, oldest first, where there are any."""
-        return [self._tree.priorities(self._stored_ring_rows())] if self._alpha else []
+        return (
+            [self._tree.priorities(self._ring_rows(np.array(self._ring.rows, np.int64)))]
+            if self._alpha
+            else []
+        )
 
     def _read_sampling_arrays(self, reader: ReplayReader, chunks: int) -> list[np.ndarray]:
         if not reader.header.get(_PRIORITIES):
@@ -371,20 +410,16 @@ class TransitionReplay(RolloutStore):
         return [reader.array((chunks * self.unroll_length,), "float64")]
 
     def _restore_sampling(self, state: dict[str, Any], arrays: list[np.ndarray]) -> None:
-        """Takes over the random generator and the priorities; where none were saved, every
-        transition has the same.
-        """
-        self._generator.bit_generator.state = state["generator"]
-        rows = self._stored_ring_rows()
+        """Takes over the priorities; where none were saved, every transition has the same."""
+        names = np.array(self._ring.rows, np.int64)
+        rows = self._ring_rows(names)
         if self._alpha and len(rows):
-            chunks = np.arange(self._stored.chunks.start, self._stored.chunks.stop)
-            is_first = self._stored.begin_tracks(chunks).repeat(self.unroll_length)
-            self._tree.set(rows, np.where(is_first, 0.0, self._highest))
+            self._tree.set(rows, np.where(self._ring.begin_tracks(names), 0.0, self._highest))
             for saved in arrays:
                 self._tree.set(rows, saved[len(saved) - len(rows) :])
                 self._highest = float(state["highest"])
         if self._how.hindsight is not None:
-            for track in self._stored.tracks([]):
+            for track in self._ring.tracks([]):
                 self._note_steps_left(track, track.start, None)
 
 
@@ -428,3 +463,8 @@ def _shifted(stack: np.ndarray, frame: np.ndarray, num_frames: int) -> np.ndarra
         return frame
     shifted: np.ndarray = np.concatenate([stack[len(frame) :], frame])
     return shifted
+
+
+def _bytes_per_entry(size: int) -> int:
+    """Returns the bytes of a SumTree for each of `size` entries, rounded up."""
+    return -(-16 * (1 << max(0, size - 1).bit_length()) // size)

@@ -32,8 +32,7 @@ from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import Precision
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.seeds import seed_of

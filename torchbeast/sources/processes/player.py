@@ -22,7 +22,7 @@ from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
 from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.envs.opening import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.memory import keep_freed_memory

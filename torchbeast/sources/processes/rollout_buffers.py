@@ -5,7 +5,7 @@
     batch  [T+1, B, ...]   columns of several slots, side by side; spare columns for a replay's
 
 Both have the fields of `Rollout`. In a slot a frame is stored once, though it is in the stacks of k
-rows: observations are frames [T+k, E, ...] (`core/storages/frame_stacks.py`), from which the batch
+rows: observations are frames [T+k, E, ...] (`core/envs/frame_stack.py`), from which the batch
 rebuilds stacks. A slot has room for the final observations of T * E truncated episodes, which are
 stacks; its pages take no memory until they are written.
 """
@@ -20,13 +20,11 @@ import torch
 
 from torchbeast.core.actors.contract import Acted
 from torchbeast.core.actors.env_loop import EnvRow
+from torchbeast.core.envs.frame_stack import frame_spec, rebuild_rows, store_row
 from torchbeast.core.envs.info import write_numbers
-from torchbeast.core.envs.spaces import ArraySpec
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
-from torchbeast.core.storages.chunk_ring import row_bytes
-from torchbeast.core.storages.frame_stacks import frame_spec, rebuild_rows, store_row
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.sources.shared_memory import SharedFile, arrays_at, slot_size
 
 RolloutArrays = dict[str, Any]  # a field of Rollout -> its nest of arrays
@@ -78,7 +76,7 @@ def slot_fields(spec: RolloutSpec, num_envs: int) -> dict[str, Any]:
 
 def slot_bytes(spec: RolloutSpec, num_envs: int) -> int:
     """Returns the bytes of a slot, without final observations."""
-    return row_bytes(flatten({**slot_fields(spec, num_envs), "final_observation": ()}))
+    return num_bytes({**slot_fields(spec, num_envs), "final_observation": ()})
 
 
 class SlotWriter:

@@ -38,8 +38,7 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
 from torchbeast.core.checks import require
 from torchbeast.core.specs import ActorSpec, Precision
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_process import ChildProcess, end_all
 from torchbeast.processes.places import Deaths, Places

@@ -31,8 +31,7 @@ from torchbeast.core.actors.contract import Mode, specs_of_extras
 from torchbeast.core.ambient import use_threads
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.nest_py import map_leaves, map_leaves2
-from torchbeast.core.storages.rollout import Rollout
-from torchbeast.core.storages.rollout_specs import RolloutSpec
+from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.processes.descriptors import allow_descriptors
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig

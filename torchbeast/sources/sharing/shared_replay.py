@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchbeast.core.checks import require
-from torchbeast.core.envs.spaces import ArraySpec
-from torchbeast.core.nest_py import flatten, map_leaves
-from torchbeast.core.storages.chunk_ring import row_bytes
+from torchbeast.core.envs.spaces import ArraySpec, num_bytes
+from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout_replay import RolloutReplay
-from torchbeast.core.storages.stored_rows import bytes_per_transition, described, row_specs
+from torchbeast.core.storages.rollout_store import bytes_per_transition, described, row_specs
 from torchbeast.errors import RunError
 from torchbeast.processes.memory import check_memory, in_bytes
 from torchbeast.sources.replay import Arrays, Filled, read_windows
@@ -254,7 +253,7 @@ class SharedReplay:
     def _made_for(self, joining: Joining) -> RolloutReplay:
         each = bytes_per_transition(joining.fields, joining.frame_stack)
         columns = joining.columns + joining.spare_columns
-        region = columns * row_bytes(flatten(joining.fields))
+        region = columns * num_bytes(joining.fields)
         check_memory(joining.capacity, each, region, self._free_memory())
         try:
             return RolloutReplay(
