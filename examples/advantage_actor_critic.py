@@ -24,7 +24,7 @@ class AdvantageActorCritic(OnPolicy):
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
         config, distribution = self.config, self.actor.distribution
-        policy_logits, values, final_values = unroll(self.actor, minibatch)
+        policy_logits, values, final_values, _ = unroll(self.actor, minibatch)
         logits, values = policy_logits[:-1].float(), values.float()
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         log_probs = distribution.log_prob(logits, actions)

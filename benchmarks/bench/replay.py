@@ -20,6 +20,7 @@ from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
 from torchbeast.core.actors.agent import Agent
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.replay import joined_replay, make_replay, mixed_source
@@ -92,12 +93,12 @@ def _mixing(
         batch = next(batches, None)
         if batch is None:
             return 0
-        _write_final_state(batch)
+        _hand_back_state(batch)
         return batch.env_steps
 
     try:
         for batch in batches:
-            _write_final_state(batch)
+            _hand_back_state(batch)
             if batch.replayed is not None:
                 break
         yield take
@@ -105,10 +106,9 @@ def _mixing(
         source.close()
 
 
-def _write_final_state(batch: Rollout) -> None:
-    """Writes the recurrent state with which the next replayed rollouts begin, as a learner does."""
-    if batch.final_agent_state is not None:
-        map_leaves(torch.zero_, batch.final_agent_state)
+def _hand_back_state(batch: Rollout) -> None:
+    """Hands back the state with which the next replayed rollouts begin, as a learner does."""
+    batch.hand_back(Feedback(final_state=batch.initial_agent_state))
 
 
 def still_rollout(config: LearnerConfig, agent: Agent, extras: Sequence[str]) -> Rollout:

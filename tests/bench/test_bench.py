@@ -87,7 +87,7 @@ class Own(Impala):
 
     def losses(self, minibatch: Rollout) -> Losses:
         assert set(minibatch.extras) == {"baseline"}
-        _, values, _ = unroll(self.actor, minibatch)
+        _, values, _, _ = unroll(self.actor, minibatch)
         return Losses({"value_loss": values.square().sum()})
 
 

@@ -76,7 +76,7 @@ class Mine(Algorithm[Rollout]):
         self.optimisers = {"actor": sgd}
 
     def losses(self, minibatch: Rollout) -> Losses:
-        _, values, _ = unroll(self.actor, minibatch)
+        _, values, _, _ = unroll(self.actor, minibatch)
         return Losses({"value_loss": values.square().sum()})
 
 

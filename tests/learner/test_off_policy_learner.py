@@ -105,8 +105,7 @@ def drawn(learner: Learner) -> Sample:
 
 def updated(learner: Learner, sample: Sample) -> dict[str, torch.Tensor]:
     torch.manual_seed(7)  # of SAC's actions
-    ones = torch.ones(16)
-    learner._made.optimiser_step.update(transitions_of(sample, ones, ones.clone()))
+    learner._made.optimiser_step.update(replace(transitions_of(sample), weights=torch.ones(16)))
     return weights_of(learner)
 
 

@@ -22,8 +22,8 @@ from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.nest_py import flatten, map_leaves
 from torchbeast.core.specs import ActorSpec
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.training import DONE, NoMoment, Training, TrainingComponents
 from torchbeast.learning.weights import PublishedWeights
@@ -408,41 +408,29 @@ def test_stats_with_missing_and_unknown_entries_are_read(stats: dict[str, Any]) 
     assert progress.step == stats.get("step", 0)
 
 
-class SeesWhatIsHandedBack(ListSource):
-    """Keeps what the batch's memory holds when the next batch is asked for."""
-
-    def __init__(self, batches: list[Rollout]) -> None:
-        super().__init__(batches)
-        self.seen: list[torch.Tensor] = []
-
-    def batches(self) -> Iterator[Rollout]:
-        for batch in super().batches():
-            yield batch
-            self.seen.append(flatten(batch.final_agent_state)[0].clone())
-
-
 @pytest.mark.parametrize("device", ["shared", "elsewhere"])
-def test_a_source_gets_the_final_state_back_before_it_is_asked_for_the_next_batch(
+def test_a_source_is_given_the_feedback_of_every_update_before_it_is_asked_for_another_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
 ) -> None:
     """Also where the learner has a copy of the batch, as on a GPU."""
     if device == "elsewhere":
         monkeypatch.setattr(CudaStream, "to_device", lambda self, leaf: leaf.clone())
     run = Run(tmp_path, [], total_steps=9 * T * B, use_lstm=True)
+    given: list[tuple[str, Feedback]] = []
     state = run.model.initial_state(B)
     batches = [
         replace(
             rollout(),
             initial_agent_state=state,
-            final_agent_state=map_leaves(torch.zeros_like, state),
+            feeds_back=True,
+            hand_back=lambda feedback, name=name: given.append((name, feedback)),
         )
-        for _ in range(2)
+        for name in ("first", "second")
     ]
-    expected = batches[0].map(torch.clone)  # of the weights before the first update
-    unroll(run.model, expected)
-    source = SeesWhatIsHandedBack(batches)
-    run.training = Training(replace(run.components, source=source), 9 * T * B, Progress())
+    expected = unroll(run.model, batches[0]).final_state  # of the weights before the first update
+    run.training = Training(
+        replace(run.components, source=ListSource(batches)), 9 * T * B, Progress()
+    )
     run.learn()
-    assert len(source.seen) == 2
-    torch.testing.assert_close(source.seen[0], flatten(expected.final_agent_state)[0])
-    assert source.seen[0].any()
+    assert [name for name, _ in given] == ["first", "second"]
+    torch.testing.assert_close(given[0][1].final_state, expected)

@@ -338,5 +338,5 @@ def learnt(
     found = []
     for _ in range(updates):
         batch = next(rounds)
-        found.append((batch, step.update(batch)))
+        found.append((batch, step.update(batch).figures))
     return found

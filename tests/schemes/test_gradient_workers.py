@@ -132,7 +132,7 @@ def test_a_schedule_in_a_worker_reads_the_counters_of_the_run(how: Any, count: i
         rounds = workers.batches()
         for _ in range(3):
             expected = [(f"noted_{name}", n) for name, n in step.counters.state_dict().items()]
-            figures = step.update(next(rounds))
+            figures = step.update(next(rounds)).figures
             assert set(expected) <= set(figures.items()), "the mean of all workers"
     assert {("noted_version", 2), ("noted_optimiser_steps", 4)} <= set(expected)
     assert ("noted_steps", 2 * T * sum(range(B, B + count))) in expected
@@ -142,7 +142,7 @@ def update_with(whole: Any, batch: Rollout, parts: Any) -> dict[str, float]:
     """Updates a learner by a batch; parts: of each worker in each of its minibatches."""
     if parts is not None:
         whole.algo.minibatches = lambda _: [joined(several) for several in parts]
-    found: dict[str, float] = whole.update(batch)
+    found: dict[str, float] = whole.update(batch).figures
     return found
 
 

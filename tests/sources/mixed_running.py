@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import torch
 from compliance.source import Running, Setup
 
-from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
 from torchbeast.processes.supervisor import Supervisor
@@ -50,8 +49,7 @@ class NewColumns:
     def batches(self) -> Iterator[Rollout]:
         for rollout in self._source.batches():
             rollout.check()
-            if rollout.final_agent_state is not None:
-                map_leaves(torch.zero_, rollout.final_agent_state)
+            rollout.hand_back(Feedback(final_state=rollout.initial_agent_state))
             self.replayed += rollout.batch_size - self._batch_size
             yield rollout.columns(0, self._batch_size)
 

@@ -36,5 +36,5 @@ def test_environments_of_an_installed_family_can_be_acted_in_and_learnt_from(
     rollout = columns_of(player, E, [(0, 0, E)])
     rollout.check()
     step = impala(player.actor, bytes_at_once=1, reward_clipping="none")
-    figures = step.update(rollout)
+    figures = step.update(rollout).figures
     assert math.isfinite(figures["total_loss"]) and figures["grad_norm"] > 0

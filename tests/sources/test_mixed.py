@@ -25,6 +25,7 @@ from shared_running import agent_of, joining, service_at
 
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_replay import NO_ROLLOUT, RolloutReplay
 from torchbeast.processes.supervisor import Supervisor
@@ -191,13 +192,11 @@ class Restarted(RolloutReplay):
 
 
 def specs(is_recurrent: bool) -> dict[str, Any]:
-    example = batch(0, 0, is_recurrent)
-    fields = {f.name: getattr(example, f.name) for f in dataclasses.fields(Rollout)}
     return {
         name: map_leaves(
             lambda leaf: ArraySpec(tuple(leaf.shape), str(leaf.dtype).removeprefix("torch.")), nest
         )
-        for name, nest in fields.items()
+        for name, nest in batch(0, 0, is_recurrent).tensors().items()
         if nest is not None
     }
 
@@ -280,8 +279,8 @@ def learn(run: Started, count: int) -> list[Rollout]:
     found = []
     for rollout in run.source.batches():
         found.append(copy_of(rollout))
-        if rollout.final_agent_state is not None:
-            rollout.final_agent_state.copy_(rollout.observation[-1:])
+        if rollout.feeds_back:
+            rollout.hand_back(Feedback(final_state=rollout.observation[-1:].clone()))
         run.events.append(("learnt", number_of(rollout)))
         if len(found) == count:
             return found
@@ -448,17 +447,11 @@ def test_a_window_starts_with_the_state_after_the_one_before_it(
     assert fed_back > 50
 
 
-@pytest.mark.parametrize("written", [0, SPARE - 1])
-def test_an_algorithm_that_leaves_states_unwritten_ends_the_run(
-    started: Start, written: int
-) -> None:
+def test_an_algorithm_that_returns_no_state_ends_the_run(started: Start) -> None:
     with started(is_recurrent=True) as run:
-        for rollout in run.source.batches():
-            if (state := rollout.final_agent_state) is not None:
-                assert state.isnan().all()
-                state[:, : B + written] = 0
+        assert len(list(run.source.batches())) > 1
         wait_for(lambda: run.supervisor.ended)
-    assert "An algorithm that learns from replay" in str(run.supervisor.failure)
+    assert "no final_state was returned for a batch" in str(run.supervisor.failure)
 
 
 def test_every_walk_goes_through_whole_episodes(started: Start) -> None:
@@ -475,7 +468,7 @@ def test_every_walk_goes_through_whole_episodes(started: Start) -> None:
 
 def test_a_network_without_memory_is_asked_for_no_state(started: Start) -> None:
     with started() as run:
-        assert all(rollout.final_agent_state is None for rollout in learn(run, 8))
+        assert not any(rollout.feeds_back for rollout in learn(run, 8))
 
 
 # --- endings

@@ -19,9 +19,11 @@ import torch
 from background import Background, wait_for
 from test_mixed import B, Event, Line, T, batch, final_of, row, specs
 
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
+from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.free_transitions import FreeTransitions
 from torchbeast.sources.synchronous_transitions import SynchronousTransitions
@@ -160,9 +162,8 @@ def test_uniform_samples_do_not_depend_on_the_speed_of_the_learner() -> None:
 def learn_by_priority(source: TransitionSource, count: int, sizes: Any) -> list[Transitions]:
     batches = []
     for each, _ in zip(source.batches(), range(count), strict=False):
-        assert each.priorities is not None and each.weights is not None
-        if sizes is not None:
-            each.priorities.copy_(sizes(each))
+        assert each.weights is not None
+        each.hand_back(Feedback(priorities=sizes(each)))
         batches.append(each)
     return batches
 
@@ -181,12 +182,12 @@ def test_what_the_learner_says_of_errors_decides_what_is_sampled_next() -> None:
     assert weights.max() == 1 and weights[late % 2 == 1].min() < 0.2
 
 
-def test_priorities_that_are_left_unwritten_are_a_sentence() -> None:
+def test_priorities_that_are_not_returned_are_a_sentence() -> None:
     with (
         starting(EndingLine(100), priority_exponent=1.0) as (source, _),
-        pytest.raises(Exception, match="priorities of a batch were left unwritten"),
+        pytest.raises(RunError, match="no priorities were returned for a batch"),
     ):
-        learn_by_priority(source, 10, None)
+        learn_by_priority(source, 10, lambda each: None)
 
 
 def test_importance_weights_grow_whole_over_the_run() -> None:
@@ -259,8 +260,7 @@ def test_it_fills_the_fields_of_a_batch() -> None:
     assert each.later_rewards is not None and each.later_rewards.shape == (SIZE, 2)
     assert each.num_joined is not None and each.num_joined.max() <= 3
     names = {field.name for field in dataclasses.fields(each)}
-    kept = {"weights", "priorities"}
-    assert {name for name in names if getattr(each, name) is None} == kept
+    assert {name for name in names if getattr(each, name) is None} == {"weights"}
 
 
 # --- synchronous
@@ -287,10 +287,10 @@ def test_a_synchronous_source_prepares_nothing_ahead_of_the_priorities() -> None
         batches = source.batches()
         for _ in range(205):  # 40 updates a rollout: no new one comes next
             each = next(batches)
-            assert each.priorities is not None
-            each.priorities.fill_(0.0)
+            each.hand_back(Feedback(priorities=torch.zeros(SIZE)))
         favourite = each.observation[0, 0]
-        each.priorities.copy_(torch.where(each.observation[:, 0] == favourite, 1e9, 0.0))
+        sizes = torch.where(each.observation[:, 0] == favourite, 1e9, 0.0)
+        each.hand_back(Feedback(priorities=sizes))
         assert next(batches).observation[:, 0].eq(favourite).all()
 
 

@@ -35,7 +35,7 @@ from torchbeast.core.checks import at_least, require
 from torchbeast.core.cuda_stream import CudaStream
 from torchbeast.core.envs.selection import names
 from torchbeast.core.factories import names_checked
-from torchbeast.core.storages.rollout import Batch
+from torchbeast.core.storages.batch import Batch
 from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play

@@ -22,9 +22,10 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from torchbeast.core.algos.base import Algorithm, Counters
+from torchbeast.core.algos.optimiser_step import Learnt
 from torchbeast.core.algos.torch_ranks import RankGone
 from torchbeast.core.envs.info import joined_info
-from torchbeast.core.storages.rollout import Batch
+from torchbeast.core.storages.batch import Batch, Feedback
 from torchbeast.errors import RunError
 from torchbeast.learning.training import DONE, Updates
 from torchbeast.processes.supervisor import Supervisor
@@ -111,9 +112,8 @@ class JointBatch:
         """Returns a batch with function(tensor) in place of every tensor."""
         return JointBatch(self.own.map(function), self.reports)
 
-    def hand_back(self, original: JointBatch) -> None:
-        """Copies what learning wrote into this batch to the one that it was mapped from."""
-        self.own.hand_back(original.own)
+    def hand_back(self, feedback: Feedback) -> None:
+        """Does nothing: several learners have no replay."""
 
     def split(self, max_columns: int) -> Sequence[JointBatch]:
         """Returns the batch: `JointUpdates` divides this rank's."""
@@ -142,8 +142,8 @@ class JointUpdates:
         """Version of the weights: number of updates, across restarts."""
         return self._step.version
 
-    def update(self, batch: JointBatch) -> dict[str, float]:
-        """Learns from the batches of all ranks; returns figures to log."""
+    def update(self, batch: JointBatch) -> Learnt:
+        """Learns from the batches of all ranks."""
         try:
             return self._step.update(batch.own)
         except RankGone as error:

@@ -24,10 +24,10 @@ from typing import Any, Protocol
 import torch
 
 from torchbeast.core.algos.base import Algorithm, Counters
-from torchbeast.core.algos.optimiser_step import NonFiniteError
+from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.cuda_stream import CudaStream
-from torchbeast.core.storages.rollout import Batch
+from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.weights import Publisher
@@ -128,8 +128,8 @@ class Updates(Protocol):
     def version(self) -> int:
         """Version of the weights: number of updates, across restarts."""
 
-    def update(self, batch: Any) -> dict[str, float]:
-        """Learns from a batch; returns figures to log."""
+    def update(self, batch: Any) -> Learnt:
+        """Learns from a batch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state that the next update depends on; tensors are shared, not copied."""
@@ -256,8 +256,8 @@ class Training:
         # Lags and episodes come from the batch on the host, so nothing waits for the device again.
         lags, before = on_host.lags(self.updates), time.perf_counter()
         with self._traced():
-            figures = self._update_weights(batch)
-        batch.hand_back(on_host)
+            figures, feedback = self._update_weights(batch)
+        on_host.hand_back(feedback)
         step = self._components.optimiser_step
         self.progress.step = step.counters.env_steps
         self._components.weights.publish(step.algo.actor, step.version)
@@ -269,7 +269,7 @@ class Training:
         if self.progress.step >= self._total_steps:
             self._components.supervisor.stop(DONE)
 
-    def _update_weights(self, batch: Batch) -> dict[str, float]:
+    def _update_weights(self, batch: Batch) -> Learnt:
         try:
             return self._components.optimiser_step.update(batch)
         except NonFiniteError as error:

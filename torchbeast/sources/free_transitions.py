@@ -10,13 +10,14 @@ How often a step is learnt from is decided by the speed of both sides alone.
 
 from __future__ import annotations
 
-from torchbeast.sources.transitions import TransitionSource, _Prepared
+from torchbeast.core.storages.transition import Transitions
+from torchbeast.sources.transitions import TransitionSource
 
 
 class FreeTransitions(TransitionSource):
     """Yields samples of a replay as often as it is asked, once there are learn_start steps."""
 
-    def _next(self) -> _Prepared | None:
+    def _next(self) -> Transitions | None:
         with self._changed:
             while not (self._can_learn or self._ended):
                 self._changed.wait()

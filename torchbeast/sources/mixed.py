@@ -25,7 +25,6 @@ import contextlib
 import dataclasses
 import itertools
 import logging
-import math
 import queue
 import threading
 import time
@@ -36,7 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.nest_py import Nest, flatten, map_leaves, pack_as
+from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.rollout_store import Facts
 from torchbeast.errors import RunError
@@ -47,10 +47,10 @@ from torchbeast.sources.with_replay import WithReplay
 
 _log = logging.getLogger("torchbeast.replay")
 
-_NOT_WRITTEN = (
-    "final_agent_state of a batch with replayed columns was left unwritten, or is NaN: the next "
-    "replayed rollouts begin with it. An algorithm that learns from replay with a recurrent "
-    "network writes the state after rows 0..T-1 there, as core/algos/unroll.py does"
+_NO_STATE = (
+    "no final_state was returned for a batch with replayed columns, and the next replayed rollouts "
+    "begin with it: `losses` of an algorithm that learns from replay with a recurrent network "
+    "returns the state after rows 0..T-1 as feedback, as core/algos/impala.py does"
 )
 _EMPTY = Facts(fill=0.0, samples_per_insert=0.0)
 
@@ -169,7 +169,8 @@ class MixedSource(WithReplay):
             if self._closed:
                 return False
         if mixed.is_learnt:
-            lane.check_state(mixed.rollout.final_agent_state, self._batch_size)
+            if mixed.rollout.feeds_back and lane.state is None:
+                raise RunError(_NO_STATE)
             self._insert(mixed.rollout)
         lane.mixed = None
         return True
@@ -216,7 +217,8 @@ class MixedSource(WithReplay):
             final_observation=_with_finals(rollout, filled.finals),
             replayed=self._replayed(rollout),
             collected=rollout.unroll_length * self._batch_size,
-            final_agent_state=lane.state if flatten(self._initial_state) else None,
+            feeds_back=bool(flatten(self._initial_state)),
+            hand_back=lane.receive,
         )
 
     def _fill(self, rollout: Rollout, lane: _Lane) -> Filled | None:
@@ -231,12 +233,13 @@ class MixedSource(WithReplay):
         """Writes the state before every window: the initial one at an episode's start, else the
         state after the walk's window before.
         """
-        lane.prepare(rollout.initial_agent_state)
-        states = rollout.initial_agent_state, self._initial_state, lane.state
-        for to, initial, after in zip(*map(flatten, states), strict=True):
+        written = rollout.initial_agent_state
+        initial = map_leaves2(Tensor.expand_as, self._initial_state, written)
+        states = written, initial, initial if lane.state is None else lane.state
+        for to, first, after in zip(*map(flatten, states), strict=True):
             for column, is_first in enumerate(begins, start=self._batch_size):
-                to[:, column] = initial[:, 0] if is_first else after[:, column]
-        lane.clear_state()
+                to[:, column] = (first if is_first else after)[:, column]
+        lane.state = None
 
     def _replayed(self, rollout: Rollout) -> Tensor:
         replayed = torch.zeros_like(rollout.done, memory_format=torch.contiguous_format)
@@ -259,33 +262,19 @@ class _Lane:
     number: int
     batches: Iterator[Rollout]  # of the online source; closing it would free a batch in use
     mixed: _Mixed | None = None  # the batch that is not inserted yet
-    state: Nest[Tensor] = ()  # of row T of the last batch, leaves [layers, columns, hidden]
+    # Before row T of that batch, once it is learnt from; leaves [layers, columns, hidden].
+    state: Nest[Tensor] | None = None
 
-    def prepare(self, state: Nest[Tensor]) -> None:
-        """Allocates memory for the state of row T, like `state`, unless there is some."""
-        if not flatten(self.state):
-            self.state = map_leaves(torch.zeros_like, state)
-
-    def clear_state(self) -> None:
-        """Fills the state with NaN, which the learner overwrites."""
-        map_leaves(lambda leaf: leaf.fill_(math.nan), self.state)
-
-    def check_state(self, written: Nest[Tensor] | None, first: int) -> None:
-        """Raises RunError unless the learner has written the states of the columns from `first`
-        on; `written`: the state's memory, None if it was not asked for.
-        """
-        if written is not None and any(leaf[:, first:].isnan().any() for leaf in flatten(written)):
-            raise RunError(_NOT_WRITTEN)
+    def receive(self, feedback: Feedback) -> None:
+        """Keeps the state with which the next windows begin."""
+        if feedback.final_state is not None:
+            self.state = map_leaves(Tensor.cpu, feedback.final_state)
 
 
 def arrays_of(rollout: Rollout) -> dict[str, Any]:
     """Returns views of all tensors of a batch, by field."""
-    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(Rollout)}
-    return {
-        name: map_leaves(Tensor.numpy, nest)
-        for name, nest in fields.items()
-        if name != "collected" and nest is not None
-    }
+    parts = rollout.tensors()
+    return {n: map_leaves(Tensor.numpy, nest) for n, nest in parts.items() if nest is not None}
 
 
 def _with_finals(rollout: Rollout, finals: list[np.ndarray]) -> Nest[Tensor]:

@@ -39,7 +39,6 @@ class SynchronousTransitions(TransitionSource):
         while self._prepared < self._schedule.updates_after(self._total - self._waits):
             if self._closed:
                 return
-            prepared = self._prepare()
+            batch = self._prepare()
             self._prepared += 1
-            yield prepared.batch
-            self._note_priorities(prepared)
+            yield batch

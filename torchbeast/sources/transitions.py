@@ -22,20 +22,21 @@ side waits for the other.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchbeast.core.ambient import own_settings
 from torchbeast.core.envs.info import joined_info
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.storages.transition_replay import (
@@ -51,9 +52,9 @@ from torchbeast.sources.replay import AGENT
 from torchbeast.sources.with_replay import WithReplay
 
 _AHEAD = 2  # batches that are prepared
-_NOT_WRITTEN = (
-    "the priorities of a batch were left unwritten, or are NaN: an algorithm that learns by "
-    "priority writes the sizes of its errors there, as core/algos/dqn.py does"
+_NO_PRIORITIES = (
+    "no priorities were returned for a batch with weights: `losses` of an algorithm that learns by "
+    "priority returns them as feedback, as core/algos/dqn.py does"
 )
 
 
@@ -98,7 +99,7 @@ class TransitionSource(WithReplay):
         self._schedule = schedule
         self._lock = threading.Lock()  # held by whoever uses the replay
         self._changed = threading.Condition()
-        self._ready: deque[_Prepared] = deque()
+        self._ready: deque[Transitions] = deque()
         self._ended = False  # nothing more is prepared
         self._closed = False
         # Of the thread that takes rollouts:
@@ -115,9 +116,8 @@ class TransitionSource(WithReplay):
 
     def batches(self) -> Iterator[Transitions]:
         """Yields transitions [B, ...] on the CPU until the source is closed."""
-        while (prepared := self._next()) is not None:
-            yield prepared.batch
-            self._note_priorities(prepared)
+        while (batch := self._next()) is not None:
+            yield batch
 
     def close(self) -> None:
         """Ends every wait here and in the online source; may be called again."""
@@ -138,7 +138,7 @@ class TransitionSource(WithReplay):
 
     # --- the learner threads
 
-    def _next(self) -> _Prepared | None:
+    def _next(self) -> Transitions | None:
         with self._changed:
             while not self._ready and not self._ended:
                 self._changed.wait()
@@ -148,15 +148,12 @@ class TransitionSource(WithReplay):
             self._changed.notify_all()  # there is room for another
             return prepared
 
-    def _note_priorities(self, prepared: _Prepared) -> None:
-        """Tells the replay what the learner wrote."""
-        written = prepared.batch.priorities
-        if written is None:
-            return
-        if written.isnan().any():
-            raise RunError(_NOT_WRITTEN)
+    def _note_priorities(self, names: np.ndarray, feedback: Feedback) -> None:
+        """Gives the replay the new priorities of the transitions with these names."""
+        if feedback.priorities is None:
+            raise RunError(_NO_PRIORITIES)
         with self._lock:
-            self._replay.set_priorities(prepared.names, written.numpy())
+            self._replay.set_priorities(names, feedback.priorities.cpu().numpy())
 
     # --- the replay thread
 
@@ -193,30 +190,22 @@ class TransitionSource(WithReplay):
             self._prepared += 1
         return True
 
-    def _prepare(self) -> _Prepared:
+    def _prepare(self) -> Transitions:
         """Samples a batch, which counts what was collected since the last one."""
         with own_settings():
             return self._sampled(self._schedule)
 
-    def _sampled(self, schedule: Schedule) -> _Prepared:
+    def _sampled(self, schedule: Schedule) -> Transitions:
         with self._lock:
             sample = self._replay.sample(schedule.batch_size)
             self._facts = self._replay.facts()
             total, collected, self._collected = self._total, self._collected, _Collected()
-        weights = priorities = None
-        if schedule.beta is not None:
-            beta = schedule.beta_at(total)
-            weights = torch.from_numpy(importance_weights(sample.probabilities, beta))
-            priorities = torch.full((schedule.batch_size,), math.nan)
-        batch = transitions_of(sample, weights, priorities)
-        return _Prepared(collected.counted_in(batch), sample.names)
-
-
-class _Prepared(NamedTuple):
-    """A batch, and the names of its transitions in the replay."""
-
-    batch: Transitions
-    names: np.ndarray
+        batch = collected.counted_in(transitions_of(sample))
+        if schedule.beta is None:
+            return batch
+        weights = importance_weights(sample.probabilities, schedule.beta_at(total))
+        hand_back = functools.partial(self._note_priorities, sample.names)
+        return dataclasses.replace(batch, weights=torch.from_numpy(weights), hand_back=hand_back)
 
 
 @dataclass
@@ -252,9 +241,7 @@ class _Collected:
         return counted
 
 
-def transitions_of(
-    sample: Sample, weights: Tensor | None = None, priorities: Tensor | None = None
-) -> Transitions:
+def transitions_of(sample: Sample) -> Transitions:
     """Returns a sample as tensors, which share its memory."""
     is_joined = sample.later_rewards.shape[1] > 0
     return Transitions(
@@ -265,8 +252,6 @@ def transitions_of(
         next_observation=_tensors(sample.next_observation),
         later_rewards=torch.from_numpy(sample.later_rewards) if is_joined else None,
         num_joined=torch.from_numpy(sample.num_joined) if is_joined else None,
-        weights=weights,
-        priorities=priorities,
         extras=_tensors(sample.extras),
         policy_version=torch.from_numpy(sample.policy_version),
         env_steps=0,

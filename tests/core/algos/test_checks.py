@@ -86,7 +86,7 @@ def learn(returned: Callable[[Losses], Any], make_rollout: Make) -> Any:
     step = impala(net(), type("Mine", (Mine,), {"returned": returned}))
     before = [parameter.clone() for parameter in step.algo.actor.parameters()]
     try:
-        return step.update(make_rollout(T, B))
+        return step.update(make_rollout(T, B)).figures
     finally:
         after = list(step.algo.actor.parameters())
         is_same = all(map(torch.equal, before, after))

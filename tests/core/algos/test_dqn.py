@@ -92,9 +92,11 @@ def test_errors_below_one_are_squared_and_larger_ones_have_a_gradient_of_one() -
 
 
 def test_losses_are_weighted_and_the_sizes_of_errors_are_the_new_priorities() -> None:
-    weights, priorities = torch.tensor([1.0, 0.5, 0.25]), torch.full((3,), torch.nan)
-    batch = transitions(weights=weights, priorities=priorities)
-    loss = made().losses(batch).terms["value_loss"].item()
+    weights = torch.tensor([1.0, 0.5, 0.25])
+    batch = transitions(weights=weights)
+    losses = made().losses(batch)
+    loss, priorities = losses.terms["value_loss"].item(), losses.feedback.priorities
+    assert priorities is not None
     assert loss == pytest.approx((HUBER[0] + 0.5 * HUBER[1] + 0.25 * HUBER[2]) / 3)
     assert priorities.tolist() == pytest.approx([abs(error) for error in ERRORS])
 

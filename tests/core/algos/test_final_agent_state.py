@@ -42,10 +42,9 @@ def recurrent() -> ActorCritic:
 
 
 def asking(make_rollout: Make, model: ActorCritic, steps: int = T, **settings: Any) -> Rollout:
-    """A rollout with a random state, and with memory for the state before row T."""
+    """A rollout with a random state, which asks for the state before row T."""
     state = map_leaves(torch.randn_like, model.initial_state(B))
-    memory = map_leaves(lambda leaf: torch.full_like(leaf, torch.nan), state)
-    return make_rollout(steps, B, state=state, final_agent_state=memory, **settings)
+    return make_rollout(steps, B, state=state, feeds_back=True, **settings)
 
 
 @torch.no_grad()
@@ -70,11 +69,9 @@ def test_the_final_state_is_the_state_after_rows_0_to_T_minus_1(
 ) -> None:
     model = recurrent()
     rollout = asking(make_rollout, model, **ends)
-    rollout.check()
-    unroll(model, rollout)
-    expected = by_hand(model, rollout)
-    torch.testing.assert_close(rollout.final_agent_state, expected)
-    assert all(not leaf.requires_grad for leaf in flatten(rollout.final_agent_state))
+    found = unroll(model, rollout).final_state
+    torch.testing.assert_close(found, by_hand(model, rollout))
+    assert all(not leaf.requires_grad for leaf in flatten(found))
 
 
 def test_the_final_state_has_every_layer(make_rollout: Make) -> None:
@@ -87,25 +84,26 @@ def test_the_final_state_has_every_layer(make_rollout: Make) -> None:
         observation=observation,
         final_observation=observation[3, 1:2],
     )
-    unroll(model, rollout)
+    found = unroll(model, rollout).final_state
     expected: Any = by_hand(model, rollout)
     assert expected[0].shape[0] == 2
-    torch.testing.assert_close(rollout.final_agent_state, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_final_state_of_a_single_step_is_the_state_after_row_0(make_rollout: Make) -> None:
     model = recurrent()
     rollout = asking(make_rollout, model, steps=1, truncated=[(1, 0)])
-    unroll(model, rollout)
-    torch.testing.assert_close(rollout.final_agent_state, by_hand(model, rollout))
+    found = unroll(model, rollout).final_state
+    torch.testing.assert_close(found, by_hand(model, rollout))
 
 
 @pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS.keys())
 def test_asking_for_the_final_state_changes_no_output(make_rollout: Make, ends: Any) -> None:
     model = recurrent()
     rollout = asking(make_rollout, model, **ends)
-    plain = dataclasses.replace(rollout, final_agent_state=None)
-    torch.testing.assert_close(tuple(unroll(model, rollout)), tuple(unroll(model, plain)))
+    plain = unroll(model, dataclasses.replace(rollout, feeds_back=False))
+    assert plain.final_state is None
+    torch.testing.assert_close(unroll(model, rollout)[:3], plain[:3])
 
 
 def test_a_final_state_fed_back_continues_the_episode_like_one_long_unroll(
@@ -117,9 +115,7 @@ def test_a_final_state_fed_back_continues_the_episode_like_one_long_unroll(
     expected = unroll(model, whole)
     first, second = (rows(whole, start, start + T + 1) for start in (0, T))
     first = dataclasses.replace(first, final_observation=whole.final_observation[:0])
-    unroll(model, first)
-    assert first.final_agent_state is not None
-    state = map_leaves(torch.clone, first.final_agent_state)
+    state = unroll(model, first).final_state
     found = unroll(model, dataclasses.replace(second, initial_agent_state=state))
     torch.testing.assert_close(found.policy_logits, expected.policy_logits[T:])
     torch.testing.assert_close(found.baseline, expected.baseline[T:])
@@ -136,19 +132,18 @@ def rows(rollout: Rollout, start: int, end: int) -> Rollout:
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("columns", [1, 2, B])
 @pytest.mark.parametrize("ends", [ENDS["nowhere"], ENDS["many"]], ids=["nowhere", "many"])
-def test_slices_and_threads_write_their_columns_of_the_final_state(
+def test_slices_and_threads_return_the_final_state_of_all_columns(
     make_rollout: Make, ends: Any, columns: int, num_threads: int
 ) -> None:
     model = recurrent()
     rollout = asking(make_rollout, model, **ends)
     expected = by_hand(model, rollout)  # of the weights before the update
     parts = impala(model, bytes_at_once=columns * COLUMN, num_threads=num_threads)
-    parts.update(rollout)
-    torch.testing.assert_close(rollout.final_agent_state, expected)
+    torch.testing.assert_close(parts.update(rollout).feedback.final_state, expected)
 
 
 def test_a_feed_forward_model_runs_once_when_asked_for_its_final_state(make_rollout: Make) -> None:
     model, calls = MLPNet(ArraySpec((4,), "float32"), Discrete(3), False), []
     model.register_forward_hook(lambda _module, inputs, _output: calls.append(inputs[0]))
-    unroll(model, make_rollout(T, B, final_agent_state=()))
+    unroll(model, make_rollout(T, B, feeds_back=True))
     assert [len(inputs.reward) for inputs in calls] == [T + 1]

@@ -266,7 +266,7 @@ def test_every_state_of_an_online_column_is_learnt_from(make_mixed: Make) -> Non
 
 
 def figures_and_weights(step: OptimiserStep[Any], rollout: Rollout) -> tuple[Any, Any]:
-    figures = [step.update(rollout) for _ in range(3)]
+    figures = [step.update(rollout).figures for _ in range(3)]
     return figures, copy.deepcopy(step.algo.actor.state_dict())
 
 
@@ -321,11 +321,11 @@ def test_entropy_and_env_steps_count_online_columns_only(make_mixed: Make) -> No
     rollout = make_mixed()
     policies = model.policy[: T * B].view(T, B, ACTIONS).detach()[:, :2]
     entropies = -(policies.softmax(-1) * policies.log_softmax(-1)).sum(-1)
-    figures = step.update(rollout)
+    figures = step.update(rollout).figures
     assert figures["entropy"] == pytest.approx(entropies.mean().item())
     assert figures["entropy_loss"] == pytest.approx(-0.01 * entropies.sum().item())
     assert figures["learning_rate"] == pytest.approx(0.1)
-    assert step.update(rollout)["learning_rate"] == pytest.approx(0.075)
+    assert step.update(rollout).figures["learning_rate"] == pytest.approx(0.075)
     assert (step.counters.env_steps, step.counters.learnt_steps) == (2 * T * 2, 2 * T * B)
 
 
@@ -360,7 +360,7 @@ def test_slices_and_threads_learn_and_report_what_the_whole_does(
     whole = laser(copy.deepcopy(model), kind, **settings)
     cut = {"bytes_at_once": width * COLUMN, "num_threads": num_threads}
     parts = laser(model, kind, **settings, **cut)
-    found, expected = parts.update(rollout), whole.update(rollout)
+    found, expected = parts.update(rollout).figures, whole.update(rollout).figures
     assert {"relevant_share", "replay_kl", "entropy"} <= set(expected)
     assert 0.1 < expected["relevant_share"] < 0.9
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -381,7 +381,7 @@ def test_metrics_are_means_over_the_valid_replayed_steps(
     found = betas(model, rollout)[counted]
     threshold = middle_of(found)
     step = laser(model, replay_kl_threshold=threshold, bytes_at_once=bytes_at_once)
-    figures = step.update(rollout)
+    figures = step.update(rollout).figures
     assert figures["relevant_share"] == (found < threshold).float().mean().item() == 0.5
     assert figures["replay_kl"] == pytest.approx(found.mean().item(), rel=1e-4)
 
@@ -395,10 +395,10 @@ def test_nothing_is_reported_where_no_replayed_step_is_learnt_from(make_mixed: M
         make_mixed(valid=valid),
     ):
         for bytes_at_once in (None, 1):
-            figures = laser(bytes_at_once=bytes_at_once).update(rollout)
+            figures = laser(bytes_at_once=bytes_at_once).update(rollout).figures
             assert not {"relevant_share", "replay_kl"} & set(figures)
             assert "entropy" in figures and all(map(math.isfinite, figures.values()))
-    only_replayed = laser().update(make_mixed(replayed=columns(*range(B))))
+    only_replayed = laser().update(make_mixed(replayed=columns(*range(B)))).figures
     assert "entropy" not in only_replayed and only_replayed["entropy_loss"] == 0.0
 
 
@@ -445,7 +445,7 @@ def test_joint_actions_are_learnt_from_replay(make_rollout: Make, space: Any) ->
         extras={"policy_logits": params},
         replayed=columns(*REPLAYED),
     )
-    figures = laser(model).update(rollout)
+    figures = laser(model).update(rollout).figures
     assert figures["replay_kl"] > 0.1
     assert figures["relevant_share"] < 1.0
 
@@ -473,8 +473,8 @@ def test_a_space_without_relevance_is_refused_unless_there_is_no_trust_region(
         extras={"policy_logits": params},
         replayed=columns(*REPLAYED),
     )
-    theirs = laser(copy.deepcopy(model), Impala).update(rollout)
-    assert laser(model, replay_kl_threshold=math.inf).update(rollout) == theirs
+    theirs = laser(copy.deepcopy(model), Impala).update(rollout).figures
+    assert laser(model, replay_kl_threshold=math.inf).update(rollout).figures == theirs
 
 
 @pytest.mark.parametrize("threshold", [0.0, -1.0, math.nan])

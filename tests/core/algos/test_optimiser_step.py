@@ -64,7 +64,7 @@ def test_steps_that_are_learnt_again_count_as_learnt_and_not_as_collected(
     make_rollout: Make,
 ) -> None:
     step: Any = impala(mlp(), Epochs, total_steps=4 * T * B, learning_rate=0.1)
-    rates = [step.update(make_rollout(T, B))["learning_rate"] for _ in range(3)]
+    rates = [step.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(3)]
     counters = step.counters
     assert (counters.env_steps, counters.learnt_steps) == (3 * T * B, 3 * 2 * T * B)
     assert (counters.optimiser_steps, counters.version) == (3 * 4, 3)
@@ -77,13 +77,15 @@ def test_minibatches_are_updates_one_after_another(make_rollout: Make) -> None:
     once: Any = impala(mlp(), Epochs)
     one_by_one: Any = impala(copy.deepcopy(once.algo.actor), total_steps=10**12)
     batch = make_rollout(T, B)
-    figures = once.update(batch)
+    figures = once.update(batch).figures
     actor = one_by_one.algo.actor
     actor.observe(batch.observation[1:])
     actor.observe = lambda observation: None
     smaller = dataclasses.replace(batch, reward=0.1 * batch.reward)
     losses = [
-        one_by_one.update(half)["total_loss"] for _ in range(2) for half in smaller.split(B // 2)
+        one_by_one.update(half).figures["total_loss"]
+        for _ in range(2)
+        for half in smaller.split(B // 2)
     ]
     assert figures["total_loss"] == pytest.approx(sum(losses) / 4)
     torch.testing.assert_close(weights(once), weights(one_by_one))
@@ -131,7 +133,7 @@ def test_the_rest_of_the_minibatches_is_left_out_where_the_algorithm_says_so(
     make_rollout: Make,
 ) -> None:
     step: Any = impala(mlp(), StopsEarly)
-    total = step.update(make_rollout(T, B))["total_loss"]
+    total = step.update(make_rollout(T, B)).figures["total_loss"]
     losses = [figures["total_loss"] for figures in step.algo.figures]
     assert len(losses) == 3 and total == pytest.approx(sum(losses) / 3)
     assert {"pg_loss", "entropy", "grad_norm"} <= set(step.algo.figures[0])
@@ -156,7 +158,7 @@ class MeasuresBatches(Epochs):
 def test_metrics_of_a_batch_are_computed_once_from_what_was_prepared(make_rollout: Make) -> None:
     rollout = make_rollout(T, B)
     rewards = 0.1 * rollout.reward[1:]
-    figures = impala(mlp(), MeasuresBatches).update(rollout)
+    figures = impala(mlp(), MeasuresBatches).update(rollout).figures
     assert figures["reward"] == pytest.approx(rewards.mean().item())
     assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
     assert "none" not in figures and figures["entropy"] > 0
@@ -188,7 +190,7 @@ def test_a_layer_keeps_its_values_exactly_while_it_is_frozen(
         for name, layer in layers.items():
             layer.requires_grad_(name not in frozen)
         before = weights(step)
-        assert math.isfinite(step.update(batch)["grad_norm"])
+        assert math.isfinite(step.update(batch).figures["grad_norm"])
         moved = {name for name, now in weights(step).items() if not torch.equal(now, before[name])}
         assert moved == {name for name in before if name.split(".")[0] not in frozen}
     step.algo.actor.requires_grad_(False)
@@ -289,7 +291,7 @@ def test_a_metric_of_some_steps_is_their_mean_and_left_out_where_there_are_none(
     rollout.reward[:, 0] = -1.0
     rewards = rollout.reward[1:]
     step = impala(mlp(), MeasuresSomeSteps, bytes_at_once=bytes_at_once)
-    figures = step.update(rollout)
+    figures = step.update(rollout).figures
     assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())
     assert figures["all"] == pytest.approx(rewards.mean().item())
     assert not [name for name in figures if "none" in name or "steps of" in name]
@@ -306,5 +308,5 @@ def test_a_metric_is_the_mean_over_the_minibatches_that_have_it(make_rollout: Ma
     rollout = make_rollout(T, B)
     rollout.reward[:, : B // 2] = -1.0
     rewards = rollout.reward[1:]
-    figures = impala(mlp(), MeasuresByHalves).update(rollout)
+    figures = impala(mlp(), MeasuresByHalves).update(rollout).figures
     assert figures["positive"] == pytest.approx(rewards[rewards > 0].mean().item())

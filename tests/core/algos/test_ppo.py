@@ -259,7 +259,7 @@ def test_nothing_is_explained_of_targets_that_are_all_equal(make_rollout: Make) 
         net.baseline.bias.zero_()
     rollout = make_rollout(T, B)
     rollout = dataclasses.replace(rollout, reward=torch.zeros_like(rollout.reward))
-    assert "explained_variance" not in ppo(net).update(rollout)
+    assert "explained_variance" not in ppo(net).update(rollout).figures
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -274,7 +274,7 @@ def test_what_an_invalid_step_holds_changes_nothing(make_rollout: Make, bad: flo
     figures = []
     for step, batch in ((clean, rollout), (dirty, broken)):
         torch.manual_seed(3)
-        figures.append(step.update(batch))
+        figures.append(step.update(batch).figures)
     assert figures[0] == figures[1] and all(map(math.isfinite, figures[0].values()))
     torch.testing.assert_close(dirty.state_dict(), clean.state_dict(), rtol=0, atol=0)
 
@@ -406,7 +406,7 @@ def test_more_minibatches_than_there_is_to_share_are_refused(
 
 def test_an_update_counts_every_epoch_as_learnt_and_its_steps_once(make_rollout: Make) -> None:
     step = ppo(mlp(), num_epochs=3, num_mini_batch=2, total_steps=4 * T * B, learning_rate=0.1)
-    rates = [step.update(make_rollout(T, B))["learning_rate"] for _ in range(2)]
+    rates = [step.update(make_rollout(T, B)).figures["learning_rate"] for _ in range(2)]
     counters = step.counters
     assert (counters.env_steps, counters.learnt_steps) == (2 * T * B, 2 * 3 * T * B)
     assert (counters.optimiser_steps, counters.version) == (2 * 3 * 2, 2)
@@ -422,7 +422,7 @@ def test_a_target_kl_ends_the_update_after_the_minibatch_that_is_beyond_it(
     settings = {"num_mini_batch": 1, "num_epochs": 5, "learning_rate": 0.1}
     limited = ppo(copy.deepcopy(net), target_kl=1e-4, **settings)
     free = ppo(copy.deepcopy(net), **settings)
-    assert limited.update(rollout)["approx_kl"] > 0
+    assert limited.update(rollout).figures["approx_kl"] > 0
     free.update(rollout)
     assert (limited.counters.optimiser_steps, free.counters.optimiser_steps) == (2, 5)
     assert limited.counters.env_steps == T * B
@@ -439,7 +439,7 @@ def test_slices_of_minibatches_in_threads_learn_the_same(
     figures = []
     for step in (whole_batch, sliced):
         torch.manual_seed(5)
-        figures.append(step.update(rollout))
+        figures.append(step.update(rollout).figures)
     assert figures[0] == pytest.approx(figures[1], rel=1e-3, abs=1e-5)
     weights = (step.algo.actor.state_dict() for step in (whole_batch, sliced))
     torch.testing.assert_close(*weights, rtol=1e-3, atol=1e-4)

@@ -83,7 +83,7 @@ def together(learners: Sequence[OptimiserStep[Any]], batches: Sequence[Any]) -> 
 
     def learn(number: int) -> None:
         try:
-            found[number] = learners[number].update(batches[number])
+            found[number] = learners[number].update(batches[number]).figures
         except Exception as error:
             found[number] = error
 
@@ -136,7 +136,7 @@ def test_ranks_of_unequal_batches_learn_as_one_does_from_all_of_them(
     for _ in range(3):
         batch = make_rollout(T, 5, terminated=[(2, 1)], truncated=[(3, 4), (4, 0)])
         batch = masked(batch) if is_masked else batch
-        expected = whole.update(batch)
+        expected = whole.update(batch).figures
         figures = together(learners, apart(batch, bounds))
         for found in figures:
             assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
@@ -156,7 +156,7 @@ def test_several_optimisers_and_target_networks_are_joined_too() -> None:
     for _ in range(3):
         batch = random_transitions(6)
         parts = [batch.map(lambda leaf: leaf[:4]), batch.map(lambda leaf: leaf[4:])]
-        expected = whole.update(batch)["value"]
+        expected = whole.update(batch).figures["value"]
         assert [found["value"] for found in together(learners, parts)] == pytest.approx(
             [expected] * 2
         )

@@ -106,9 +106,8 @@ def actor_loss(w: float) -> float:
 
 
 def test_the_three_losses_are_the_papers() -> None:
-    priorities = torch.full((2,), torch.nan)
     weights = torch.tensor([0.5, 1.0])
-    losses = algo_of().losses(transitions(weights=weights, priorities=priorities))
+    losses = algo_of().losses(transitions(weights=weights))
     after, log_pi = sampled(3.0)
     y = [0.5 + GAMMA * (min(q(TARGETS, 3.0, after)) - ALPHA * log_pi), 1.0]
     values = [q(CRITICS, 1.0, 1.0 / WIDTH), q(CRITICS, -2.0, -0.5 / WIDTH)]
@@ -117,7 +116,8 @@ def test_the_three_losses_are_the_papers() -> None:
     assert losses.terms["critic_loss"].item() == pytest.approx((0.5 * squares[0] + squares[1]) / 2)
     assert any(first * second < 0 for first, second in errors), "nothing would cancel"
     sizes = [(abs(first) + abs(second)) / 2 for first, second in errors]
-    assert priorities.tolist() == pytest.approx(sizes, rel=1e-5)
+    assert losses.feedback.priorities is not None
+    assert losses.feedback.priorities.tolist() == pytest.approx(sizes, rel=1e-5)
     assert losses.terms["actor_loss"].item() == pytest.approx(actor_loss(W), rel=1e-5)
     entropy = -(sampled(1.0)[1] + sampled(-2.0)[1]) / 2
     expected = math.log(ALPHA) * (entropy - -1.0)
@@ -248,7 +248,7 @@ def test_the_built_in_networks_learn(space: Any, body: str) -> None:
         env_steps=3,
     )
     before = [parameter.clone() for parameter in actor.parameters()]
-    figures = OptimiserStep(algo, StepConfig(), total_steps=100).update(batch)
+    figures = OptimiserStep(algo, StepConfig(), total_steps=100).update(batch).figures
     assert all(math.isfinite(figure) for figure in figures.values())
     moved = [not torch.equal(old, new) for old, new in zip(before, actor.parameters(), strict=True)]
     assert all(moved[-2:]) and any(moved[:-2])

@@ -51,8 +51,8 @@ def test_targets_have_clipped_noise_and_the_smaller_value(
     drawn: float, added: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "randn_like", lambda leaf: torch.full_like(leaf, drawn))
-    priorities = torch.full((2,), torch.nan)
-    loss = algo_of().losses(transitions(priorities=priorities)).terms["critic_loss"]
+    losses = algo_of().losses(transitions(weights=torch.ones(2)))
+    loss, priorities = losses.terms["critic_loss"], losses.feedback.priorities
     after = math.tanh(TARGET_W * 3.0) + added
     y = [0.5 + GAMMA * min(q(TARGETS, 3.0, after)), 1.0]
     values = [q(CRITICS, 1.0, 1.0 / WIDTH), q(CRITICS, -2.0, -0.5 / WIDTH)]
@@ -61,6 +61,7 @@ def test_targets_have_clipped_noise_and_the_smaller_value(
     assert loss.item() == pytest.approx(sum(squares) / 2, rel=1e-5)
     assert any(first * second < 0 for first, second in errors), "nothing would cancel"
     sizes = [(abs(first) + abs(second)) / 2 for first, second in errors]
+    assert priorities is not None
     assert priorities.tolist() == pytest.approx(sizes, rel=1e-5)
 
 

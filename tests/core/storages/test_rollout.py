@@ -70,11 +70,6 @@ def test_a_rollout_without_truncations_needs_no_final_observation(make_rollout: 
             torch.eye(T + 1, B, dtype=torch.bool),
             "replayed differs between the rows of column 0: mark whole columns",
         ),
-        (
-            "final_agent_state",
-            (torch.zeros(1, B, 4),),
-            "final_agent_state has 1 leaves, initial_agent_state 0",
-        ),
         ("truncated", torch.zeros(T + 1, 1), r"truncated has shape \[6, 1\], expected \[6, 3\]"),
         (
             "observation",
@@ -292,38 +287,6 @@ def test_only_valid_online_rows_are_new_observations(make_rollout: Make) -> None
     assert make_rollout(T, B, replayed=columns(0, 1, 2)).new_observations().shape == (1, 0, 4)
 
 
-def test_slices_share_the_memory_of_the_final_state(
-    make_rollout: Make,
-) -> None:
-    memory = (torch.zeros(2, 7, 4), torch.zeros(2, 7, 4))
-    state = (torch.randn(2, 7, 4), torch.randn(2, 7, 4))
-    rollout = make_rollout(T, 7, state=state, final_agent_state=memory)
-    rollout.check()
-    for number, part in enumerate(rollout.split(3)):
-        part.check()
-        for leaf in part.final_agent_state:
-            leaf.fill_(number)
-    for leaf in memory:
-        assert leaf[0, :, 0].tolist() == [0, 0, 1, 1, 2, 2, 2]
-        assert leaf.eq(leaf[:1, :, :1]).all()
-
-
-def test_a_final_state_is_handed_back_to_the_original_batch(make_rollout: Make) -> None:
-    memory, state = (torch.zeros(1, B, 4),), (torch.randn(1, B, 4),)
-    original = make_rollout(T, B, state=state, final_agent_state=memory)
-    copied = original.map(torch.Tensor.clone)
-    written = torch.randn(1, B, 4)
-    copied.final_agent_state[0].copy_(written)
-    assert not memory[0].any()
-    copied.hand_back(original)
-    assert torch.equal(memory[0], written)
-    original.hand_back(original)
-    assert torch.equal(memory[0], written)
-    plain = make_rollout(T, B)
-    plain.map(torch.Tensor.clone).hand_back(plain)
-    assert plain.final_agent_state is None
-
-
 def test_map_reaches_every_leaf(make_rollout: Make) -> None:
     valid = torch.ones(T + 1, B, dtype=torch.bool)
     state = (torch.zeros(1, B, 4),)
@@ -334,21 +297,11 @@ def test_map_reaches_every_leaf(make_rollout: Make) -> None:
         state=state,
         valid=valid,
         replayed=valid,
-        final_agent_state=state,
         info={"number": torch.zeros(T + 1, B)},
     )
     moved = rollout.map(lambda leaf: leaf.to("meta"))
     for field in dataclasses.fields(moved):
-        if field.name == "collected":
+        if field.name in ("collected", "feeds_back", "hand_back"):
             continue
         leaves = flatten(getattr(moved, field.name))
         assert leaves and all(leaf.device.type == "meta" for leaf in leaves), field.name
-
-
-def test_a_final_state_of_another_shape_than_the_initial_one_is_refused(make_rollout: Make) -> None:
-    rollout = make_rollout(
-        T, B, state=(torch.zeros(2, B, 4),), final_agent_state=(torch.zeros(1, B, 4),)
-    )
-    message = r"final_agent_state has shape \[1, 3, 4\], expected \[2, 3, 4\]"
-    with pytest.raises(ValueError, match=message):
-        rollout.check()

@@ -260,7 +260,7 @@ def learn(
         for rollout in itertools.islice(running.source.batches(), num_updates):
             learnt.batches.append(digest(rollout))
             learnt.versions.append(set(rollout.policy_version[1:].flatten().tolist()))
-            learnt.losses.append(step.update(copy_of(rollout))["total_loss"])
+            learnt.losses.append(step.update(copy_of(rollout)).figures["total_loss"])
             running.weights.publish(running.agent.model, step.version)
     assert running.supervisor.failure is None
     return learnt

@@ -101,7 +101,7 @@ class _Overwriting:
 
 
 FIELDS = [field.name for field in dataclasses.fields(Rollout)]
-WITHOUT_COLUMNS = ("final_observation", "collected")
+WITHOUT_COLUMNS = ("final_observation", "collected", "feeds_back", "hand_back")
 
 
 def fields_with_columns(rollout: Rollout) -> dict[str, Any]:

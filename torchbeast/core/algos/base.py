@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.storages.rollout import Batch, Rollout
+from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
+from torchbeast.core.storages.rollout import Rollout
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -95,6 +96,9 @@ class Losses(NamedTuple):
     metrics: Mapping[str, Tensor | Mean] = MappingProxyType({})
     """Figures that are logged but never minimised: scalars, each a mean over all valid steps, or
     `losses.mean` over some of them. One without any steps is not logged."""
+    feedback: Feedback = NO_FEEDBACK
+    """What the minibatch's replay needs: `priorities` where it has weights, `final_state` where it
+    `feeds_back`."""
 
 
 class Algorithm(ABC, Generic[BatchT]):
@@ -120,7 +124,7 @@ class Algorithm(ABC, Generic[BatchT]):
 
     learns_from_replay: ClassVar[bool] = False
     """Whether its batches may contain replayed columns, chosen by policies of long ago. With a
-    recurrent network it then writes their `final_agent_state`; `unroll` does."""
+    recurrent network `losses` then returns the `final_state` that `unroll` found."""
 
     needs: ClassVar[tuple[str, ...]] = ()
     """Names of the extras of acting that its batches must contain."""

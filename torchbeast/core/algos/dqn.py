@@ -20,7 +20,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.q_network import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write_priorities
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
 from torchbeast.core.nest_py import Nest
 from torchbeast.core.storages.transition import Transitions
 
@@ -55,14 +55,14 @@ class DQN(OffPolicy):
         q_values = self.actor(minibatch.observation).float()
         index = self.actor.distribution.features(minibatch.action).bool()
         values = q_values[index]
-        write_priorities(minibatch, targets - values)
         losses = F.smooth_l1_loss(values, targets, reduction="none")
         metrics = {
             "mean_value": values.detach().mean(),
             "value_error": (targets - values.detach()).abs().mean(),
             "epsilon": self.actor.epsilon.clone(),
         }
-        return Losses({"value_loss": mean_loss(losses, minibatch)}, metrics)
+        terms = {"value_loss": mean_loss(losses, minibatch)}
+        return Losses(terms, metrics, priorities(minibatch, targets - values))
 
     def _next_values(self, observation: Nest[Tensor]) -> Tensor:
         """Returns what the target network says of the best actions [B]."""

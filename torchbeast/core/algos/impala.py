@@ -21,6 +21,7 @@ from torchbeast.core.algos.on_policy import OnPolicy
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.losses import Mean
 from torchbeast.core.nest_py import map_leaves
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -35,7 +36,7 @@ class Impala(OnPolicy):
     def losses(self, minibatch: Rollout) -> Losses:
         """Returns pg_loss, baseline_loss and entropy_loss, with costs, and the mean entropy."""
         config, distribution = self.config, self.actor.distribution
-        policy_logits, values, final_values = unroll(self.actor, minibatch)
+        policy_logits, values, final_values, state = unroll(self.actor, minibatch)
         logits, values = policy_logits[:-1].float(), values.float()
         actions = map_leaves(lambda leaf: leaf[1:], minibatch.action)
         log_probs = distribution.log_prob(logits, actions)
@@ -59,7 +60,8 @@ class Impala(OnPolicy):
             "baseline_loss": config.baseline_cost * losses.baseline_loss(errors, how, steps),
             "entropy_loss": config.entropy_cost * losses.entropy_loss(entropies, how, steps),
         }
-        return Losses(terms, {"entropy": losses.mean(entropies, online), **metrics})
+        metrics = {"entropy": losses.mean(entropies, online), **metrics}
+        return Losses(terms, metrics, Feedback(final_state=state))
 
     def learnt_from(
         self, minibatch: Rollout, logits: Tensor, behavior_logits: Tensor

@@ -19,6 +19,7 @@ from torchbeast.core.actors.off_policy import OffPolicyActor
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import OffPolicyConfig
 from torchbeast.core.losses import clip_rewards
+from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 from torchbeast.core.storages.transition import Transitions
 
 
@@ -79,11 +80,12 @@ def mean_loss(losses: Tensor, batch: Transitions) -> Tensor:
 
 
 @torch.no_grad()
-def write_priorities(batch: Transitions, errors: Tensor) -> None:
-    """Writes the absolute errors of values as the transitions' priorities, if the batch has memory
-    for them (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
+def priorities(batch: Transitions, errors: Tensor) -> Feedback:
+    """Returns the absolute errors of values as the transitions' new priorities, if the replay
+    samples by priority (Schaul et al. 2016, arXiv 1511.05952, section 3.3).
 
     errors: [B], or [N, B] of N critics, whose absolute errors are averaged.
     """
-    if batch.priorities is not None:
-        batch.priorities.copy_(errors.abs().reshape(-1, errors.shape[-1]).mean(0))
+    if batch.weights is None:
+        return NO_FEEDBACK
+    return Feedback(priorities=errors.abs().reshape(-1, errors.shape[-1]).mean(0))

@@ -13,7 +13,7 @@ gradients (`begin`, `contribution`), and one OptimiserStep applies them (`apply`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, Protocol
 
@@ -42,9 +42,10 @@ from torchbeast.core.algos.ranks import (
     added_in_order,
     check_same_step,
 )
-from torchbeast.core.algos.slices import Slices
+from torchbeast.core.algos.slices import Learn, Slices
 from torchbeast.core.algos.statistics import Statistics
 from torchbeast.core.checks import above
+from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback, joined
 
 
 class HasLearningRate(Protocol):
@@ -96,6 +97,15 @@ class Begun(NamedTuple, Generic[BatchT]):
     metrics: dict[str, float]  # addends of the whole batch
 
 
+class Learnt(NamedTuple):
+    """The result of an update."""
+
+    figures: dict[str, float]
+    """To log."""
+    feedback: Feedback = NO_FEEDBACK
+    """For the replay that the batch came from."""
+
+
 class OptimiserStep(Generic[BatchT]):
     """Updates an algorithm's models in place. Used by one thread at a time."""
 
@@ -139,11 +149,11 @@ class OptimiserStep(Generic[BatchT]):
         """Version of the weights: number of updates, across restarts."""
         return self.counters.version
 
-    def update(self, batch: BatchT) -> dict[str, float]:
-        """Learns from a batch; returns figures to log.
+    def update(self, batch: BatchT) -> Learnt:
+        """Learns from a batch.
 
-        These are terms, total_loss, metrics and grad_norm (before clipping), each a mean over the
-        minibatches, metrics of the whole batch, and learning_rate. With several optimisers the
+        The figures are terms, total_loss, metrics and grad_norm (before clipping), each a mean over
+        the minibatches, metrics of the whole batch, and learning_rate. With several optimisers the
         figures grad_norm and learning_rate have the optimiser's name in front: "critic_grad_norm".
         A metric of no steps is left out.
 
@@ -158,7 +168,8 @@ class OptimiserStep(Generic[BatchT]):
             if not learnt:
                 raise ValueError("minibatches() yielded none: yield at least one for each batch")
         figures = means(found for found, _ in learnt) | divided(begun.metrics)
-        return figures | self.count(sum(env_steps for _, env_steps in learnt))
+        figures |= self.count(sum(found.env_steps for _, found in learnt))
+        return Learnt(figures, joined([found.feedback for _, found in learnt], batch.batch_size))
 
     def begin(self, batch: BatchT) -> Begun[BatchT]:
         """Prepares a batch. Without `update`, another OptimiserStep applies its gradients."""
@@ -204,14 +215,14 @@ class OptimiserStep(Generic[BatchT]):
 
     def _learnt(
         self, minibatches: Iterator[BatchT], env_steps: int
-    ) -> Iterator[tuple[dict[str, float], int]]:
-        """Learns from one minibatch after the other; yields the figures of each, and the env steps
-        that it counts, of all learners.
+    ) -> Iterator[tuple[dict[str, float], Found]]:
+        """Learns from one minibatch after the other; yields the figures of each, and what all
+        learners found in it.
         """
         for number, minibatch in enumerate(minibatches):
             found = self._joined(self._found(minibatch, number, 0 if number else env_steps))
             figures = self._apply(found)
-            yield figures, found.env_steps
+            yield figures, found
             if self.algo.stops_after(figures):
                 return
 
@@ -219,8 +230,8 @@ class OptimiserStep(Generic[BatchT]):
         """Computes the gradients of a minibatch; returns what else was found in it."""
         for minimiser in self._minimisers:
             minimiser.optimiser.zero_grad(set_to_none=True)
-        sums = self._slices.backward(minibatch, self._learning_from(minibatch))
-        return Found(sums, minibatch.num_steps, env_steps, number)
+        sums, feedback = self._slices.backward(minibatch, self._learning_from(minibatch))
+        return Found(sums, minibatch.num_steps, env_steps, number, feedback)
 
     def _joined(self, found: Found) -> Found:
         """Replaces the gradients by those of all learners; returns what they found together."""
@@ -244,17 +255,17 @@ class OptimiserStep(Generic[BatchT]):
         self.counters.learnt_steps += found.steps
         return figures
 
-    def _learning_from(self, minibatch: BatchT) -> Callable[[BatchT], dict[str, Tensor]]:
+    def _learning_from(self, minibatch: BatchT) -> Learn:
         """Returns a function that adds the gradients of one slice of the minibatch."""
         num_steps = max(1, minibatch.num_steps)  # a mask may leave none
 
-        def learn(columns: BatchT) -> dict[str, Tensor]:
-            terms, metrics = checked_losses(self.algo, self.algo.losses(columns))
+        def learn(columns: BatchT) -> tuple[dict[str, Tensor], Feedback]:
+            terms, metrics, feedback = checked_losses(self.algo, self.algo.losses(columns))
             share = columns.num_steps / num_steps
             if self.algo.reduction == "mean":
                 terms = _scaled(terms, share)
             figures = {**terms, TOTAL: self._backward(terms), **addends(metrics, share)}
-            return {name: figure.detach() for name, figure in figures.items()}
+            return {name: figure.detach() for name, figure in figures.items()}, feedback
 
         return learn
 

@@ -51,7 +51,7 @@ class PPO(OnPolicy):
         that they belong to.
         """
         config = self.config
-        _, values, final_values = unroll(self.actor, batch)
+        _, values, final_values, _ = unroll(self.actor, batch)
         values, bootstrap_value = values[:-1].float(), values[-1].float()
         rewards, discounts = self.rewards_and_discounts(batch, final_values)
         advantages = returns.gae(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.algos.figures import joined
 from torchbeast.core.losses import Reduction
+from torchbeast.core.storages.batch import NO_FEEDBACK, Feedback
 
 
 class Ranks(Protocol):
@@ -40,13 +41,15 @@ class Found:
     """What a learner found in a minibatch, beside the gradients.
 
     figures: addends, see `figures.py`. steps: learnt from. env_steps: newly collected, counted with
-    the first minibatch of a batch. minibatch: its number in the batch.
+    the first minibatch of a batch. minibatch: its number in the batch. feedback: of one learner
+    alone: several have no replay.
     """
 
     figures: Mapping[str, Any]  # scalar tensors, or floats
     steps: int
     env_steps: int
     minibatch: int
+    feedback: Feedback = NO_FEEDBACK
 
 
 class Contribution(NamedTuple):

@@ -31,7 +31,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.off_policy import StochasticActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import SACConfig
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write_priorities
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
 from torchbeast.core.distributions import Categorical, SquashedGaussian
 from torchbeast.core.nest_py import Nest
 from torchbeast.core.storages.transition import Transitions
@@ -90,7 +90,6 @@ class SAC(OffPolicy):
             targets = self.targets(minibatch, after.values - alpha * after.log_probs)
         values = policies.values_of(self.critics, seen, minibatch.action)
         errors = values - targets
-        write_priorities(minibatch, errors)
         now = policies.evaluate(self.critics, seen)
         terms = {
             "critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch),
@@ -104,7 +103,7 @@ class SAC(OffPolicy):
             "entropy": -now.log_probs.detach().mean(),
             "temperature": alpha,
         }
-        return Losses(terms, metrics)
+        return Losses(terms, metrics, priorities(minibatch, errors))
 
     def _target_entropy(self, observation: Nest[Tensor]) -> float | Tensor:
         given = self.config.target_entropy

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.ambient import use_threads
-from torchbeast.core.storages.rollout import Batch
+from torchbeast.core.storages.batch import Batch, Feedback, joined
 
 # About the size of a row's activations. Measured with an LSTM of 17 MB: slices of 4 columns take
 # 1.2 to 1.4 times as long as all 32 at once, slices of 8 the same time.
@@ -31,8 +31,9 @@ _RECURRENT_BYTES_A_COLUMN = 2_000_000
 _WORTH_A_THREAD = 42 * 4 * 84 * 84
 
 Figures = dict[str, Tensor]
-Learn = Callable[[Any], Figures]  # learns from a slice: adds its gradients to the parameters
-_Work = tuple[Callable[[], list[Figures]], Future[list[Figures]], int]
+_Learnt = tuple[Figures, Feedback]
+Learn = Callable[[Any], _Learnt]  # learns from a slice: adds its gradients to the parameters
+_Work = tuple[Callable[[], None], Future[None], int]
 
 
 class Slices:
@@ -59,20 +60,30 @@ class Slices:
             columns_of_a_slice(self._model, size, self._bytes_at_once, self._num_threads)
         )
 
-    def backward(self, batch: Batch, learn: Learn) -> Figures:
-        """Adds the gradients of all slices to the parameters; returns sums of the figures.
+    def backward(self, batch: Batch, learn: Learn) -> _Learnt:
+        """Adds the gradients of all slices to the parameters; returns sums of the figures, and the
+        feedback of all columns.
 
         An error in any thread is raised after all have ended.
         """
         slices = self.split(batch)
-        left = iter(slices)  # gives each slice to one thread
+        left = iter(enumerate(slices))  # gives each slice to one thread
+        learnt: dict[int, _Learnt] = {}
+
+        def share() -> None:
+            for number, columns in left:  # autograd locks gradients that threads share
+                learnt[number] = learn(columns)
+
         count = min(self._num_threads, len(slices)) - 1
-        helped = [self._helpers.begin(lambda: _learn(left, learn)) for _ in range(count)]
+        helped = [self._helpers.begin(share) for _ in range(count)]
         try:
-            learnt = _learn(left, learn)
+            share()
         finally:
             wait(helped)
-        return _sums([*learnt, *(figures for share in helped for figures in share.result())])
+        for helper in helped:
+            helper.result()
+        figures, feedback = zip(*(learnt[number] for number in range(len(slices))), strict=True)
+        return _sums(figures), joined(feedback, batch.batch_size)
 
 
 def columns_of_a_slice(
@@ -102,12 +113,7 @@ def least_columns(model: nn.Module) -> int:
     return 1 + weights // _RECURRENT_BYTES_A_COLUMN
 
 
-def _learn(slices: Iterator[Batch], learn: Learn) -> list[Figures]:
-    """Learns from slices until none is left; autograd locks gradients that threads share."""
-    return [learn(columns) for columns in slices]
-
-
-def _sums(learnt: list[Figures]) -> Figures:
+def _sums(learnt: Sequence[Figures]) -> Figures:
     """Sums figures by name over the slices."""
     return {name: torch.stack([figures[name] for figures in learnt]).sum() for name in learnt[0]}
 
@@ -123,22 +129,23 @@ class _Helpers:
             thread.start()
         weakref.finalize(self, _end, self._work, count)
 
-    def begin(self, share: Callable[[], list[Figures]]) -> Future[list[Figures]]:
-        """Returns the future result of a share, computed by the first free thread."""
-        learnt: Future[list[Figures]] = Future()
-        self._work.put((share, learnt, torch.get_num_threads()))
-        return learnt
+    def begin(self, share: Callable[[], None]) -> Future[None]:
+        """Returns the future end of a share, which the first free thread does."""
+        done: Future[None] = Future()
+        self._work.put((share, done, torch.get_num_threads()))
+        return done
 
 
 def _help(work: SimpleQueue[_Work | None]) -> None:
     while (item := work.get()) is not None:
-        share, learnt, threads = item
+        share, done, threads = item
         use_threads(threads)  # as in the thread that waits for the result
         try:
-            learnt.set_result(share())
+            share()
+            done.set_result(None)
         except BaseException as error:  # raised again in the thread that asked
-            learnt.set_exception(error)
-        del item, share, learnt  # so that no batch is kept alive while this waits
+            done.set_exception(error)
+        del item, share, done  # so that no batch is kept alive while this waits
 
 
 def _end(work: SimpleQueue[_Work | None], count: int) -> None:

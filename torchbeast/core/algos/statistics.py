@@ -14,7 +14,7 @@ from torch import Tensor
 from torchbeast.core.actors.running_norm import Moments, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.ranks import check_same_place
-from torchbeast.core.storages.rollout import Batch
+from torchbeast.core.storages.batch import Batch
 
 
 class Statistics:

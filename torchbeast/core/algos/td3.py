@@ -21,7 +21,7 @@ from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.off_policy import DeterministicActorCritic
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import TD3Config
-from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, write_priorities
+from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities
 from torchbeast.core.storages.transition import Transitions
 
 
@@ -66,11 +66,11 @@ class TD3(OffPolicy):
             targets = self.targets(minibatch, after.min(0).values)
         values = self.critics(seen, distribution.features(minibatch.action))
         errors = values - targets
-        write_priorities(minibatch, errors)
         terms = {"critic_loss": mean_loss(0.5 * errors.square().sum(0), minibatch)}
         if (int(self.target.steps) + 1) % self.config.policy_period == 0:
             terms["actor_loss"] = -self.critics(seen, self.actor(seen).tanh())[0].mean()
-        return Losses(terms, {"mean_value": values.detach().mean()})
+        metrics = {"mean_value": values.detach().mean()}
+        return Losses(terms, metrics, priorities(minibatch, errors))
 
     def _next_units(self, minibatch: Transitions) -> Tensor:
         """Returns the target policy's actions with clipped noise, [B, n]."""

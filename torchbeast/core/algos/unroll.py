@@ -4,8 +4,9 @@
 The return of a truncated episode continues with the value of its own last observation, which no row
 of the rollout holds (the row has the next episode's first). That value needs the
 recurrent state from just before the reset, so a recurrent model runs in segments, cut at the
-rows with truncations; a feed-forward one runs once over all rows. Where `final_agent_state` asks
-for the state before row T, with which the next unroll begins, that row is a segment too.
+rows with truncations; a feed-forward one runs once over all rows. Where a replay
+needs the state before row T (`feeds_back`), that row is a segment too: the next unroll begins
+there.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
-from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2
+from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.rollout import Rollout
 
 
@@ -27,6 +28,7 @@ class Unrolled(NamedTuple):
     policy_logits: Tensor  # [T+1, B, num_params]
     baseline: Tensor  # [T+1, B]
     final_values: Tensor  # [T, B] of the final observation where row t+1 was truncated, else 0
+    final_state: Nest[Tensor] | None = None  # after rows 0..T-1, where the rollout `feeds_back`
 
 
 def unroll(model: ActorCritic, rollout: Rollout) -> Unrolled:
@@ -59,7 +61,7 @@ def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
     logits, baselines = [], []
     final_values = torch.zeros_like(rollout.reward[1:])
     rows, columns = rollout.truncations()
-    state = rollout.initial_agent_state
+    state, final_state = rollout.initial_agent_state, None
     for start, end in pairwise(_cuts(rollout, rows)):
         output = model(_inputs(rollout, start, end), state)
         logits.append(output.policy_logits)
@@ -68,9 +70,9 @@ def _unroll_in_segments(model: ActorCritic, rollout: Rollout) -> Unrolled:
         here = (rows == end).nonzero().flatten()
         if len(here):
             final_values[end - 1, columns[here]] = _final_values(model, rollout, here, state)
-        if end == rollout.unroll_length and rollout.final_agent_state is not None:
-            map_leaves2(_write, rollout.final_agent_state, state)
-    return Unrolled(torch.cat(logits), torch.cat(baselines), final_values)
+        if end == rollout.unroll_length and rollout.feeds_back:
+            final_state = map_leaves(Tensor.detach, state)
+    return Unrolled(torch.cat(logits), torch.cat(baselines), final_values, final_state)
 
 
 def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
@@ -79,12 +81,8 @@ def _cuts(rollout: Rollout, truncated: Tensor) -> list[int]:
     truncated: [K] rows with truncations.
     """
     last = rollout.unroll_length
-    asked = [] if rollout.final_agent_state is None else [last]
+    asked = [last] if rollout.feeds_back else []
     return sorted({0, *truncated.tolist(), *asked, last + 1})
-
-
-def _write(memory: Tensor, state: Tensor) -> None:
-    memory.copy_(state.detach())
 
 
 def _inputs(rollout: Rollout, start: int, end: int) -> ModelInputs:

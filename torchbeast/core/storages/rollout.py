@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,60 +32,13 @@ from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import specs_of_extras
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import both
-from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2
-
-Self = TypeVar("Self", bound="Batch")
-
-
-class Batch(Protocol):
-    """The data that one update learns from."""
-
-    @property
-    def batch_size(self) -> int:
-        """Number of columns."""
-
-    @property
-    def column_bytes(self) -> int:
-        """Bytes of observations per column."""
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps to learn from."""
-
-    @property
-    def env_steps(self) -> int:
-        """Number of newly collected steps, learnt from or not, which no other batch counts."""
-
-    def new_observations(self) -> Nest[Tensor]:
-        """Returns observations [T', B', *shape] to add to running statistics."""
-
-    def lags(self, version: int) -> dict[str, float]:
-        """Returns the policy lag behind this version of the weights; {} if unknown."""
-
-    def finished_episodes(self) -> tuple[list[float], list[int]]:
-        """Returns returns and lengths of the finished games to report for this batch."""
-
-    def finished_info(self) -> dict[str, list[float]]:
-        """Returns numbers of the info of these games by keyword, NaN where one gave none."""
-
-    def map(self: Self, function: Callable[[Tensor], Tensor]) -> Self:
-        """Returns a batch with function(tensor) in place of every tensor."""
-
-    def hand_back(self: Self, original: Self) -> None:
-        """Copies what learning wrote into this batch to the one that it was mapped from."""
-
-    def split(self: Self, max_columns: int) -> Sequence[Self]:
-        """Returns slices of at most max_columns and nearly equal size, which share memory."""
-
-
-def even_bounds(size: int, count: int) -> list[int]:
-    """Returns the starts of `count` ranges that divide `size` evenly, and `size`."""
-    return [size * i // count for i in range(count + 1)]
-
+from torchbeast.core.nest_py import Nest, flatten, map_leaves
+from torchbeast.core.storages.batch import Feedback, even_bounds, ignore
 
 _FLAT = ("reward", "done", "episode_step", "episode_return")
 _FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "env_index", "rollout_index")
 _FLAT_OPTIONAL = ("valid", "replayed")
+_NO_TENSORS = ("collected", "feeds_back", "hand_back")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,9 +65,8 @@ class Rollout:
     valid: Tensor | None = None  # bool [T+1, B] the step to row t is learnt from; None: all are
     replayed: Tensor | None = None  # bool [T+1, B] from replay, the same in all rows; None: no
     collected: int | None = None  # steps that no other batch counts; None: all that are online
-    # Memory for the state after rows 0..T-1, leaves [layers, B, hidden], other memory than that of
-    # the initial one. The learner writes it; a replay begins the next unroll with it, at row T.
-    final_agent_state: Nest[Tensor] | None = None
+    feeds_back: bool = False  # a replay needs Feedback.final_state to begin the next unroll with
+    hand_back: Callable[[Feedback], None] = ignore
 
     @property
     def unroll_length(self) -> int:
@@ -195,14 +147,7 @@ class Rollout:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Rollout:
         """Returns a rollout with function(tensor) in place of every tensor."""
-        return Rollout(**_mapped(function, self._tensors()), collected=self.collected)
-
-    def hand_back(self, original: Rollout) -> None:
-        """Copies final_agent_state to the rollout that this one was mapped from; does nothing where
-        both have the same memory.
-        """
-        if self.final_agent_state is not None:
-            map_leaves2(Tensor.copy_, original.final_agent_state, self.final_agent_state)
+        return replace(self, **_mapped(function, self.tensors()))
 
     def split(self, max_columns: int) -> list[Rollout]:
         """Returns slices of at most max_columns and nearly equal size, which share memory.
@@ -242,14 +187,13 @@ class Rollout:
 
     def _gathered(self, rows: Tensor, columns: Tensor) -> Rollout:
         """Returns new columns, row by row from these places [R, N], without a recurrent state."""
-        parts = self._tensors()
+        parts = self.tensors()
         final = parts.pop("final_observation")
-        apart = ("initial_agent_state", "final_agent_state")
-        gathered = {name: part for name, part in parts.items() if name not in apart}
+        del parts["initial_agent_state"]
         here = self._finals_at(rows[1:], columns[1:])
         places = rows * self.batch_size + columns
         return Rollout(
-            **_mapped(lambda leaf: _at(leaf, places, rows, columns), gathered),
+            **_mapped(lambda leaf: _at(leaf, places, rows, columns), parts),
             final_observation=map_leaves(lambda leaf: leaf[here], final),
             initial_agent_state=(),
             collected=0,
@@ -279,7 +223,7 @@ class Rollout:
         def rows(leaf: Tensor) -> Tensor:
             return leaf[:, start:end]
 
-        parts = self._tensors()
+        parts = self.tensors()
         final = parts.pop("final_observation")  # has no columns
         parts = _mapped(rows, parts)
         # An LSTM needs a contiguous state.
@@ -287,11 +231,11 @@ class Rollout:
         here = slice(finals[start], finals[end])
         parts["final_observation"] = map_leaves(lambda leaf: leaf[here], final)
         collected = None if self.collected is None else self.collected if start == 0 else 0
-        return Rollout(**parts, collected=collected)
+        return replace(self, **parts, collected=collected)
 
-    def _tensors(self) -> dict[str, Any]:
+    def tensors(self) -> dict[str, Any]:
         """Returns all fields that consist of tensors, by name."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "collected"}
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_TENSORS}
 
     def truncations(self) -> tuple[Tensor, Tensor]:
         """Returns rows and columns [K] of the truncations in rows 1..T, by column, then row."""
@@ -323,7 +267,7 @@ class Rollout:
         self._check_leading("info", exact=True)
         for name in ("observation", "action", "extras"):
             self._check_leading(name, exact=False)
-        self._check_agent_states()
+        self._check_agent_state()
         self._check_final_observation()
         self._check_replayed()
 
@@ -335,21 +279,11 @@ class Rollout:
             if shape != expected:
                 raise ValueError(_mismatch(name, leaf, [*expected, *([] if exact else ["..."])]))
 
-    def _check_agent_states(self) -> None:
-        initial = flatten(self.initial_agent_state)
-        for leaf in initial:
+    def _check_agent_state(self) -> None:
+        for leaf in flatten(self.initial_agent_state):
             if leaf.dim() < 2 or leaf.shape[1] != self.batch_size:
                 expected = ["layers", self.batch_size, "..."]
                 raise ValueError(_mismatch("initial_agent_state", leaf, expected))
-        if self.final_agent_state is None:
-            return
-        final = flatten(self.final_agent_state)
-        if len(final) != len(initial):
-            leaves = f"{len(final)} leaves, initial_agent_state {len(initial)}"
-            raise ValueError(f"final_agent_state has {leaves}")
-        for leaf, first in zip(final, initial, strict=True):
-            if leaf.shape != first.shape:
-                raise ValueError(_mismatch("final_agent_state", leaf, list(first.shape)))
 
     def _check_replayed(self) -> None:
         if self.replayed is not None and (mixed := self.replayed != self.replayed[:1]).any():

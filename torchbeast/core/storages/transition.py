@@ -19,9 +19,9 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
-from torchbeast.core.storages.rollout import even_bounds
+from torchbeast.core.storages.batch import Feedback, even_bounds, ignore
 
-_OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by")
+_OF_COLLECTING = ("env_steps", "episodes", "info", "collected_by", "hand_back")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,8 @@ class Transitions:
     # float32 [B, n-1], raw: of the steps after it, 0 behind the last; None: there is one step each
     later_rewards: Tensor | None = None
     num_joined: Tensor | None = None  # int64 [B] steps in each transition; None: one
-    weights: Tensor | None = None  # float32 [B] of their losses; None: 1
-    # Memory for their new priorities, float32 [B], such as the size of the error of the value. The
-    # learner writes it where the replay samples by priority; None: it does not.
-    priorities: Tensor | None = None
+    # float32 [B] of their losses; the replay then needs new priorities as Feedback. None: 1
+    weights: Tensor | None = None
     extras: dict[str, Tensor] = field(default_factory=dict)  # [B, ...] of acting
     policy_version: Tensor | None = None  # int64 [B] of the weights that acted; None: not known
     env_steps: int  # collected since the batch before, whether they are in this one or not
@@ -49,6 +47,7 @@ class Transitions:
     info: Mapping[str, Sequence[float]] = field(default_factory=dict)  # theirs, by keyword
     # Mean and oldest version of the weights that acted meanwhile; None: nothing was collected.
     collected_by: tuple[float, int] | None = None
+    hand_back: Callable[[Feedback], None] = ignore
 
     @property
     def batch_size(self) -> int:
@@ -94,13 +93,6 @@ class Transitions:
     def map(self, function: Callable[[Tensor], Tensor]) -> Transitions:
         """Returns transitions with function(tensor) in place of every tensor."""
         return replace(self, **self._mapped(function))
-
-    def hand_back(self, original: Transitions) -> None:
-        """Copies priorities to the transitions that these were mapped from; does nothing where both
-        have the same memory.
-        """
-        if self.priorities is not None and original.priorities is not None:
-            original.priorities.copy_(self.priorities)
 
     def split(self, max_columns: int) -> list[Transitions]:
         """Returns the same transitions in nearly equal batches of at most max_columns, which share

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchbeast.core.envs.info import joined_info
+from torchbeast.core.storages.batch import Feedback
 from torchbeast.schemes.gradients.worker import Collected
 
 
@@ -71,8 +72,8 @@ class Round:
         """Returns the round: it has no tensors."""
         return self
 
-    def hand_back(self, original: Round) -> None:
-        """Does nothing."""
+    def hand_back(self, feedback: Feedback) -> None:
+        """Does nothing: gradient workers have no replay."""
 
     def split(self, max_columns: int) -> Sequence[Round]:
         """Returns the round, which cannot be divided."""

@@ -22,7 +22,7 @@ import numpy as np
 from torchbeast.core.actors.running_norm import Moments
 from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.figures import means
-from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
+from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError, OptimiserStep
 from torchbeast.errors import RunError
 from torchbeast.schemes.fleet import Fleet
 from torchbeast.schemes.gathering import Task
@@ -66,8 +66,8 @@ class GatheredStep:
         """Number of updates."""
         return self._centre.version
 
-    def update(self, batch: Round) -> dict[str, float]:
-        """Learns from the batches of a round; returns figures to log, see OptimiserStep."""
+    def update(self, batch: Round) -> Learnt:
+        """Learns from the batches of a round, see OptimiserStep."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class GatheredStep:
 class Centralised(GatheredStep):
     """Synchronous gradients, which the centre applies."""
 
-    def update(self, batch: Round) -> dict[str, float]:
+    def update(self, batch: Round) -> Learnt:
         """Takes a step with the gradients of all workers for each of their minibatches."""
         centre, learnt, metrics = self._centre, [], []
         with centre.statistics.restored_on_error():
@@ -94,7 +94,7 @@ class Centralised(GatheredStep):
                 self.workers.changed()
                 if centre.algo.stops_after(learnt[-1]):
                     break
-        return means(learnt) | means(metrics) | centre.count(batch.env_steps)
+        return Learnt(means(learnt) | means(metrics) | centre.count(batch.env_steps))
 
     def _contributions(self) -> Iterator[list[Contributed]]:
         """Yields the shares of all workers in one optimiser step after the other."""
@@ -129,7 +129,7 @@ class Asynchronous(Centralised):
         super().__init__(workers)
         self._dropped = 0
 
-    def update(self, batch: Round) -> dict[str, float]:
+    def update(self, batch: Round) -> Learnt:
         """Takes steps with gradients as they come, until a worker has finished its batch."""
         later = itertools.chain.from_iterable(self.workers.contributions)
         with self._centre.statistics.restored_on_error():
@@ -137,7 +137,7 @@ class Asynchronous(Centralised):
                 if answer is None:
                     break
                 if self._is_last(index, answer):
-                    return self._finished(batch, *self.workers.learning.pop(index))
+                    return Learnt(self._finished(batch, *self.workers.learning.pop(index)))
         raise RunError(_ENDED)
 
     def _is_last(self, index: int, answer: Begun | Contributed | Finished) -> bool:
@@ -173,7 +173,7 @@ class Asynchronous(Centralised):
 class Decentralised(GatheredStep):
     """Synchronous gradients that the workers join, and each of them applies."""
 
-    def update(self, batch: Round) -> dict[str, float]:
+    def update(self, batch: Round) -> Learnt:
         """Lets all workers learn from their batches together."""
         task = Task("update", (self.workers.trained,))
         answers = _needed(self.workers.ask_all(lambda index: task))
@@ -181,7 +181,7 @@ class Decentralised(GatheredStep):
             if isinstance(answer, NotFinite):
                 raise NonFiniteError(answer.error)
         self.counters.load_state_dict(answers[0].counters)
-        return means(answer.figures for answer in answers)
+        return Learnt(means(answer.figures for answer in answers))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the workers, which all have the same."""

@@ -202,7 +202,7 @@ class GradientWorker:
             self._freeze(trained)
             try:
                 with own_settings():
-                    figures = self._step.update(self._batch)
+                    figures = self._step.update(self._batch).figures
             except NonFiniteError as error:
                 return NotFinite(str(error))
             return Updated(figures, self._step.counters.state_dict())
