@@ -22,6 +22,7 @@ from torchbeast.core.wording import counted
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.assemble import precision
+from torchbeast.learning.collection import process_source
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.processes.cores import check_alone
@@ -29,7 +30,7 @@ from torchbeast.processes.supervisor import end_program
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.sources.processes.shared_weights import SharedWeights
-from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig, ring_size
+from torchbeast.sources.processes.source import MonoSource, ring_size
 
 PROGRAM = "monobeast"
 # As in the original MonoBeast; the original PolyBeast has the deep network.
@@ -69,8 +70,9 @@ def train(flags: MonoBeastFlags, opened: Session, ending: ExitStack) -> None:
         return SharedWeights(model, version, ring_size(flags.processes.fixed_lag))
 
     def source(learner: Learner[SharedWeights]) -> MonoSource:
-        config = _source_config(flags, learner)
-        made = MonoSource(learner.agent, learner.weights, learner.compute.device, config)
+        acting = precision(flags.hardware, flags.is_reproducible)
+        on_demand = flags.synchronous_rollouts > 0
+        made = process_source(learner, spec, acting, flags.processes, on_demand)
         ending.callback(made.end)
         return made
 
@@ -85,22 +87,6 @@ def _collection(flags: MonoBeastFlags) -> Collection:
         num_actors=flags.processes.environments(),
         processes=flags.processes.processes(),
         fixed_lag=flags.processes.fixed_lag,
-    )
-
-
-def _source_config(flags: MonoBeastFlags, learner: Learner[SharedWeights]) -> MonoSourceConfig:
-    return MonoSourceConfig(
-        env=flags.environment.spec,
-        actor=learner.agent.spec,
-        precision=precision(flags.hardware, flags.is_reproducible),
-        processes=flags.processes,
-        rollouts=learner.rollouts,
-        extras=learner.extras,
-        mode=learner.mode,
-        num_batches=1 + learner.batches_at_once,
-        spare_columns=learner.spare_columns,
-        on_demand=flags.synchronous_rollouts > 0,
-        seed=learner.seed,
     )
 
 

@@ -31,6 +31,7 @@ from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.wording import counted
 from torchbeast.errors import EXIT_DONE, RunError, UsageError, exit_code_of
+from torchbeast.learning.collection import served_source
 from torchbeast.learning.config import UNKNOWN
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
@@ -315,8 +316,6 @@ def train(
     where hosts dial in; they have dialled in to this learner, so its fleet is not shared out.
     of_command: see `RunSettings`.
     """
-    from torchbeast.sources.servers.source import PolySource
-
     env = fleet.env if fleet.env.name else dataclasses.replace(fleet.env, name=UNKNOWN)
     action_space = _action_space(fleet, num_actions)
     own, pipeline = fleet, flags.pipeline
@@ -331,20 +330,7 @@ def train(
         return make_agent(spec, fleet.observation_space, action_space, fleet.frame_stack)
 
     def source(learner: Learner[PublishedWeights]) -> PolySource:
-        return PolySource(
-            own,
-            learner.agent,
-            learner.weights,
-            learner.compute.device,
-            learner.rollouts,
-            pipeline,
-            extras=learner.extras,
-            mode=learner.mode,
-            seed=learner.seed,
-            spare_columns=learner.spare_columns,
-            num_batches=1 + learner.batches_at_once,
-            door=door,
-        )
+        return served_source(learner, own, pipeline, door=door)
 
     settings = run_settings(flags, env.name, collection)
     settings = dataclasses.replace(settings, of_command=of_command)

@@ -22,6 +22,7 @@ from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.env_process import EnvProcess
 from torchbeast.errors import EXIT_DONE, exit_code_of
 from torchbeast.learning.assemble import precision
+from torchbeast.learning.collection import ray_source
 from torchbeast.learning.learner_run import Learner, LearnerRun, Played
 from torchbeast.learning.session import Session, session
 from torchbeast.processes.cores import check_alone
@@ -29,8 +30,8 @@ from torchbeast.processes.supervisor import end_program
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.waiting import say
 from torchbeast.schemes.ray_fleet import RayFleet
-from torchbeast.schemes.ray_source import FleetWeights, RaySource, RaySourceConfig, rollout_bytes
-from torchbeast.schemes.room import Room, check_object_store, num_workers
+from torchbeast.schemes.ray_source import FleetWeights, RaySource
+from torchbeast.schemes.room import Room, num_workers
 
 PROGRAM = "raybeast"
 MODEL_FOR_IMAGES = "shallow"  # as without --use_resnet in the first RayBeast
@@ -72,11 +73,8 @@ def train(flags: RayBeastFlags, opened: Session, ending: ExitStack) -> None:
         return FleetWeights(model, version)
 
     def source(learner: Learner[FleetWeights]) -> RaySource:
-        config = _source_config(flags, workers, learner)
-        size = rollout_bytes(learner.agent, config)
-        check_object_store(room, size, flags.ray.buffers(), learner.weights.num_bytes)
-        device = learner.compute.device
-        made = RaySource(learner.agent, learner.weights, device, fleet, config)
+        acting = precision(flags.hardware, reproducible=False)
+        made = ray_source(learner, spec, acting, fleet, flags.ray, workers, room)
         ending.callback(made.end)
         return made
 
@@ -97,24 +95,6 @@ def _collection(flags: RayBeastFlags, workers: int, room: Room) -> Collection:
         processes=workers,
         fixed_lag=None,
         cores=int(sum(node.cpus for node in room.nodes)),
-    )
-
-
-def _source_config(
-    flags: RayBeastFlags, workers: int, learner: Learner[FleetWeights]
-) -> RaySourceConfig:
-    return RaySourceConfig(
-        env=flags.environment.spec,
-        actor=learner.agent.spec,
-        precision=precision(flags.hardware, reproducible=False),
-        fleet=flags.ray,
-        num_workers=workers,
-        rollouts=learner.rollouts,
-        extras=learner.extras,
-        mode=learner.mode,
-        num_batches=1 + learner.batches_at_once,
-        spare_columns=learner.spare_columns,
-        seed=learner.seed,
     )
 
 

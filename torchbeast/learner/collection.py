@@ -13,6 +13,7 @@ from torch import nn
 from torchbeast.core.specs import Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning.collection import local_source, process_source, ray_source
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights, Publisher
 from torchbeast.schemes.scheme import Scheme
@@ -61,90 +62,23 @@ def make_source(
 
     precision: of the features of actors. stops_early: see LocalSource, which alone asks for it.
     """
+    env = env_spec(scheme)
+    made: EndingSource
     if scheme.col_backend == "ray":
-        made = _ray(scheme, learner, precision, ending)
+        from torchbeast.learner.fleets import collecting_fleet
+
+        fleet = ending.enter_context(collecting_fleet(scheme, env))
+        workers = scheme.col_remote_workers
+        made = ray_source(learner, env, precision, fleet, scheme.ray, workers)
     elif scheme.inference == "central":
-        made = _servers(scheme, learner, ending)
+        from torchbeast.learner.served import served_source  # compiled
+
+        made = served_source(scheme, env, learner, ending)
     elif scheme.col_remote_workers:
-        made = _processes(scheme, learner, precision)
+        on_demand = scheme.synchronous_rollouts > 0
+        made = process_source(learner, env, precision, scheme.processes, on_demand)
     else:
-        made = _local(scheme, learner, precision, stops_early)
+        make_env = scheme.train_envs_factory.make
+        made = local_source(learner, env, precision, make_env, scheme.num_envs, stops_early)
     ending.callback(made.end)
     return made
-
-
-def _servers(scheme: Scheme, learner: Learner[PublishedWeights], ending: ExitStack) -> EndingSource:
-    from torchbeast.learner.served import served_source  # compiled
-
-    return served_source(scheme, env_spec(scheme), learner, ending)
-
-
-def _local(
-    scheme: Scheme,
-    learner: Learner[PublishedWeights],
-    precision: Precision,
-    stops_early: Callable[[float], bool] | None,
-) -> EndingSource:
-    from torchbeast.sources.local.source import LocalSource, LocalSourceConfig
-
-    config = LocalSourceConfig(
-        num_envs=scheme.num_envs,
-        precision=precision,
-        rollouts=learner.rollouts,
-        extras=learner.extras,
-        mode=learner.mode,
-        num_batches=learner.batches_at_once,
-        spare_columns=learner.spare_columns,
-        info_keywords=env_spec(scheme).options.info_keywords,
-        seed=learner.seed,
-        stops_early=stops_early,
-    )
-    make_env = scheme.train_envs_factory.make
-    device = learner.compute.device
-    return LocalSource(learner.agent, learner.weights, device, make_env, config)
-
-
-def _processes(scheme: Scheme, learner: Learner[Any], precision: Precision) -> EndingSource:
-    from torchbeast.sources.processes.source import MonoSource, MonoSourceConfig
-
-    config = MonoSourceConfig(
-        env=env_spec(scheme),
-        actor=learner.agent.spec,
-        precision=precision,
-        processes=scheme.processes,
-        rollouts=learner.rollouts,
-        extras=learner.extras,
-        mode=learner.mode,
-        num_batches=1 + learner.batches_at_once,
-        spare_columns=learner.spare_columns,
-        on_demand=scheme.synchronous_rollouts > 0,
-        seed=learner.seed,
-    )
-    device = learner.compute.device
-    return MonoSource(learner.agent, learner.weights, device, config)
-
-
-def _ray(
-    scheme: Scheme, learner: Learner[Any], precision: Precision, ending: ExitStack
-) -> EndingSource:
-    """Returns the source of actors of Ray."""
-    from torchbeast.learner.fleets import collecting_fleet
-    from torchbeast.schemes.ray_source import RaySource, RaySourceConfig
-
-    spec = env_spec(scheme)
-    fleet = ending.enter_context(collecting_fleet(scheme, spec))
-    config = RaySourceConfig(
-        env=spec,
-        actor=learner.agent.spec,
-        precision=precision,
-        fleet=scheme.ray,
-        num_workers=scheme.col_remote_workers,
-        rollouts=learner.rollouts,
-        extras=learner.extras,
-        mode=learner.mode,
-        num_batches=1 + learner.batches_at_once,
-        spare_columns=learner.spare_columns,
-        seed=learner.seed,
-    )
-    device = learner.compute.device
-    return RaySource(learner.agent, learner.weights, device, fleet, config)

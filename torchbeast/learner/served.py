@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from torchbeast.core.envs.vec_env import VecEnvFactory
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning import collection
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.descriptors import limit_kept
@@ -33,26 +34,17 @@ def served_source(
 ) -> PolySource:
     """Returns the source; `ending` removes its sockets, and puts back the limit of open files."""
     ending.enter_context(limit_kept())  # which the source raises
-    device = learner.compute.device
-    plans = plans_for_local_servers(scheme.fleet, disable_cuda=device.type == "cpu")
+    on_cpu = learner.compute.device.type == "cpu"
+    plans = plans_for_local_servers(scheme.fleet, disable_cuda=on_cpu)
     folder = ending.enter_context(run_folder())
     addresses = server_addresses(folder_basename(folder), len(plans))
     servers = functools.partial(
         EnvServers, env=env, plans=plans, addresses=addresses, folder=folder
     )
-    return _InterruptibleSource(
-        _fleet(scheme.train_envs_factory, env, plans, addresses),
-        learner.agent,
-        learner.weights,
-        device,
-        learner.rollouts,
-        PipelineConfig(),
-        extras=learner.extras,
-        mode=learner.mode,
-        seed=learner.seed,
-        spare_columns=learner.spare_columns,
-        num_batches=1 + learner.batches_at_once,
-        start_servers=servers,
+    fleet = _fleet(scheme.train_envs_factory, env, plans, addresses)
+    kind = _InterruptibleSource
+    return collection.served_source(
+        learner, fleet, PipelineConfig(), start_servers=servers, kind=kind
     )
 
 
