@@ -12,15 +12,13 @@ from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.algos.registry import DEFAULT, find
-from torchbeast.core.specs import RewardClipping
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.checkpoint import Found, actor_spec
-from torchbeast.learning.config import resolved
+from torchbeast.learning.collection import replay_of
 from torchbeast.learning.earlier_run import EarlierRun
-from torchbeast.learning.learner_run import RunSettings, WithReplay
+from torchbeast.learning.learner_run import RunSettings
 from torchbeast.reporting.diagnosis import Collection
-from torchbeast.sources.config import ReplayConfig
 
 
 def run_settings(
@@ -37,30 +35,16 @@ def run_settings(
         recorded={**flatten(flags), **flatten(learner.algorithm)},
         loggers=flags.logs.loggers(),
         metrics=flags.metrics,
-        replay=_replay(flags.replay),
+        replay=replay_of(flags.replay),
     )
-
-
-def _replay(config: ReplayConfig) -> WithReplay | None:
-    """Returns what puts the replay of a run in front of its source; None: the run has none."""
-    if not config.is_used:
-        return None
-    if config.replay_service is None:
-        from torchbeast.learning.replay import own_replay
-
-        return own_replay
-    from torchbeast.learning.replay import shared_replay
-
-    return shared_replay
 
 
 def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False) -> LearnerConfig:
     """Returns the settings of a learner for this environment."""
-    clipping = resolved(getattr(flags.algorithm, "reward_clipping", "auto"), env_id)
     return LearnerConfig(
-        actor=dataclasses.replace(flags.model.spec, reward_input=clipping),
+        actor=flags.model.spec,
         algo=find(flags.defaults.algo),
-        algorithm=_with_clipping(flags.algorithm, clipping),
+        algorithm=flags.algorithm,
         step=flags.step,
         total_steps=flags.training.total_steps,
         rollouts=flags.rollouts,
@@ -69,14 +53,7 @@ def learner_config(flags: LearnerFlags, env_id: str, reproducible: bool = False)
         hardware=flags.hardware,
         synchronous_rollouts=flags.synchronous_rollouts,
         reproducible=reproducible,
-    )
-
-
-def _with_clipping(algorithm: Any, clipping: RewardClipping) -> Any:
-    """Returns the algorithm's Config with this reward clipping, if it has any."""
-    if not hasattr(algorithm, "reward_clipping"):
-        return algorithm
-    return dataclasses.replace(algorithm, reward_clipping=clipping)
+    ).in_environment(env_id)
 
 
 def test_run(flags: LearnerFlags, asked: EnvSpec) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The protocol of callbacks: what a Learner calls between its steps.
+"""The protocol of callbacks: what a Learner calls between its steps, and when one acts.
 
     Learner.step()    collect, learn, publish --> on_step of each --> the row of logs.csv
          first time:  on_start of each, before
@@ -11,7 +11,11 @@ the order of its list, and never during an update.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from torchbeast.core.checks import require
 
 if TYPE_CHECKING:
     from torchbeast.learner.learner import Learner
@@ -57,3 +61,40 @@ class Callback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores `state_dict`. Called when a checkpoint is loaded that has such a state."""
+
+
+class Schedule:
+    """Says when the next time has come. Multiples of steps count from the beginning of the run,
+    seconds from the time before.
+    """
+
+    def __init__(
+        self,
+        every_steps: int | None,
+        every_seconds: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Takes the one that is not None."""
+        require(
+            (every_steps is None) != (every_seconds is None),
+            f"give either every_steps or every_seconds, got {every_steps} and {every_seconds}",
+        )
+        every = every_steps if every_seconds is None else every_seconds
+        assert every is not None
+        require(every > 0, f"every_steps and every_seconds must be more than 0, got {every}")
+        self._every = every
+        self._in_steps = every_seconds is None
+        self._clock = clock
+        self._last = 0.0
+
+    def mark(self, steps: int) -> None:
+        """Waits from now on, after `steps` env steps of the run."""
+        self._last = self._now(steps)
+
+    def is_due(self, steps: int) -> bool:
+        """Returns whether a multiple of steps was passed, or the seconds, since the last mark."""
+        now, every = self._now(steps), self._every
+        return now // every > self._last // every if self._in_steps else now - self._last >= every
+
+    def _now(self, steps: int) -> float:
+        return steps if self._in_steps else self._clock()

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from torchbeast.core.checks import at_least
 from torchbeast.errors import UsageError
-from torchbeast.learner.callback import Callback
-from torchbeast.learner.schedule import Schedule
+from torchbeast.learner.callback import Callback, Schedule
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.saving import CheckpointNotWritten
 from torchbeast.reporting.log_files import read_logs

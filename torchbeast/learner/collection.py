@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the source of a scheme, and the weights that it acts with."""
+"""Makes the agent of a scheme, the source that collects for it, and the weights that act."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from torchbeast.core.specs import Precision
+from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec
+from torchbeast.learning.assemble import MakeAgent
 from torchbeast.learning.collection import local_source, process_source, ray_source
 from torchbeast.learning.learner_run import Learner
 from torchbeast.learning.weights import PublishedWeights, Publisher
@@ -35,6 +37,18 @@ def env_spec(scheme: Scheme) -> EnvSpec:
         return spec
     options = dataclasses.replace(spec.options, info_keywords=envs.info_keywords)
     return dataclasses.replace(spec, options=options)
+
+
+def making_agent(scheme: Scheme) -> MakeAgent:
+    """Returns a function that makes the agent of the scheme for a spec of its network."""
+    envs = scheme.train_envs_factory
+
+    def make(spec: ActorSpec) -> Agent:
+        agent = make_agent(spec, envs.sent_space, envs.action_space, envs.frame_stack)
+        scheme.actor_factory.restart(agent.model)
+        return agent
+
+    return make
 
 
 def make_weights(scheme: Scheme, model: nn.Module, version: int) -> Publisher:

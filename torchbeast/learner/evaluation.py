@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.checks import at_least
 from torchbeast.evaluation import scores
-from torchbeast.learner.callback import Callback
-from torchbeast.learner.schedule import Schedule
+from torchbeast.learner.callback import Callback, Schedule
 from torchbeast.seeds import seed_of
 
 if TYPE_CHECKING:

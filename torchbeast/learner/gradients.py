@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from torchbeast.core.specs import Precision
-from torchbeast.learner.agents import making_agent
-from torchbeast.learner.collection import make_source, make_weights
+from torchbeast.learner.collection import make_source, make_weights, making_agent
 from torchbeast.learning.assemble import LearnerConfig, assemble
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.learner_run import Learner

@@ -39,9 +39,8 @@ from torchbeast.core.storages.batch import Batch
 from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError, expanded
 from torchbeast.evaluation.play import MAX_PARALLEL, Episodes, play
-from torchbeast.learner.agents import making_agent
 from torchbeast.learner.arguments import arguments, named_by_arguments
-from torchbeast.learner.callback import Callback
+from torchbeast.learner.callback import Callback, Schedule
 from torchbeast.learner.callbacks import (
     RowInHand,
     check_callbacks,
@@ -51,8 +50,7 @@ from torchbeast.learner.callbacks import (
     states_of,
 )
 from torchbeast.learner.checkpoints import check_goes_on
-from torchbeast.learner.collection import env_spec, make_source, make_weights
-from torchbeast.learner.schedule import Schedule
+from torchbeast.learner.collection import env_spec, make_source, make_weights, making_agent
 from torchbeast.learner.settings import hardware_of, is_reproducible, run_settings
 from torchbeast.learner.watching import Watching
 from torchbeast.learning import checkpoint as checkpoints

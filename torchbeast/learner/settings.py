@@ -3,22 +3,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from torchbeast.core.algos.factory import AlgoFactory, recorded
+from torchbeast.core.algos.factory import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import flatten
-from torchbeast.core.specs import ActorSpec, RewardClipping
+from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import CPU_BYTES_AT_ONCE, LearnerConfig
-from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig, resolved
-from torchbeast.learning.learner_run import RunSettings, WithReplay
+from torchbeast.learning.collection import replay_of
+from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
+from torchbeast.learning.learner_run import RunSettings
 from torchbeast.reporting.diagnosis import Collection
 from torchbeast.reporting.log_files import Logger
 from torchbeast.reporting.loggers import DisplayConfig
@@ -72,18 +72,9 @@ def run_settings(
             **_collection_flags(scheme),
         },
         loggers=loggers,
-        replay=_replay(scheme),
+        replay=replay_of(scheme.replay),
         becomes_latest=False,  # its folder is the user's, who may keep other things beside it
     )
-
-
-def _replay(scheme: Scheme) -> WithReplay | None:
-    """Returns what puts a replay in front of the source; None: there is no replay."""
-    if not scheme.replay.is_used:
-        return None
-    from torchbeast.learning.replay import own_replay
-
-    return own_replay
 
 
 def _collection_flags(scheme: Scheme) -> dict[str, Any]:
@@ -97,11 +88,10 @@ def _collection_flags(scheme: Scheme) -> dict[str, Any]:
 
 def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerConfig:
     algo = scheme.algo
-    clipping = resolved(getattr(algo.config, "reward_clipping", "auto"), env.name)
     return LearnerConfig(
-        actor=dataclasses.replace(scheme.actor_factory.spec, reward_input=clipping),
+        actor=scheme.actor_factory.spec,
         algo=algo.algo,
-        algorithm=_with_clipping(algo, clipping).config,
+        algorithm=algo.config,
         step=algo.step,
         total_steps=total_steps,
         rollouts=scheme.rollouts,
@@ -110,13 +100,7 @@ def _learner_config(scheme: Scheme, env: EnvSpec, total_steps: int) -> LearnerCo
         transitions=scheme.transitions,
         synchronous_rollouts=scheme.synchronous_rollouts,
         reproducible=is_reproducible(scheme),
-    )
-
-
-def _with_clipping(algo: AlgoFactory, clipping: RewardClipping) -> AlgoFactory:
-    if not hasattr(algo.config, "reward_clipping"):
-        return algo
-    return algo.replaced(reward_clipping=clipping)
+    ).in_environment(env.name)
 
 
 def _flags(run: RunConfig, learner: LearnerConfig, total_steps: int) -> dict[str, Any]:

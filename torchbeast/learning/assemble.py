@@ -28,7 +28,7 @@ from torchbeast.core.precision import dtype_for, has_bfloat16
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError
-from torchbeast.learning.config import HardwareConfig
+from torchbeast.learning.config import HardwareConfig, resolved
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.weights import PublishedWeights, Publisher
 from torchbeast.processes.cores import available_cores
@@ -174,6 +174,15 @@ class LearnerConfig:
         if self.learns_from_transitions:
             return dataclasses.replace(self.rollouts, batch_size=self.synchronous_rollouts or 1)
         return self.rollouts
+
+    def in_environment(self, name: str) -> LearnerConfig:
+        """Returns the settings with the environment's reward clipping in place of "auto"."""
+        algorithm = self.algorithm
+        clipping = resolved(getattr(algorithm, "reward_clipping", "auto"), name)
+        if hasattr(algorithm, "reward_clipping"):
+            algorithm = dataclasses.replace(algorithm, reward_clipping=clipping)
+        actor = dataclasses.replace(self.actor, reward_input=clipping)
+        return dataclasses.replace(self, actor=actor, algorithm=algorithm)
 
 
 @dataclass(frozen=True, kw_only=True)

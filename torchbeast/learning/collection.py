@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the source of a run, for programs and for a Learner in Python.
+"""Makes the source of a run and the replay in front of it, for programs and for a Learner in
+Python.
 
 Each function imports only its own kind of source: a program loads nothing of the others.
 """
@@ -11,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.specs import Precision
 from torchbeast.envs.spec import EnvSpec
-from torchbeast.learning.learner_run import Learner
+from torchbeast.learning.learner_run import Learner, WithReplay
+from torchbeast.sources.config import ReplayConfig
 
 if TYPE_CHECKING:
     from torchbeast.core.envs.vec_env import VecEnv
@@ -134,6 +136,15 @@ def served_source(
         start_servers=start_servers,
         **_batches(learner),
     )
+
+
+def replay_of(config: ReplayConfig) -> WithReplay | None:
+    """Returns what puts a replay in front of the source of a run; None: it has none."""
+    if not config.is_used:
+        return None
+    from torchbeast.learning import replay
+
+    return replay.own_replay if config.replay_service is None else replay.shared_replay
 
 
 def _batches(learner: Learner[Any]) -> dict[str, Any]:
