@@ -18,7 +18,7 @@ Self = TypeVar("Self", bound="Batch")
 
 
 class Feedback(NamedTuple):
-    """What an update finds out about its batch for the replay that the batch came from."""
+    """The results of an update that the replay of its batch needs."""
 
     priorities: Tensor | None = None
     """[B] new priorities of the transitions, such as the sizes of their errors."""
