@@ -25,11 +25,11 @@ from figures import interleaved, print_table, write_json
 from torch.utils.flop_counter import FlopCounterMode
 
 from torchbeast.core.actors import torsos
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
+from torchbeast.core.device import dtype_for
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone
 from torchbeast.learning.config import HardwareConfig

@@ -22,8 +22,8 @@ import torch
 from figures import interleaved, print_table, write_json
 
 from torchbeast import envs
-from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.vec_env import VecEnv

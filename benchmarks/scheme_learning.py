@@ -22,7 +22,7 @@ from keep_results import RESULTS, write_thinned
 
 from torchbeast import Learner, make_env, plot
 from torchbeast.core.algos import IMPALA, LASER, PPO
-from torchbeast.core.algos.factory import AlgoFactory
+from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.storages import OnPolicyGAEBuffer
 from torchbeast.schemes import Scheme

@@ -9,8 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.networks import TorsoActorCritic
-from torchbeast.core.actors.recurrent import make_lstm
+from torchbeast.core.actors.networks import TorsoActorCritic, make_lstm
 from torchbeast.core.actors.torsos import BlockConv2d, ShallowTorso, Torso, as_images, image_shape
 from torchbeast.core.envs.spaces import ActionSpace, ObservationSpace
 from torchbeast.core.nest_py import flatten

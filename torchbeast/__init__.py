@@ -17,12 +17,12 @@ __version__ = "0.1.0"  # pyproject.toml reads the version of the package here
 
 if TYPE_CHECKING:
     from torchbeast.core import vtrace as vtrace
-    from torchbeast.core.actors.agent import make_agent as make_agent
     from torchbeast.core.actors.contract import Acted as Acted
     from torchbeast.core.actors.contract import Actor as Actor
     from torchbeast.core.actors.contract import ActorCritic as ActorCritic
     from torchbeast.core.actors.contract import ModelInputs as ModelInputs
     from torchbeast.core.actors.contract import ModelOutput as ModelOutput
+    from torchbeast.core.actors.registry import make_agent as make_agent
     from torchbeast.core.algos.base import Algorithm as Algorithm
     from torchbeast.core.algos.config import ImpalaConfig as ImpalaConfig
     from torchbeast.core.algos.config import PPOConfig as PPOConfig
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torchbeast.core.specs import ActorSpec as ActorSpec
     from torchbeast.core.storages.rollout import Rollout as Rollout
     from torchbeast.envs import make as make_env
-    from torchbeast.envs.options import EnvOptions as EnvOptions
+    from torchbeast.envs.spec import EnvOptions as EnvOptions
     from torchbeast.envs.spec import EnvSpec as EnvSpec
     from torchbeast.errors import RunError as RunError
     from torchbeast.errors import UsageError as UsageError
@@ -59,7 +59,7 @@ _FOUND_IN = {
     "Algorithm": "core.algos.base",
     "ArraySpec": "core.envs.spaces",
     "Discrete": "core.envs.spaces",
-    "EnvOptions": "envs.options",
+    "EnvOptions": "envs.spec",
     "EnvSpec": "envs.spec",
     "Impala": "core.algos.impala",
     "ImpalaConfig": "core.algos.config",
@@ -77,7 +77,7 @@ _FOUND_IN = {
     "VecStep": "core.envs.vec_env",
     "distribution_for": "core.distributions",
     "load_checkpoint": "learning.checkpoint:load",
-    "make_agent": "core.actors.agent",
+    "make_agent": "core.actors.registry",
     "make_env": "envs:make",
     "vtrace": "core.vtrace",
 }

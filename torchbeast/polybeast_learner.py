@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastLearnerFlags, ServedLearnerFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.envs.spaces import ActionSpace, Discrete
 from torchbeast.core.specs import ActorSpec

@@ -16,7 +16,7 @@ from torch import nn
 from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import RayBeastFlags
 from torchbeast.cli.learner_settings import run_settings, test_run
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.selection import names
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs.env_process import EnvProcess

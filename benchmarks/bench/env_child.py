@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from bench.sample import in_threads
-from torchbeast.core.envs.random_actions import random_action
-from torchbeast.envs.opening import make_environment
+from torchbeast.core.envs.spaces import random_action
+from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.child_main import failure, take_stdin, take_stdout
 from torchbeast.processes.supervisor import Supervisor

@@ -14,7 +14,7 @@ import numpy as np
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 
 FACTORY = "bench.fixed_env:make"

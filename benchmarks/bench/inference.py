@@ -15,9 +15,9 @@ import torch
 
 from bench import synthetic
 from bench.sample import Measure, in_threads
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.actors.registry import Agent
+from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.spaces import ObservationSpace
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor

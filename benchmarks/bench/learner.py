@@ -15,7 +15,7 @@ import torch
 
 from bench.sample import Measure, in_threads
 from torchbeast.core.algos.optimiser_step import OptimiserStep
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.device import CudaStream
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import kind_of, needs_statistics
 from torchbeast.core.actors.networks import TorsoNetwork
-from torchbeast.core.actors.off_policy_networks import QNet, SACNet, TD3Net
+from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
 from torchbeast.core.ambient import one_thread
+from torchbeast.core.device import computing_in
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, map_leaves
-from torchbeast.core.precision import computing_in
 
 _ROWS = 16  # observations in the measured batch
 _TRIES = 3

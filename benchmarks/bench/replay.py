@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bench import synthetic
 from bench.sample import Measure, Sample, cpu_seconds, in_threads
-from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec

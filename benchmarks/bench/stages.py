@@ -24,7 +24,7 @@ from bench.replay import replay, shared_replay
 from bench.sample import Measure, check_goes_on
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_settings import learner_config
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import Rollout

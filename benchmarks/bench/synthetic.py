@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.agent import Agent
-from torchbeast.core.actors.contract import ModelInputs, specs_of_extras
-from torchbeast.core.actors.masks import KEY, has_mask
+from torchbeast.core.actors.contract import KEY, ModelInputs, has_mask, specs_of_extras
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.envs.spaces import ArraySpec, ObservationSpace
 from torchbeast.core.nest_py import Nest, map_leaves
 from torchbeast.core.storages.rollout import Rollout

@@ -10,7 +10,7 @@ import torch
 from bench.network_cost import Cost, costs, table
 from fake_nethack import LEAVES, FakeNetHack
 
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete, observation_spec
 from torchbeast.core.specs import ActorSpec
 

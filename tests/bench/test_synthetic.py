@@ -7,8 +7,8 @@ import pytest
 import torch
 from bench import synthetic
 
-from torchbeast.core.actors.agent import make_agent
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.spaces import (
     ActionSpace,
     ArraySpec,

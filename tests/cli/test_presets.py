@@ -17,7 +17,7 @@ from torchbeast.cli.flags import PolyBeastEnvFlags, PolyBeastFlags, PolyBeastLea
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.presets import PRESETS, listing
 from torchbeast.core.algos.optimiser_step import LinearDecay
-from torchbeast.core.algos.rmsprop import RMSprop
+from torchbeast.core.algos.optimisers import RMSprop
 from torchbeast.errors import UsageError
 
 LEARNERS: dict[str, type[LearnerFlags]] = {

@@ -31,8 +31,8 @@ from source_envs import SCHEDULES, reward_of
 from torch import Tensor
 
 from torchbeast import envs
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode, ModelInputs
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.envs import spaces
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2

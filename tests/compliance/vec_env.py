@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from torchbeast.core.envs import spaces
-from torchbeast.core.envs.random_actions import random_action
+from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv, VecStep
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
 

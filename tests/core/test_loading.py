@@ -11,8 +11,8 @@ LEARNER_SIDE = "import torchbeast.core.algos.impala, torchbeast.core.actors.regi
 
 UPDATE = """
 import torch
-from torchbeast.core.algos.adam import Adam
-from torchbeast.core.algos.rmsprop import RMSprop
+from torchbeast.core.algos.optimisers import Adam
+from torchbeast.core.algos.optimisers import RMSprop
 network = torch.nn.Linear(2, 1)
 for kind in (RMSprop, Adam):
     optimizer = kind(network.parameters(), lr=0.1)

@@ -12,9 +12,9 @@ import torch
 from implied_policy import by_definition, probabilities
 from torch import Tensor
 
+from torchbeast.core.algos.laser import implied_policy_kl
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import Discrete, MultiBinary, MultiDiscrete
-from torchbeast.core.relevance import implied_policy_kl
 
 T, B = 6, 5
 

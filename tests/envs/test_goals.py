@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchbeast.envs import EnvOptions, EnvSpec, goals, make
+from torchbeast.envs import EnvOptions, EnvSpec, env_process, make
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 
@@ -40,9 +40,9 @@ class Reach:
         return distance.sum() if self._is_scalar else distance
 
 
-def outcome_of(name: str, **kwargs: Any) -> goals.Outcome:
+def outcome_of(name: str, **kwargs: Any) -> env_process.Outcome:
     with closing(make(EnvSpec(name, kwargs), 1)) as env:
-        return goals.outcome_in(env, name)
+        return env_process.outcome_in(env, name)
 
 
 def test_a_built_in_environment_says_rewards_and_ends() -> None:
@@ -71,7 +71,7 @@ def test_a_run_asks_for_outcomes_in_a_process_that_ends_with_it() -> None:
     """The entries of observations that the run selects do not matter."""
     supervisor = Supervisor()
     keys = EnvOptions(observation_keys=("desired_goal",))
-    outcome = goals.outcome_of(EnvSpec("BitFlip", {"bits": 2}, options=keys), supervisor)
+    outcome = env_process.outcome_of(EnvSpec("BitFlip", {"bits": 2}, options=keys), supervisor)
     rewards, terminated = outcome(ACHIEVED, DESIRED)
     assert rewards.tolist() == [0, -1, 0] and terminated.tolist() == [True, False, True]
     supervisor.stop("the test is over")

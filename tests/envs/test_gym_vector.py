@@ -15,7 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from torchbeast import envs
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.gym_vector import GymVectorEnv
-from torchbeast.core.envs.random_actions import random_action
+from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
 from torchbeast.core.nest_py import flatten
 

@@ -16,7 +16,7 @@ from torchbeast import envs
 from torchbeast.core.envs import VecEnv
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, vec_env_of
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
 from torchbeast.errors import UsageError
 
 

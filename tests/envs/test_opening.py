@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
 from torchbeast.errors import RunError, UsageError
 from torchbeast.sources.servers import server_main as env_process
 
@@ -37,7 +37,7 @@ def test_an_error_of_the_environment_is_shown_without_our_own_frames() -> None:
     said = str(raised.value)
     assert said.startswith("source_envs:CannotBeMade cannot be made: ")
     assert said.endswith("OSError: no ROM in the slot")
-    assert "source_envs.py" in said and "factory.py" not in said
+    assert "source_envs.py" in said and "__init__.py" not in said
 
 
 CODE = """

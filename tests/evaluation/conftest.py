@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.evaluation import play as play_module
 

@@ -21,14 +21,14 @@ from nets_by_hand import deep_by_hand, shallow_by_hand
 from torchbeast import envs
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import CommandFlags, MonoBeastFlags
-from torchbeast.core.actors.agent import Agent, default_model, make_agent
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.registry import Agent, default_model, make_agent
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.core.specs import ActorSpec
-from torchbeast.envs.config import EnvConfig
+from torchbeast.envs.spec import EnvConfig
 from torchbeast.envs.toy import Catch
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module

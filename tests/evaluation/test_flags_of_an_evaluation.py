@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchbeast import envs
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.specs import ActorSpec
 from torchbeast.learning import checkpoint as checkpoints
 

@@ -21,9 +21,9 @@ import pytest
 
 import torchbeast
 from torchbeast import envs, monobeast
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.specs import ActorSpec
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError
 from torchbeast.evaluation import play as play_module

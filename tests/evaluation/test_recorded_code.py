@@ -14,9 +14,8 @@ import pytest
 from torchbeast import envs
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.actors.registry import make_model
+from torchbeast.core.actors.registry import make_agent, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import ActorSpec

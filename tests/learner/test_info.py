@@ -96,7 +96,7 @@ def test_keywords_that_are_no_columns_are_refused(keywords: Any) -> None:
 def test_what_is_no_number_is_none() -> None:
     from numpy import array, float64, isnan, testing, zeros
 
-    from torchbeast.core.envs.info import numbers_of_games, write_numbers
+    from torchbeast.core.envs.contract import numbers_of_games, write_numbers
 
     class Odd:
         def __array__(self, *_: Any) -> Any:

@@ -12,8 +12,8 @@ import pytest
 import torch
 from learners import impala
 
-from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.contract import ModelInputs
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import ModelInputs
-from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.actors.off_policy import QNetwork
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.config import DQNConfig, OptimiserConfig, StepConfig
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.optimiser_step import OptimiserStep
@@ -23,7 +23,7 @@ from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.core.storages.transition_replay import UNIFORM, TransitionReplay
-from torchbeast.envs.goals import outcome_in
+from torchbeast.envs.env_process import outcome_in
 from torchbeast.envs.toy import BitFlip
 from torchbeast.sources.transitions import transitions_of
 

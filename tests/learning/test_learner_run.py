@@ -19,12 +19,11 @@ from torchbeast.cli.command_line import flatten, parse
 from torchbeast.cli.flags import PolyBeastFlags
 from torchbeast.cli.learner_flags import LearnerFlags, MonoBeastFlags
 from torchbeast.cli.learner_settings import run_settings
-from torchbeast.core.actors.agent import Agent, make_agent
-from torchbeast.core.actors.config import ModelConfig
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.config import ImpalaConfig, OptimiserConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
-from torchbeast.core.specs import ActorSpec
+from torchbeast.core.specs import ActorSpec, ModelConfig
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.envs import EnvSpec
 from torchbeast.errors import RunError, UsageError

@@ -14,8 +14,8 @@ import torch
 from learners import impala
 from torch import Tensor
 
-from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.contract import ModelInputs
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.envs.spaces import ArraySpec, Discrete

@@ -14,7 +14,7 @@ from test_learner_run import GOOD, train_with
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import learner_config
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay

@@ -17,10 +17,10 @@ import torch
 from background import Background
 from learners import impala
 
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.optimiser_step import NonFiniteError
 from torchbeast.core.algos.unroll import unroll
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.batch import Feedback

@@ -13,12 +13,12 @@ import torch
 from torchbeast.cli.command_line import parse
 from torchbeast.cli.learner_flags import MonoBeastFlags
 from torchbeast.cli.learner_settings import learner_config
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.transition_replay import TransitionReplay
 from torchbeast.envs import EnvSpec
-from torchbeast.envs.goals import outcome_of
+from torchbeast.envs.env_process import outcome_of
 from torchbeast.errors import UsageError
 from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.assemble import LearnerConfig, assemble_alone

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from learners import impala, ppo
 
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.ppo import PPO

@@ -19,7 +19,7 @@ from compliance.source import Setup
 from ray_running import config_of
 from torch import nn
 
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.errors import RunError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_source

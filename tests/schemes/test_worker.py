@@ -16,7 +16,7 @@ from compliance.source import Setup
 from source_envs import Numbered
 from torch import nn
 
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.envs import EnvSpec
 from torchbeast.schemes.weights_ring import address_of

@@ -15,9 +15,9 @@ from local.local_running import running_local
 from processes.mono_running import running_mono
 
 from torchbeast import envs
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import RunError

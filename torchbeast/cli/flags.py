@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torchbeast.cli.learner_flags import LearnerFlags
 from torchbeast.core.checks import require
-from torchbeast.envs.config import EnvConfig
+from torchbeast.envs.spec import EnvConfig
 from torchbeast.reporting.metrics import MetricsConfig
 from torchbeast.schemes.config import RayConfig
 from torchbeast.sources.servers.config import (

@@ -12,11 +12,11 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.algos import registry
 from torchbeast.core.algos.config import ImpalaConfig, StepConfig
 from torchbeast.core.checks import require
-from torchbeast.envs.config import EnvConfig
+from torchbeast.core.specs import ModelConfig
+from torchbeast.envs.spec import EnvConfig
 from torchbeast.evaluation.config import NEWEST, EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig, TrainingConfig
 from torchbeast.reporting.loggers import DisplayConfig, LogConfig

@@ -10,8 +10,8 @@ from typing import Any
 
 from torchbeast.cli.command_line import flatten
 from torchbeast.cli.learner_flags import LearnerFlags
-from torchbeast.core.actors.config import ModelConfig
 from torchbeast.core.algos.registry import DEFAULT, find
+from torchbeast.core.specs import ModelConfig
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.checkpoint import Found, actor_spec

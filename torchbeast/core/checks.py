@@ -1,12 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of settings; each raises ValueError with the field's name, its range and its value.
+"""Checks of what a user gives: settings, and the arguments of `create_factory`.
 
-A value of None is a setting without a value, and passes.
+Each message names the setting, what it may be and what it was. A setting of None has no value and
+passes. The module imports nothing else of TorchBeast, so that torchbeast.core.envs can use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any, ParamSpec, TypeVar
 
 
 def require(holds: bool, sentence: str) -> None:
@@ -40,3 +46,79 @@ def one_of(choices: Sequence[str], **values: str) -> None:
     """Requires every value to be one of the choices."""
     for name, value in values.items():
         require(value in choices, f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+Class = TypeVar("Class", bound=type)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) -> None:
+    """Raises TypeError, with the names that there are, unless every given name is accepted."""
+    for name in given:
+        if name not in accepted:
+            close = get_close_matches(name, accepted, n=1)
+            hint = f"; did you mean {close[0]}?" if close else "."
+            raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
+
+
+_NUMBERS = {"int": (Integral, "a whole number"), "float": (Real, "a number")}
+
+
+def refuse_other_types(given: Mapping[str, Any], annotations: Mapping[str, Any]) -> None:
+    """Raises TypeError unless every value annotated as int, float or bool, or None, is of its type.
+
+    annotations: as Python keeps them, so also as text. Values of other types are not checked.
+    """
+    for name, value in given.items():
+        kinds = _kinds(annotations[name])
+        if value is None and "None" in kinds:
+            continue
+        match [kind for kind in kinds if kind != "None"]:
+            case ["bool"] if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False, got {value!r}")
+            case ["int" | "float" as kind]:
+                _refuse_other_number(name, value, kind)
+
+
+def _kinds(annotation: Any) -> list[str]:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return [kind.strip() for kind in text.split("|")]
+
+
+def _refuse_other_number(name: str, value: Any, kind: str) -> None:
+    number, called = _NUMBERS[kind]
+    if not isinstance(value, number) or isinstance(value, bool):
+        is_whole = isinstance(value, float) and value.is_integer()
+        hint = f": write {int(value):_}" if is_whole else ""
+        raise TypeError(f"{name} must be {called}, got {value!r}{hint}")
+
+
+def names_checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Makes a method refuse unknown keyword arguments as `refuse_unknown` does, and values as
+    `refuse_other_types` does.
+    """
+    parameters = inspect.signature(function).parameters
+    accepted = list(parameters)[1:]
+    annotations = {name: parameters[name].annotation for name in accepted}
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        owner = getattr(args[0], "__name__", type(args[0]).__name__)
+        refuse_unknown(f"{owner}.{function.__name__}", kwargs, accepted)
+        refuse_other_types({**dict(zip(accepted, args[1:], strict=False)), **kwargs}, annotations)
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def init_names_checked(cls: Class) -> Class:
+    """Makes a class refuse unknown keyword arguments, and values, as `names_checked` does."""
+    init = names_checked(cls.__init__)  # type: ignore[misc]
+
+    @functools.wraps(init)
+    def checked(self: Any, **kwargs: Any) -> None:
+        init(self, **kwargs)
+
+    setattr(cls, "__init__", checked)  # noqa: B010
+    return cls

@@ -8,7 +8,7 @@
 | `PongNoFrameskip-v4`, `Pong-v4`, `ALE/Pong-v5` | Atari games (`atari.py`, docs/atari.md) |
 | `MinAtar/Breakout-v1` | a small Atari-like game (`minatar.py`) |
 | `package.module:factory` | your own: the factory is called once for each environment, or, |
-| | when it has a parameter num_envs, once with it, and returns a VecEnv (`factory.py`) |
+| | when it has a parameter num_envs, once with it, and returns a VecEnv |
 | anything else | a Gymnasium id, `package:MyEnv-v0` included (`gym.py`) |
 
 An `EnvSpec` adds keyword arguments of the constructor to a name.
@@ -17,15 +17,15 @@ An `EnvSpec` adds keyword arguments of the constructor to a name.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torchbeast.core.envs.selection import SelectedVecEnv
-from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, check_gives_info
+from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, accepts, check_gives_info, vec_env_of
 from torchbeast.core.lazy import importing
 from torchbeast.core.specs import check_takes
-from torchbeast.envs.options import EnvOptions
-from torchbeast.envs.spec import EnvError, EnvSpec
-from torchbeast.errors import UsageError
+from torchbeast.envs.masks import masked_from_info
+from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
+from torchbeast.errors import RunError, UsageError, what_it_raised
 
 if TYPE_CHECKING:
     from torchbeast.envs.families import make_atari_test_env as make_atari_test_env
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torchbeast.envs.families import make_mujoco_train_env as make_mujoco_train_env
     from torchbeast.envs.families import make_pybullet_test_env as make_pybullet_test_env
     from torchbeast.envs.families import make_pybullet_train_env as make_pybullet_train_env
+
 
 __all__ = [
     "EnvError",
@@ -103,9 +104,7 @@ def _make(spec: EnvSpec, num_envs: int, num_threads: int, render: bool) -> VecEn
     if name in BUILT_IN:
         return _make_built_in(spec, num_envs)
     if spec.is_factory:
-        from torchbeast.envs import factory
-
-        return factory.make(spec, num_envs)
+        return _make_by_factory(spec, num_envs)
     if name.startswith(minatar.PREFIX):
         return minatar.make(spec, num_envs)
     from torchbeast.envs import gym
@@ -128,3 +127,38 @@ def _built_in(name: str) -> Callable[..., VecEnv]:
 
     environment: Callable[..., VecEnv] = getattr(toy, name)
     return environment
+
+
+def _make_by_factory(spec: EnvSpec, num_envs: int) -> VecEnv:
+    """Makes num_envs environments of the user's factory; raises UsageError."""
+    factory = spec.load()
+    ours = ("num_envs",) if accepts(factory, "num_envs") else ()
+    check_takes(factory, spec.kwargs, spec.name, ours=ours)
+    keys = spec.options.observation_keys
+    if spec.options.mask_actions:
+        factory = _masked(factory, spec.name, returns_one=not ours)
+    return vec_env_of(factory, spec.kwargs, num_envs, spec.name, keys)
+
+
+def _masked(factory: Callable[..., Any], name: str, returns_one: bool) -> Callable[..., Any]:
+    if not returns_one:
+        raise EnvError(
+            f"{name} returns a VecEnv, which has no info for --mask_actions: put an action_mask "
+            "into its observations, and leave out the flag"
+        )
+    return masked_from_info(factory)
+
+
+def make_environment(env: EnvSpec | str, num_envs: int, render: bool = False) -> VecEnv:
+    """Makes num_envs environments in a child process, with errors that a user can read.
+
+    Raises UsageError for a wrong name or argument, and RunError when the environment's own code
+    fails.
+    """
+    try:
+        return make(env, num_envs, render=render)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        name = env if isinstance(env, str) else env.name
+        raise RunError(f"{name} cannot be made: {what_it_raised(error)}") from error

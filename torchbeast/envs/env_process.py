@@ -7,11 +7,18 @@
 Environments fork processes, set signal handlers and change settings of libraries. In a child
 process none of this reaches the program. Arguments and answers are pickled, and travel over a
 socket. An error of an environment ends its process, which reports it on stdout.
+
+An environment with goals also says what a step would have brought, had the goal been another. Its
+observation is a dict with `achieved_goal` and `desired_goal`, and it has the method
+compute_reward(achieved_goal, desired_goal, info), which takes arrays [N, *shape] of any N, as the
+environments of Gymnasium-Robotics do. If it also has compute_terminated with the same arguments,
+that says where an episode would have ended; otherwise none would.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
 from multiprocessing import Pipe
@@ -20,10 +27,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
-from torchbeast.core.envs.vec_env import VecStep
-from torchbeast.envs.spec import EnvSpec
+from torchbeast.core.envs.vec_env import VecEnv, VecStep
+from torchbeast.envs.spec import EnvError, EnvSpec
 from torchbeast.errors import RunError
 from torchbeast.processes.child_process import ChildProcess, ProcessDied, end_all
+from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.waiting import waiting_for
 
 _MAIN = "torchbeast.envs.env_process_main"
@@ -103,11 +111,11 @@ class EnvProcess:
         return picture
 
     def check_goals(self) -> None:
-        """Raises EnvError unless the environment has goals, see goals.py."""
+        """Raises EnvError unless the environment has goals, see outcome_of."""
         self._call("the goals", "check_goals")
 
     def outcome(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns what other goals would have brought, see goals.py."""
+        """Returns what other goals would have brought, see outcome_of."""
         what = "the rewards of other goals"
         outcome: tuple[np.ndarray, np.ndarray] = self._call(what, "outcome", achieved, desired)
         return outcome
@@ -170,3 +178,57 @@ class EnvProcess:
             error = RunError(f"{self._name}: {error}")
         self._error = self._error or error
         self._has_ended.set()
+
+
+Outcome = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
+def outcome_of(spec: EnvSpec, supervisor: Supervisor) -> Outcome:
+    """Returns a function of achieved and desired goals [N, *shape] that gives rewards float32 [N]
+    and terminated bool [N].
+
+    It asks an environment that is never stepped, in a process that ends with the run. Raises
+    UsageError when that has no goals.
+    """
+    whole = dataclasses.replace(
+        spec, options=dataclasses.replace(spec.options, observation_keys=())
+    )
+    env = EnvProcess(whole, 1, check_goes_on=supervisor.check_goes_on)
+    ending = threading.Thread(target=env.close, name="close environment")
+    supervisor.on_close(ending.start)  # without waiting for it
+    env.check_goals()
+    return env.outcome
+
+
+def outcome_in(env: VecEnv, name: str) -> Outcome:
+    """Returns the same for an environment of this name, which may be closed afterwards."""
+    task = getattr(env, "task", env)
+    rewards = getattr(task, "compute_reward", None)
+    if rewards is None:
+        raise EnvError(
+            f"{name} has no compute_reward(achieved_goal, desired_goal, info), which "
+            "hindsight needs: leave out --hindsight_share"
+        )
+    return _Outcome(name, rewards, getattr(task, "compute_terminated", _never))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    name: str
+    rewards: Callable[..., Any]
+    terminated: Callable[..., Any]
+
+    def __call__(self, achieved: np.ndarray, desired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rewards = np.asarray(self.rewards(achieved, desired, {}), np.float32)
+        terminated = np.asarray(self.terminated(achieved, desired, {}), bool)
+        for method, found in (("compute_reward", rewards), ("compute_terminated", terminated)):
+            if found.shape != achieved.shape[:1]:
+                raise EnvError(
+                    f"{self.name}: {method} returns shape {list(found.shape)} for "
+                    f"{len(achieved)} goals, expected [{len(achieved)}]"
+                )
+        return rewards, terminated
+
+
+def _never(achieved: np.ndarray, desired: np.ndarray, info: Any) -> np.ndarray:
+    return np.zeros(len(achieved), bool)

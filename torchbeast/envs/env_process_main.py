@@ -22,9 +22,8 @@ import numpy as np
 
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv, VecStep
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.envs.env_process import Description
-from torchbeast.envs.goals import Outcome, outcome_in
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
+from torchbeast.envs.env_process import Description, Outcome, outcome_in
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised
 from torchbeast.processes.child_main import failure, follow_parent, follow_stdin, take_stdout

@@ -17,8 +17,7 @@ from typing import Any
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.envs import make
 from torchbeast.envs.atari import is_atari
-from torchbeast.envs.options import EnvOptions
-from torchbeast.envs.spec import EnvError, EnvSpec
+from torchbeast.envs.spec import EnvError, EnvOptions, EnvSpec
 
 
 def make_atari_train_env(num_envs: int, env_id: str, **options: Any) -> VecEnv:

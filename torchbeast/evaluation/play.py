@@ -29,10 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.agent import Agent, make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.ambient import one_thread
-from torchbeast.core.envs.random_actions import random_action
+from torchbeast.core.envs.spaces import random_action
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import Nest, flatten, map_leaves2
 from torchbeast.core.specs import SpecError

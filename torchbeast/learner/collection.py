@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from torchbeast.core.actors.agent import Agent, make_agent
+from torchbeast.core.actors.registry import Agent, make_agent
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.envs.families import spec_of
 from torchbeast.envs.spec import EnvSpec

@@ -31,10 +31,9 @@ import torch
 
 from torchbeast.core.actors.contract import Actor
 from torchbeast.core.ambient import OwnProcess, one_thread, own_settings
-from torchbeast.core.checks import at_least, require
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.checks import at_least, names_checked, require
+from torchbeast.core.device import CudaStream
 from torchbeast.core.envs.selection import names
-from torchbeast.core.factories import names_checked
 from torchbeast.core.storages.batch import Batch
 from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError, expanded

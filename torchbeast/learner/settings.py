@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.algos.factory import recorded
+from torchbeast.core.algos.base import recorded
 from torchbeast.core.algos.registry import name_of
 from torchbeast.core.envs.spaces import ArraySpec
 from torchbeast.core.nest_py import flatten

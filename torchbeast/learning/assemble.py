@@ -14,17 +14,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Actor, specs_of_extras
-from torchbeast.core.actors.registry import in_family
-from torchbeast.core.algos.base import Algorithm
-from torchbeast.core.algos.checks import checked
+from torchbeast.core.actors.registry import Agent, in_family
+from torchbeast.core.algos.base import Algorithm, checked
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep, is_separable
 from torchbeast.core.algos.ranks import Ranks
 from torchbeast.core.algos.slices import columns_of_a_slice
 from torchbeast.core.ambient import own_settings, use_threads
-from torchbeast.core.precision import dtype_for, has_bfloat16
+from torchbeast.core.device import dtype_for, has_bfloat16
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.errors import UsageError

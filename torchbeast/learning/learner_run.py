@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep
 from torchbeast.core.algos.ranks import Ranks

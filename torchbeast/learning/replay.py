@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbeast.core.actors.agent import Agent
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.rollout import RolloutSpec
 from torchbeast.core.storages.rollout_replay import RolloutReplay
@@ -25,7 +25,7 @@ from torchbeast.core.storages.rollout_store import (
 )
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
 from torchbeast.core.wording import worded
-from torchbeast.envs.goals import Outcome, outcome_in, outcome_of
+from torchbeast.envs.env_process import Outcome, outcome_in, outcome_of
 from torchbeast.errors import UsageError, as_usage_error
 from torchbeast.learning.assemble import LearnerConfig
 from torchbeast.learning.learner_run import Learner, LearnerRun

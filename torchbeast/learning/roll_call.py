@@ -24,7 +24,7 @@ from torch import Tensor
 from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.optimiser_step import Learnt
 from torchbeast.core.algos.torch_ranks import RankGone
-from torchbeast.core.envs.info import joined_info
+from torchbeast.core.envs.contract import joined_info
 from torchbeast.core.storages.batch import Batch, Feedback
 from torchbeast.errors import RunError
 from torchbeast.learning.training import DONE, Updates

@@ -26,7 +26,7 @@ import torch
 from torchbeast.core.algos.base import Algorithm, Counters
 from torchbeast.core.algos.optimiser_step import Learnt, NonFiniteError
 from torchbeast.core.ambient import own_settings
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.device import CudaStream
 from torchbeast.core.storages.batch import Batch
 from torchbeast.errors import RunError
 from torchbeast.learning import checkpoint as checkpoints

@@ -10,13 +10,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from torchbeast.core.actors.factory import (
+from torchbeast.core.actors.registry import (
     ActorFactory,
     OffPolicyActorCritic,
     OnPolicyActorCritic,
 )
+from torchbeast.core.algos.base import AlgoFactory
 from torchbeast.core.algos.dqn import DQN
-from torchbeast.core.algos.factory import AlgoFactory
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.laser import Laser
 from torchbeast.core.algos.ppo import PPO

@@ -33,8 +33,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.envs.spec import EnvSpec

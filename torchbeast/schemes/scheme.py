@@ -23,12 +23,18 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 
 from torchbeast.core.actors.contract import ActorCritic, specs_of_extras
-from torchbeast.core.actors.factory import ActorFactory
 from torchbeast.core.actors.off_policy import OffPolicyActor
-from torchbeast.core.algos.factory import AlgoFactory, recorded
-from torchbeast.core.checks import above, at_least, one_of, require
+from torchbeast.core.actors.registry import ActorFactory
+from torchbeast.core.algos.base import AlgoFactory, recorded
+from torchbeast.core.checks import (
+    above,
+    at_least,
+    init_names_checked,
+    one_of,
+    refuse_unknown,
+    require,
+)
 from torchbeast.core.envs.vec_env import VecEnvFactory
-from torchbeast.core.factories import init_names_checked, refuse_unknown
 from torchbeast.core.storages.storage import Storage
 from torchbeast.core.storages.transition import Transitions
 from torchbeast.core.wording import as_arguments

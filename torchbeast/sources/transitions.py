@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from torchbeast.core.ambient import own_settings
-from torchbeast.core.envs.info import joined_info
+from torchbeast.core.envs.contract import joined_info
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.core.storages.rollout import Rollout

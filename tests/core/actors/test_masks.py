@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import ActorCritic, ModelInputs
-from torchbeast.core.actors.masks import ActionMask
+from torchbeast.core.actors.contract import ActionMask, ActorCritic, ModelInputs
 from torchbeast.core.actors.registry import make_model
+from torchbeast.core.algos.laser import implied_policy_kl
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete, MultiDiscrete
-from torchbeast.core.relevance import implied_policy_kl
 from torchbeast.core.specs import ActorSpec
 from torchbeast.errors import RunError
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from torchbeast.core.actors.names import (
+from torchbeast.core.actors.leaves import (
     NAME_SIZE,
     MapTorso,
     NamesTorso,

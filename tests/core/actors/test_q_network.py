@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
-from torchbeast.core.actors.off_policy_networks import QNet
-from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.actors.off_policy import QNet, QNetwork
 from torchbeast.core.actors.registry import check_model, make_model
 from torchbeast.core.distributions import distribution_for
 from torchbeast.core.envs.spaces import ArraySpec, Box, Discrete

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.recurrent import (
+from torchbeast.core.actors.networks import (
     LSTMState,
     initial_lstm_state,
     make_core,

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import AtariNet, DeepNet, MLPNet, NormedAtariNet
-from torchbeast.core.actors.off_policy_networks import NETWORKS
-from torchbeast.core.actors.registry import ACTOR_CRITICS, OFF_POLICY, make_model
+from torchbeast.core.actors.off_policy import NETWORKS
+from torchbeast.core.actors.registry import ACTOR_CRITICS, OFF_POLICY, make_agent, make_model
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec, SpecError
 from torchbeast.errors import RunError

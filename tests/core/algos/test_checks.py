@@ -16,8 +16,7 @@ from torch import Tensor
 from torchbeast.core import losses
 from torchbeast.core.actors.networks import MLPNet
 from torchbeast.core.algos import registry
-from torchbeast.core.algos.base import Algorithm, Losses
-from torchbeast.core.algos.checks import checked
+from torchbeast.core.algos.base import Algorithm, Losses, checked
 from torchbeast.core.algos.config import ImpalaConfig
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.envs.spaces import ArraySpec, Discrete

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import DQNConfig, OptimiserConfig, StepConfig
 from torchbeast.core.algos.dqn import DQN

@@ -13,10 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.contract import ModelInputs
-from torchbeast.core.actors.masks import ActionMask
-from torchbeast.core.actors.off_policy import Critics, StochasticActorCritic
-from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.actors.contract import ActionMask, ModelInputs
+from torchbeast.core.actors.off_policy import Critics, QNetwork, StochasticActorCritic
 from torchbeast.core.algos.config import DQNConfig, SACConfig, StepConfig
 from torchbeast.core.algos.dqn import DQN
 from torchbeast.core.algos.optimiser_step import OptimiserStep

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchbeast.core.algos.adam import Adam
 from torchbeast.core.algos.config import OptimiserConfig
-from torchbeast.core.algos.rmsprop import RMSprop
+from torchbeast.core.algos.optimisers import Adam, RMSprop
 
 PAIRS: list[tuple[Any, Any, dict[str, Any]]] = [
     (RMSprop, torch.optim.RMSprop, {"lr": 0.01, "alpha": 0.9, "eps": 0.01}),

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from torchbeast.core.actors.networks import MLPNet
-from torchbeast.core.algos import return_norm
+from torchbeast.core.algos import on_policy
 from torchbeast.core.algos.config import PPOConfig
+from torchbeast.core.algos.on_policy import ReturnNorm
 from torchbeast.core.algos.ppo import PPO
-from torchbeast.core.algos.return_norm import ReturnNorm
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.storages.rollout import Rollout
 
@@ -88,7 +88,7 @@ def test_the_deviation_is_that_of_the_returns_of_all_steps(make_rollout: Make) -
 def test_environments_that_left_long_ago_are_forgotten_and_the_newest_go_on(
     make_rollout: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(return_norm, "_MOST_ENVIRONMENTS", 2)
+    monkeypatch.setattr(on_policy, "_MOST_ENVIRONMENTS", 2)
     norm, stays = ReturnNorm(GAMMA), Stream(0)
     leaving = [Stream(seed) for seed in range(1, 6)]
     for index, stream in enumerate(leaving):

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torchbeast.core.actors.off_policy import Critics, StochasticActorCritic
-from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.actors.off_policy import Critics, QNetwork, StochasticActorCritic
 from torchbeast.core.actors.registry import make_model
 from torchbeast.core.algos.config import SACConfig, StepConfig
 from torchbeast.core.algos.optimiser_step import OptimiserStep

@@ -19,9 +19,9 @@ from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import OptimiserStep
 from torchbeast.core.algos.slices import Slices, least_columns
+from torchbeast.core.device import computing_in
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.core.precision import computing_in
 from torchbeast.core.storages.rollout import Rollout
 
 T, ACTIONS = 5, 3

@@ -17,8 +17,8 @@ from fake_nethack import FakeNetHack
 from learners import impala
 from torch import Tensor
 
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.networks import MLPNet
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.impala import Impala
 from torchbeast.core.algos.optimiser_step import NonFiniteError, OptimiserStep

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from compliance.source import Running, Setup
 
-from torchbeast.core.actors.agent import make_agent
-from torchbeast.envs.opening import make_environment
+from torchbeast.core.actors.registry import make_agent
+from torchbeast.envs import make_environment
 from torchbeast.learning.weights import PublishedWeights
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig

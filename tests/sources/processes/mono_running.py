@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from compliance.source import Running, Setup
 
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.envs import EnvSpec
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.sources.config import RolloutConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 from mono_running import config_of
 
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec
 from torchbeast.envs import EnvSpec

@@ -26,7 +26,7 @@ from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, t
 from learners import impala
 from mono_running import config_of, running_mono
 
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.algos.unroll import unroll
 from torchbeast.core.envs.spaces import ArraySpec, Discrete
 from torchbeast.core.specs import ActorSpec

@@ -11,8 +11,8 @@ import pytest
 import torch
 from source_envs import Counting, Nested, Stacked
 
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.vec_env import SyncVecEnv, VecEnv
 from torchbeast.core.nest_py import flatten, map_leaves2
 from torchbeast.core.specs import ActorSpec

@@ -24,7 +24,7 @@ from serving import serving
 from source_envs import Numbered
 
 from torchbeast import envs
-from torchbeast.core.actors.agent import make_agent
+from torchbeast.core.actors.registry import make_agent
 from torchbeast.core.envs.spaces import action_space_to_json
 from torchbeast.core.envs.vec_env import VecStep
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2

@@ -1,17 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models by name: the built-in ones, or a user's "my_module:MyNet"."""
+"""Networks by name, made for the spaces of an environment, wherever they act or learn.
+
+A name is that of a built-in network, "auto", or a user's "my_module:MyNet".
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.contract import Acted, Actor, ActorCritic, ModelInputs
-from torchbeast.core.actors.masks import KEY, has_mask, mask_for
+from torchbeast.core.actors.contract import (
+    KEY,
+    Acted,
+    Actor,
+    ActorCritic,
+    ModelInputs,
+    has_mask,
+    mask_for,
+)
+from torchbeast.core.actors.leaves import Kind, is_large_image, kind_of
 from torchbeast.core.actors.networks import (
     AtariNet,
     DeepNet,
@@ -21,13 +35,23 @@ from torchbeast.core.actors.networks import (
     SmallNet,
 )
 from torchbeast.core.ambient import own_settings
+from torchbeast.core.checks import names_checked, require
 from torchbeast.core.distributions import ActionDistribution, distribution_for
-from torchbeast.core.envs.spaces import ActionSpace, ArraySpec, ObservationSpace
+from torchbeast.core.envs.frame_stack import stacked_space
+from torchbeast.core.envs.spaces import (
+    ActionSpace,
+    ArraySpec,
+    ObservationSpace,
+    num_bytes,
+    without_values,
+)
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
-from torchbeast.core.specs import ActorSpec, SpecError, check_takes, did_you_mean
+from torchbeast.core.specs import ActorSpec, SpecError, check_takes, did_you_mean, values_in
+from torchbeast.errors import RunError, UsageError, what_it_raised
 
 if TYPE_CHECKING:
     from torchbeast.core.actors.off_policy import OffPolicyActor
+
 
 ModelFactory = Callable[..., Actor]  # (observation_space, action_space, use_lstm, **kwargs)
 
@@ -41,7 +65,7 @@ ACTOR_CRITICS: dict[str, ModelFactory] = {
 }
 OFF_POLICY = tuple(f"{family}-{body}" for family in ("q", "sac", "td3") for body in ACTOR_CRITICS)
 MODELS = (*ACTOR_CRITICS, *OFF_POLICY)
-"""Names of the built-in networks. Those of off_policy_networks.py are imported when one is made."""
+"""Names of the built-in networks. Those of off_policy.py are imported when one is made."""
 
 
 def in_family(spec: ActorSpec, family: str) -> ActorSpec:
@@ -133,7 +157,7 @@ def _factory(spec: ActorSpec) -> ModelFactory:
     if spec.name in ACTOR_CRITICS:
         return ACTOR_CRITICS[spec.name]
     if spec.name in OFF_POLICY:
-        from torchbeast.core.actors.off_policy_networks import NETWORKS
+        from torchbeast.core.actors.off_policy import NETWORKS
 
         return NETWORKS[spec.name]
     if not spec.pickled and ":" not in spec.name:
@@ -212,3 +236,210 @@ def _check_state(name: str, initial: Any, after: Any) -> None:
         map_leaves2(check, initial, after)
     except ValueError as error:
         raise SpecError(f"model {name}: the recurrent state does not fit: {error}") from error
+
+
+class Agent(NamedTuple):
+    """A network that acts and learns, and what it was made for."""
+
+    model: Actor
+    spec: ActorSpec  # of the model; "auto" resolved, reads_values only if the space declares values
+    observation_bytes: int = 0  # of one environment, with frames stacked
+    observation_space: ObservationSpace = ()  # as the policy sees it, with frames stacked
+    frame_stack: int = 1  # number of frames in a stack
+
+
+def make_agent(
+    spec: ActorSpec,
+    observation_space: ObservationSpace,
+    action_space: ActionSpace,
+    frame_stack: int,
+    for_images: str = "deep",
+) -> Agent:
+    """Makes the agent for these spaces.
+
+    Raises UsageError when there is no such model, or it does not fit the spaces, and RunError, with
+    the traceback, when a model that is not built in raises an exception.
+
+    observation_space: nest of ArraySpec of one environment, before frames are stacked.
+    for_images: the model that "auto" selects for observations with an image.
+    """
+    seen = stacked_space(observation_space, frame_stack)
+    if not spec.reads_values:
+        seen = without_values(seen)
+    is_open = ":" not in spec.name and spec.name.endswith("auto")  # "q-auto" too
+    usual = spec.name.removesuffix("auto") + default_model(seen, for_images)
+    name = usual if is_open else spec.name
+    reads_values = seen != without_values(seen)
+    resolved = dataclasses.replace(spec, name=name, reads_values=reads_values)
+    try:
+        model = make_model(resolved, seen, action_space)
+    except UsageError:
+        raise
+    except Exception as error:
+        if name not in MODELS:
+            raise RunError(f"the model {name} failed: {what_it_raised(error)}") from error
+        given = f" with {values_in(spec.kwargs)}" if spec.kwargs else ""
+        raise UsageError(
+            f"the model {name}{given} does not work with this environment: {error}"
+        ) from error
+    return Agent(model, resolved, num_bytes(seen), seen, frame_stack)
+
+
+def default_model(observation_space: ObservationSpace, for_images: str) -> str:
+    """Returns the model that "auto" selects.
+
+    That is `for_images` if a leaf is an image of sufficient size, "small" for smaller images and
+    maps, and "mlp" for everything else.
+    """
+    specs: list[ArraySpec] = flatten(observation_space)
+    if any(is_large_image(spec) for spec in specs):
+        return for_images
+    return "small" if any(_has_places(spec) for spec in specs) else "mlp"
+
+
+def _has_places(spec: ArraySpec) -> bool:
+    """Returns whether neighbouring entries are related; a 2-d array of floats may be any table."""
+    is_small_image = kind_of(spec) is Kind.IMAGE and len(spec.shape) > 2
+    return is_small_image or kind_of(spec) in (Kind.MAP, Kind.STRINGS)
+
+
+EXTRACTORS = {"MLP": "mlp", "CNN": "shallow", "Fixup": "fixup", "ResNet": "deep"}
+"""The networks by the names of their feature extractors."""
+
+
+def get_feature_extractor(name: str) -> ModelFactory:
+    """Returns the network with this feature extractor: MLP (two layers), CNN (three convolutions,
+    for Atari), Fixup (a residual network without normalisation that starts as the identity) or
+    ResNet (IMPALA's residual network). Raises ValueError for another name.
+    """
+    if name not in EXTRACTORS:
+        raise ValueError(f"no feature extractor {name!r}: use {', '.join(EXTRACTORS)}")
+    return ACTOR_CRITICS[EXTRACTORS[name]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorFactory:
+    """Makes an actor; see OnPolicyActorCritic.create_factory and OffPolicyActorCritic's."""
+
+    owner: str  # the class whose create_factory made it
+    spec: ActorSpec
+    observation_space: ObservationSpace  # as the policy sees it, with frames stacked
+    action_space: ActionSpace
+    kind: type[Actor]  # of actor
+    family: str = ""  # of built-in networks, see Algorithm.family
+    restart_model: Path | None
+
+    def __call__(self, device: torch.device | str) -> Actor:
+        """Makes the actor on a device, with weights of restart_model if there is one."""
+        spec = in_family(self.spec, self.family)
+        actor = make_model(spec, self.observation_space, self.action_space).to(device)
+        self.restart(actor)
+        return actor
+
+    def trained_by(self, family: str) -> ActorFactory:
+        """Returns the factory of the network that algorithms of a family train."""
+        return dataclasses.replace(self, family=family)
+
+    def restart(self, actor: Actor) -> None:
+        """Loads the weights of restart_model; a no-op without one."""
+        if self.restart_model is not None:
+            saved = _weights_in(self.restart_model)
+            actor.load_state_dict(saved.get("model_state_dict", saved))
+
+
+def _weights_in(path: Path) -> dict[str, Any]:
+    """Returns a checkpoint or a state_dict; raises ValueError if the file has neither."""
+    needed = "give a checkpoint such as model.tar, or a state_dict that torch.save wrote"
+    try:
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ValueError(f"restart_model {path} is not there: {needed}") from None
+    except Exception as error:  # torch has no single type for a file that is none of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"restart_model {path} has no weights ({reason}): {needed}") from error
+    require(isinstance(saved, dict), f"restart_model {path} has no weights: {needed}")
+    return dict(saved)
+
+
+class OnPolicyActorCritic:
+    """Actors with a policy and a value, as PPO, IMPALA and LASER train them: every ActorCritic."""
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls,
+        obs_space: ObservationSpace,
+        action_space: ActionSpace,
+        feature_extractor_network: ModelFactory | str = "auto",
+        feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        recurrent: bool = False,
+        restart_model: str | Path | None = None,
+    ) -> ActorFactory:
+        """Returns what makes the network wherever it acts or learns.
+
+        obs_space, action_space: those that VecEnv.create_factory returns.
+        feature_extractor_network: what get_feature_extractor returns, the name of a network
+            (docs/observations.md), or your own subclass of ActorCritic, which is called with
+            (obs_space, action_space, recurrent). Default: by the observations.
+        feature_extractor_kwargs: further keyword arguments of it, such as {"hidden": 64}; JSON.
+        recurrent: whether it has an LSTM; with {"core": "gru"} among the keyword arguments, a GRU.
+        restart_model: file of weights to begin with: a checkpoint, or a state_dict.
+        """
+        network = feature_extractor_network
+        if network == "auto":
+            network = default_model(obs_space, for_images="shallow")
+        return ActorFactory(
+            owner=cls.__name__,
+            spec=_spec(network, feature_extractor_kwargs, recurrent),
+            observation_space=obs_space,
+            action_space=action_space,
+            kind=ActorCritic,
+            restart_model=None if restart_model is None else Path(restart_model),
+        )
+
+
+class OffPolicyActorCritic:
+    """Actors that see single observations, as DQN, SAC and TD3 train them: every OffPolicyActor.
+
+    The algorithm decides what is built over the feature extractor: the values of actions, or a
+    policy with critics, which are the algorithm's. Until it is known, a policy.
+    """
+
+    @classmethod
+    @names_checked
+    def create_factory(
+        cls,
+        obs_space: ObservationSpace,
+        action_space: ActionSpace,
+        feature_extractor_network: ModelFactory | str = "auto",
+        feature_extractor_kwargs: Mapping[str, Any] = MappingProxyType({}),
+        restart_model: str | Path | None = None,
+    ) -> ActorFactory:
+        """Returns what makes the network wherever it acts or learns.
+
+        feature_extractor_network: what get_feature_extractor returns, the name of a network, or
+            your own subclass of OffPolicyActor, which is called with
+            (obs_space, action_space, False). Default: by the observations.
+        Others: see OnPolicyActorCritic.
+        """
+        from torchbeast.core.actors.off_policy import OffPolicyActor
+
+        network = feature_extractor_network
+        if network == "auto":
+            network = default_model(obs_space, for_images="shallow")
+        return ActorFactory(
+            owner=cls.__name__,
+            spec=_spec(network, feature_extractor_kwargs, recurrent=False),
+            observation_space=obs_space,
+            action_space=action_space,
+            kind=OffPolicyActor,  # type: ignore[type-abstract]
+            family="sac",
+            restart_model=None if restart_model is None else Path(restart_model),
+        )
+
+
+def _spec(network: ModelFactory | str, kwargs: Mapping[str, Any], recurrent: bool) -> ActorSpec:
+    """Returns the spec of a network; a built-in one has its name."""
+    built_in = [name for name, made in ACTOR_CRITICS.items() if made is network]
+    source = built_in[0] if built_in else network
+    return ActorSpec.of(source, kwargs, use_lstm=recurrent)

@@ -5,28 +5,37 @@
                            |                      one optimiser step each, then after_step,
                         metrics                   until there are no more or stops_after
 
-An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`.
+An algorithm is a file: a Config, which becomes its flags, and a class that defines `losses`. What
+the class declares and returns is checked here, and its hyperparameters are named: they are the
+fields of its Config, with those of nested Configs, and of StepConfig. Each has the name of its
+flag, and some also have the name that is usual in implementations of PPO.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, get_args
 
+import torch
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ActorCritic, Mode
+from torchbeast.core.algos.config import OTHER_NAMES, StepConfig
+from torchbeast.core.checks import one_of, refuse_other_types, refuse_unknown, require
 from torchbeast.core.losses import Mean, Reduction
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.batch import NO_FEEDBACK, Batch, Feedback
 from torchbeast.core.storages.rollout import Rollout
+from torchbeast.core.wording import as_arguments
 from torchbeast.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchbeast.core.algos.factory import AlgoFactory
+    from torchbeast.core.actors.contract import Actor
 
 
 @dataclass
@@ -176,8 +185,6 @@ class Algorithm(ABC, Generic[BatchT]):
         other names of some. Raises TypeError for an unknown name, and ValueError for a value out of
         range.
         """
-        from torchbeast.core.algos.factory import algo_factory
-
         return algo_factory(cls, hyperparameters)
 
     @classmethod
@@ -243,3 +250,219 @@ class Algorithm(ABC, Generic[BatchT]):
 
     def after_step(self) -> None:
         """Runs after every optimiser step, without a graph: target networks, temperatures."""
+
+
+AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm[Any])
+Metrics = Mapping[str, Tensor | Mean]
+
+
+def check_class(algorithm: type[Algorithm[Any]]) -> None:
+    """Raises ValueError unless the class declares what `Algorithm` describes."""
+    name = algorithm.__name__
+    one_of(get_args(Reduction), **{f"{name}.reduction": algorithm.reduction})
+    one_of(get_args(Mode), **{f"{name}.mode": algorithm.mode})
+    require(
+        _are_names(algorithm.needs),
+        f'{name}.needs must be a tuple of names such as ("policy_logits",), '
+        f"got {algorithm.needs!r}",
+    )
+    require(
+        isinstance(algorithm.minimised_by, Mapping),
+        f"{name}.minimised_by must map terms to names of optimisers, "
+        f"got {algorithm.minimised_by!r}",
+    )
+    _check_is_class(f"{name}.takes", algorithm.takes, object)
+    _check_is_class(f"{name}.actor_type", algorithm.actor_type, Actor)
+    _check_config(name, getattr(algorithm, "Config", None))
+
+
+def _are_names(needs: Any) -> bool:
+    is_collection = isinstance(needs, Collection) and not isinstance(needs, str)
+    return is_collection and all(isinstance(extra, str) for extra in needs)
+
+
+def _check_is_class(name: str, found: Any, base: type) -> None:
+    kind = "a class" if base is object else f"a subclass of {base.__name__}"
+    fits = isinstance(found, type) and issubclass(found, base)
+    require(fits, f"{name} must be {kind}, got {found!r}")
+
+
+def _check_config(name: str, config: Any) -> None:
+    """Raises ValueError unless Config is a frozen dataclass with a default for every field."""
+    is_frozen = isinstance(config, type) and dataclasses.is_dataclass(config)
+    is_frozen = is_frozen and config.__dataclass_params__.frozen
+    require(
+        is_frozen,
+        f"{name}.Config must be a dataclass with @dataclass(frozen=True, kw_only=True), "
+        f"got {config!r}: a subclass of another algorithm's Config will do",
+    )
+    for field in dataclasses.fields(config):
+        no_default = field.default is field.default_factory is dataclasses.MISSING
+        require(
+            not (field.init and no_default),
+            f"{config.__name__}.{field.name} has no default: every field needs one, because "
+            f"it is a flag",
+        )
+
+
+def checked(algo: AlgorithmT) -> AlgorithmT:
+    """Returns the algorithm; raises UsageError if Algorithm.__init__ has not run for it."""
+    for attribute in ("actor", "models", "optimisers"):
+        if not hasattr(algo, attribute):
+            raise UsageError(
+                f"{type(algo).__name__} has no `{attribute}`: its __init__ must call "
+                "super().__init__(actor, config) first"
+            )
+    return algo
+
+
+def checked_losses(algo: Algorithm[Any], found: Losses) -> Losses:
+    """Returns the result of `losses`.
+
+    Raises ValueError unless its terms are scalars that weights can change, and its metrics scalars.
+    """
+    name = f"{type(algo).__name__}.losses"
+    require(
+        isinstance(found, Losses),
+        f"{name} must return Losses(terms, metrics), got {type(found).__name__}",
+    )
+    require(bool(found.terms), f"{name} must return at least one term to minimise, got none")
+    for term, loss in found.terms.items():
+        _check_scalar(f"{name}: the term {term}", loss, "sum it over the steps, or take the mean")
+        require(
+            loss.requires_grad or _has_frozen(algo),
+            f"{name}: the term {term} must depend on a parameter, got a constant: compute it "
+            "from the network's outputs without detach() and no_grad(), or return it as a metric",
+        )
+    _check_metrics(name, found.metrics)
+    return found
+
+
+def _has_frozen(algo: Algorithm[Any]) -> bool:
+    """Returns whether a parameter of the optimisers is frozen: a term may depend on it alone."""
+    groups = [group for optimiser in algo.optimisers.values() for group in optimiser.param_groups]
+    return not all(parameter.requires_grad for group in groups for parameter in group["params"])
+
+
+def checked_metrics(algo: Algorithm[Any], found: Metrics) -> Metrics:
+    """Returns the result of `metrics`; raises ValueError unless all are scalars."""
+    _check_metrics(f"{type(algo).__name__}.metrics", found)
+    return found
+
+
+def _check_metrics(name: str, metrics: Metrics) -> None:
+    for metric, figure in metrics.items():
+        for part in figure if isinstance(figure, Mean) else (figure,):
+            _check_scalar(f"{name}: the metric {metric}", part, "take losses.mean(values, mask)")
+
+
+def _check_scalar(name: str, found: Any, how: str) -> None:
+    """Raises ValueError unless it is a scalar; how: makes it one."""
+    if not isinstance(found, Tensor):
+        raise ValueError(f"{name} must be a scalar tensor, got {type(found).__name__}")
+    if found.dim():
+        raise ValueError(f"{name} must be a scalar, got shape {list(found.shape)}: {how}")
+
+
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlgoFactory:
+    """Makes an algorithm for an actor; see Algorithm.create_factory."""
+
+    algo: type[Algorithm[Any]]
+    config: Any  # of type algo.Config
+    step: StepConfig
+    given: frozenset[str]  # names of the hyperparameters that are not defaults
+
+    def __call__(self, device: torch.device | str, actor: Actor) -> Algorithm[Any]:
+        """Makes the algorithm, with the actor moved to the device."""
+        return self.algo(actor.to(device), self.config)
+
+    def replaced(self, **hyperparameters: Any) -> AlgoFactory:
+        """Returns this factory with other values of these hyperparameters."""
+        names = _paths(self.config)
+        config = self.config
+        for name, value in hyperparameters.items():
+            config = _replaced(config, names[name], value)
+        return dataclasses.replace(self, config=config, given=self.given | {*hyperparameters})
+
+
+def algo_factory(algo: type[Algorithm[Any]], hyperparameters: Mapping[str, Any]) -> AlgoFactory:
+    """Returns the factory of an algorithm with these hyperparameters; see create_factory."""
+    of_step = {field.name: (field.name,) for field in dataclasses.fields(StepConfig)}
+    of_algo = _paths(algo.Config())
+    known = {**of_algo, **of_step}
+    others = {other: name for other, name in OTHER_NAMES.items() if name in known}
+    refuse_unknown(f"{algo.__name__}.create_factory", hyperparameters, [*others, *known])
+    types = {name: _type(algo.Config(), path) for name, path in of_algo.items()}
+    types |= {field.name: field.type for field in dataclasses.fields(StepConfig)}
+    refuse_other_types(
+        hyperparameters, types | {other: types[name] for other, name in others.items()}
+    )
+    named = _by_flag(algo.__name__, hyperparameters, others)
+    with as_arguments({others.get(name, name): name for name in hyperparameters}, fields=True):
+        step = StepConfig(**{name: value for name, value in named.items() if name in of_step})
+        made = AlgoFactory(algo=algo, config=algo.Config(), step=step, given=frozenset(named))
+        return made.replaced(**{name: value for name, value in named.items() if name in of_algo})
+
+
+def _by_flag(
+    owner: str, hyperparameters: Mapping[str, Any], others: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns the hyperparameters by the names of flags; raises TypeError for one given twice."""
+    named: dict[str, Any] = {}
+    for name, value in hyperparameters.items():
+        flag = others.get(name, name)
+        if flag in named:
+            both = [given for given in hyperparameters if others.get(given, given) == flag]
+            raise TypeError(f"{owner}.create_factory: {' and '.join(both)} are the same, give one")
+        named[flag] = value
+    return named
+
+
+def recorded(config: Any) -> dict[str, Any]:
+    """Returns the values of a Config by the names of flags, as the programs record them."""
+    return {name: _value(config, path) for name, path in _paths(config).items()}
+
+
+def _paths(config: Any) -> dict[str, Path]:
+    """Returns the place of every setting by the name of its flag.
+
+    The flags of a nested Config that shares a name with another begin with its field's name, as on
+    the command line.
+    """
+    found = list(_settings(config))
+    counts = Counter(path[-1] for path in found)
+    shared = {path[0] for path in found if len(path) > 1 and counts[path[-1]] > 1}
+    return {"_".join(path) if path[0] in shared else path[-1]: path for path in found}
+
+
+def _settings(config: Any) -> Iterator[Path]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from ((field.name, *path) for path in _settings(value))
+        else:
+            yield (field.name,)
+
+
+def _value(config: Any, path: Path) -> Any:
+    for name in path:
+        config = getattr(config, name)
+    return config
+
+
+def _type(config: Any, path: Path) -> Any:
+    """Returns the annotation of the setting in this place."""
+    owner = _value(config, path[:-1])
+    return next(field.type for field in dataclasses.fields(owner) if field.name == path[-1])
+
+
+def _replaced(config: Any, path: Path, value: Any) -> Any:
+    """Returns the Config with another value in this place; its checks run."""
+    name, *rest = path
+    if rest:
+        value = _replaced(getattr(config, name), tuple(rest), value)
+    return dataclasses.replace(config, **{name: value})

@@ -17,7 +17,7 @@ from torchbeast.core.specs import RewardClipping
 if TYPE_CHECKING:
     from torch import nn
 
-    from torchbeast.core.algos.foreach import Foreach
+    from torchbeast.core.algos.optimisers import Foreach
 
 OTHER_NAMES = {
     "lr": "learning_rate",
@@ -88,8 +88,10 @@ class OptimiserConfig:
 
     def make(self, parameters: Iterable[nn.Parameter]) -> Foreach:
         """Returns an optimiser of these parameters."""
-        from torchbeast.core.algos.adam import Adam  # these import torch
-        from torchbeast.core.algos.rmsprop import RMSprop
+        from torchbeast.core.algos.optimisers import (
+            Adam,  # these import torch
+            RMSprop,
+        )
 
         rates = {"lr": self.learning_rate, "eps": self.epsilon}
         if self.optimiser == "rmsprop":

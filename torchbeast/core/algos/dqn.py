@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from torchbeast.core.actors.contract import Actor
-from torchbeast.core.actors.q_network import QNetwork
+from torchbeast.core.actors.off_policy import QNetwork
 from torchbeast.core.algos.base import Losses
 from torchbeast.core.algos.config import DQNConfig
 from torchbeast.core.algos.off_policy import OffPolicy, Target, mean_loss, priorities

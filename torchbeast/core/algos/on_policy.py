@@ -3,14 +3,101 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from torchbeast.core.actors.contract import Actor, ActorCritic
+from torchbeast.core.actors.running_norm import LIMIT, SMALLEST_VARIANCE, RunningNorm
 from torchbeast.core.algos.base import Algorithm
 from torchbeast.core.algos.config import ImpalaConfig
-from torchbeast.core.algos.return_norm import ReturnNorm
 from torchbeast.core.losses import clip_rewards
 from torchbeast.core.storages.rollout import Rollout
+
+_MOST_ENVIRONMENTS = 100_000  # whose returns go on; others have left the run
+
+
+class _Last(NamedTuple):
+    """The end of an environment's newest rollout."""
+
+    rollout_index: int
+    value: float  # G of its last row
+
+
+class ReturnNorm(RunningNorm):
+    """Divides rewards by the deviation of their discounted returns (Engstrom et al. 2020, arXiv
+    2005.12729, algorithm 1).
+
+        G_t = r_t + discounting * (1 - done_{t-1}) * G_{t-1}        of each environment by itself
+        r_t -> r_t / sqrt(var G), clipped to [-LIMIT, LIMIT]
+
+    The variance is that of every G so far. Nothing is subtracted from a reward: that would change
+    what is worth doing. Each batch is counted once, in order. A rollout that does not follow the
+    one that was counted last of its environment begins with a return of 0.
+    """
+
+    def __init__(self, discounting: float) -> None:
+        super().__init__(())
+        self._discounting = discounting
+        # By environment. Not saved: another part of the run begins new episodes.
+        self._last: dict[int, _Last] = {}
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        """Returns rewards of any shape in units of the deviation, float32."""
+        deviation = self.variance.clamp(min=SMALLEST_VARIANCE).sqrt()
+        return (rewards / deviation).clamp(-LIMIT, LIMIT).float()
+
+    @torch.no_grad()
+    def add(self, rollout: Rollout) -> None:
+        """Adds the returns of the steps that are new and learnt from."""
+        from_zero, shares = self._from_zero(rollout)
+        before = self._before(rollout, from_zero[-1], shares[-1])
+        returns = from_zero + shares * before
+        mask = rollout.online_mask
+        new = returns.flatten() if mask is None else returns[mask]
+        if len(new):
+            self.observe(new)
+
+    def _from_zero(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Returns G [T, B] of the steps if it was 0 before them, and the share of the true one
+        before them that is to be added. Steps that are not valid leave both as they are.
+        """
+        goes_on = self._discounting * (1.0 - rollout.done.double())
+        value, share = torch.zeros_like(goes_on[0]), torch.ones_like(goes_on[0])
+        values, shares = [], []
+        for t in range(rollout.unroll_length):
+            is_step = None if rollout.mask is None else rollout.mask[t]
+            value = _where(is_step, rollout.reward[t + 1] + goes_on[t] * value, value)
+            share = _where(is_step, goes_on[t] * share, share)
+            values.append(value)
+            shares.append(share)
+        return torch.stack(values), torch.stack(shares)
+
+    def _before(self, rollout: Rollout, from_zero: Tensor, shares: Tensor) -> Tensor:
+        """Returns G [B] before the first step, and notes those after the last of online columns;
+        from_zero, shares: of the last step, [B].
+        """
+        numbers = zip(rollout.env_index[0].tolist(), rollout.rollout_index[0].tolist(), strict=True)
+        values, kept = from_zero.tolist(), shares.tolist()
+        before = [0.0] * len(values)
+        # An environment may have several rollouts in a batch.
+        for rollout_index, env, column in sorted((n, e, c) for c, (e, n) in enumerate(numbers)):
+            if rollout.replayed is not None and bool(rollout.replayed[0, column]):
+                continue
+            last = self._last.get(env)
+            if last is not None and last.rollout_index + 1 == rollout_index:
+                before[column] = last.value
+            after = values[column] + kept[column] * before[column]
+            self._last.pop(env, None)
+            self._last[env] = _Last(rollout_index, after)  # at the end: the newest
+        while len(self._last) > _MOST_ENVIRONMENTS:
+            del self._last[next(iter(self._last))]
+        return torch.tensor(before, dtype=from_zero.dtype, device=from_zero.device)
+
+
+def _where(condition: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    return new if condition is None else torch.where(condition, new, old)
 
 
 class OnPolicy(Algorithm[Rollout]):

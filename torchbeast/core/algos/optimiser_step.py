@@ -21,8 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from torchbeast.core.algos import saving
-from torchbeast.core.algos.base import Algorithm, BatchT, Counters, Optimizer
-from torchbeast.core.algos.checks import checked_losses, checked_metrics
+from torchbeast.core.algos.base import (
+    Algorithm,
+    BatchT,
+    Counters,
+    Optimizer,
+    checked_losses,
+    checked_metrics,
+)
 from torchbeast.core.algos.config import StepConfig
 from torchbeast.core.algos.figures import (
     TOTAL,

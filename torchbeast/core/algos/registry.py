@@ -95,8 +95,7 @@ def find(name: str) -> type[Algorithm[Any]]:
     Raises SpecError when there is none, when the name is that of something else, and when its
     declarations are contradictory. Exceptions of its module are passed on as they are.
     """
-    from torchbeast.core.algos.base import Algorithm
-    from torchbeast.core.algos.checks import check_class
+    from torchbeast.core.algos.base import Algorithm, check_class
 
     found = _import(name, ALGOS.get(name, name))
     if not (isinstance(found, type) and issubclass(found, Algorithm)):

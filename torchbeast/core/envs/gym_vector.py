@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.contract import FiniteCheck, check_rewards
-from torchbeast.core.envs.info import FinalInfo
+from torchbeast.core.envs.contract import FinalInfo, FiniteCheck, check_rewards
 from torchbeast.core.envs.spaces import (
     ArrayNest,
     ArraySpec,

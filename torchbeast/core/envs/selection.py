@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from torchbeast.core.envs.info import FinalInfo
+from torchbeast.core.envs.contract import FinalInfo
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.errors import UsageError
 

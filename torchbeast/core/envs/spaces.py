@@ -522,3 +522,25 @@ def _describe(value: Any) -> str:
         return f"a {type(value).__name__} of length {len(value)}"
     array = np.asarray(value)
     return f"{array.dtype} of shape {array.shape}"
+
+
+def random_action(space: ActionSpace, num_envs: int, rng: np.random.Generator) -> Any:
+    """Returns one random action per environment, leaves [num_envs, ...].
+
+    Real numbers are drawn from a standard normal distribution; the environment clips them to its
+    bounds. Raises ValueError when a leaf of `space` is no action space.
+    """
+    return map_leaves(lambda leaf: _random_leaf(leaf, num_envs, rng), space)
+
+
+def _random_leaf(leaf: Any, num_envs: int, rng: np.random.Generator) -> np.ndarray:
+    match leaf:
+        case Discrete(n, start):
+            return rng.integers(start, start + n, num_envs)
+        case MultiDiscrete(nvec):
+            return rng.integers(0, nvec, (num_envs, len(nvec)))
+        case MultiBinary(shape):
+            return rng.integers(0, 2, (num_envs, *shape))
+        case Box(_, _, shape, dtype):
+            return rng.normal(size=(num_envs, *shape)).astype(dtype)
+    raise ValueError(f"not an action space: {leaf!r}")

@@ -26,14 +26,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
+from torchbeast.core.checks import names_checked, refuse_unknown
 from torchbeast.core.envs.contract import (
+    FinalInfo,
     FiniteCheck,
     check_environment,
+    check_keywords,
     check_vec_env,
+    gives_info,
     is_gym_vector,
 )
 from torchbeast.core.envs.frame_stack import stacked_space
-from torchbeast.core.envs.info import FinalInfo, check_keywords, gives_info
 from torchbeast.core.envs.selection import check_keys, names, select
 from torchbeast.core.envs.spaces import (
     ActionSpace,
@@ -47,7 +50,6 @@ from torchbeast.core.envs.spaces import (
     matching_leaves,
     observation_space_of,
 )
-from torchbeast.core.factories import names_checked, refuse_unknown
 from torchbeast.core.nest_py import flatten, pack_as
 from torchbeast.errors import UsageError
 

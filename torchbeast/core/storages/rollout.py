@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import specs_of_extras
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.losses import both
 from torchbeast.core.nest_py import Nest, flatten, map_leaves

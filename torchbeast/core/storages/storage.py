@@ -13,14 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchbeast.core.algos.registry import replay_of
-from torchbeast.core.checks import above, at_least, between, require
-from torchbeast.core.factories import names_checked, refuse_other_types, refuse_unknown
+from torchbeast.core.checks import (
+    above,
+    at_least,
+    between,
+    names_checked,
+    refuse_other_types,
+    refuse_unknown,
+    require,
+)
 from torchbeast.core.storages.rollout import Rollout
 from torchbeast.core.storages.transition import Transitions
 
 if TYPE_CHECKING:
-    from torchbeast.core.algos.base import Algorithm
-    from torchbeast.core.algos.factory import AlgoFactory
+    from torchbeast.core.algos.base import AlgoFactory, Algorithm
 
 
 class Storage(ABC):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchbeast.core.envs.info import joined_info
+from torchbeast.core.envs.contract import joined_info
 from torchbeast.core.storages.batch import Feedback
 from torchbeast.schemes.gradients.worker import Collected
 

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.ambient import one_thread
+from torchbeast.core.device import dtype_for
 from torchbeast.core.envs.vec_env import VecEnv
 from torchbeast.core.nest_py import map_leaves
-from torchbeast.core.precision import dtype_for
 from torchbeast.core.specs import Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.errors import RunError, UsageError, what_it_raised

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchbeast.core.actors.agent import make_agent
 from torchbeast.core.actors.contract import Actor, Mode
 from torchbeast.core.actors.env_loop import EnvLoop
-from torchbeast.core.precision import dtype_for
+from torchbeast.core.actors.registry import make_agent
+from torchbeast.core.device import dtype_for
 from torchbeast.core.specs import ActorSpec
 from torchbeast.core.storages.rollout import RolloutSpec
-from torchbeast.envs.opening import make_environment
+from torchbeast.envs import make_environment
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.processes.memory import keep_freed_memory
 from torchbeast.seeds import seed_of

@@ -20,8 +20,8 @@ import torch
 
 from torchbeast.core.actors.contract import Acted
 from torchbeast.core.actors.env_loop import EnvRow
+from torchbeast.core.envs.contract import write_numbers
 from torchbeast.core.envs.frame_stack import frame_spec, rebuild_rows, store_row
-from torchbeast.core.envs.info import write_numbers
 from torchbeast.core.envs.spaces import ArraySpec, num_bytes
 from torchbeast.core.nest_py import Nest, flatten, map_leaves, map_leaves2, pack_as
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec

@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.checks import require
 from torchbeast.core.specs import ActorSpec, Precision
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torchbeast.core.actors.contract import Actor, Mode, ModelInputs
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.device import CudaStream
 from torchbeast.core.nest_py import map_leaves
 from torchbeast.processes.cores import available_cores
 

@@ -86,7 +86,7 @@ def _make_server(
     """Returns a server, or streams that join learners, with the first environment."""
     import libtorchbeast
     from torchbeast import envs
-    from torchbeast.envs.opening import make_environment
+    from torchbeast.envs import make_environment
 
     spec, num_envs = envs.EnvSpec.from_parent(arguments["env"]), arguments["envs_per_stream"]
     # The first one is made now, so that a wrong name is reported at once.

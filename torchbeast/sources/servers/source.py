@@ -26,10 +26,10 @@ import torch
 from torch import Tensor
 
 import libtorchbeast
-from torchbeast.core.actors.agent import Agent
 from torchbeast.core.actors.contract import Mode, specs_of_extras
+from torchbeast.core.actors.registry import Agent
 from torchbeast.core.ambient import use_threads
-from torchbeast.core.cuda_stream import CudaStream
+from torchbeast.core.device import CudaStream
 from torchbeast.core.nest_py import map_leaves, map_leaves2
 from torchbeast.core.storages.rollout import Rollout, RolloutSpec
 from torchbeast.processes.descriptors import allow_descriptors

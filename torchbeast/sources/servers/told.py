@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from torchbeast.core.envs.info import final_info_of, numbers_of_games
+from torchbeast.core.envs.contract import final_info_of, numbers_of_games
 
 
 class TellingEnv:

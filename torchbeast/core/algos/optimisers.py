@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSprop and Adam as PyTorch computes them, all parameters at once.
+
+They take the place of torch.optim's, because making one of those imports PyTorch's compiler, which
+takes longer than everything else that a learner does before its first update and is never used.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+
+class Foreach(ABC):
+    """An optimiser whose settings and state have the form of torch.optim's."""
+
+    counts_steps: ClassVar[bool] = False
+    """Whether the state has the number of steps of each parameter."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], averages: Iterable[str], **settings: Any
+    ) -> None:
+        """averages: names of the state that is kept in the shape of each parameter."""
+        self._parameters: list[Tensor] = list(parameters)
+        self.param_groups: list[dict[str, Any]] = [{"params": self._parameters, **settings}]
+        self._state = [self._zeros(parameter, list(averages)) for parameter in self._parameters]
+
+    def _zeros(self, parameter: Tensor, averages: list[str]) -> dict[str, Tensor]:
+        steps = {"step": torch.zeros(())} if self.counts_steps else {}
+        return steps | {name: torch.zeros_like(parameter) for name in averages}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients, or makes them zero."""
+        for parameter in self._parameters:
+            if set_to_none:
+                parameter.grad = None
+            elif parameter.grad is not None:
+                parameter.grad.zero_()
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Moves every parameter that has a gradient."""
+        moved = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
+        if not moved:
+            return
+        found = (self._parameters[i].grad for i in moved)
+        grads = [grad for grad in found if grad is not None]
+        states = [self._state[i] for i in moved]
+        state = {name: [own[name] for own in states] for name in states[0]}
+        self._move([self._parameters[i] for i in moved], grads, state, self.param_groups[0])
+
+    @abstractmethod
+    def _move(
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Mapping[str, list[Tensor]],
+        settings: Mapping[str, Any],
+    ) -> None:
+        """Moves parameters by their gradients, in place; state: theirs, by name, in place too."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state by the parameter's number, and the settings, as torch.optim does."""
+        numbers = list(range(len(self._parameters)))
+        group = {**self.param_groups[0], "params": numbers}
+        return {"state": dict(zip(numbers, self._state, strict=True)), "param_groups": [group]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over the averages. The settings stay those that this optimiser was made with; what
+        the state lacks, such as a momentum that was not used, starts at 0.
+        """
+        for number, mine in enumerate(self._state):
+            saved = state_dict["state"].get(number, {})
+            for name, tensor in mine.items():
+                tensor.copy_(saved[name]) if name in saved else tensor.zero_()
+
+
+class RMSprop(Foreach):
+    """square_avg <- alpha square_avg + (1 - alpha) g^2;  step = g / (sqrt(square_avg) + eps).
+
+    The square average starts at 0 and eps is outside the root, as in torch.optim.RMSprop, whose
+    state_dict loads here. With momentum m the step is summed into a buffer that decays by m.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        momentum: float = 0.0,
+    ) -> None:
+        averages = ["square_avg", "momentum_buffer"] if momentum else ["square_avg"]
+        super().__init__(parameters, averages, lr=lr, alpha=alpha, eps=eps, momentum=momentum)
+
+    def _move(
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Mapping[str, list[Tensor]],
+        settings: Mapping[str, Any],
+    ) -> None:
+        square_avgs = state["square_avg"]
+        torch._foreach_mul_(square_avgs, settings["alpha"])
+        torch._foreach_addcmul_(square_avgs, grads, grads, value=1 - settings["alpha"])
+        roots = torch._foreach_sqrt(square_avgs)
+        torch._foreach_add_(roots, settings["eps"])
+        if settings["momentum"]:
+            buffers = state["momentum_buffer"]
+            torch._foreach_mul_(buffers, settings["momentum"])
+            torch._foreach_addcdiv_(buffers, grads, roots)
+            torch._foreach_add_(parameters, buffers, alpha=-settings["lr"])
+        else:
+            torch._foreach_addcdiv_(parameters, grads, roots, value=-settings["lr"])
+
+
+class Adam(Foreach):
+    """m <- beta1 m + (1 - beta1) g;  v <- beta2 v + (1 - beta2) g^2, both starting at 0.
+
+        step = m / (1 - beta1^k) / (sqrt(v / (1 - beta2^k)) + eps)     in the k-th step
+
+    With a weight decay d it is AdamW: parameters are first multiplied by 1 - lr * d (arXiv
+    1412.6980, 1711.05101). The state_dict of torch.optim.Adam and AdamW loads here.
+    """
+
+    counts_steps = True
+
+    def __init__(
+        self,
+        parameters: Iterable[nn.Parameter],
+        *,
+        lr: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        averages = ["exp_avg", "exp_avg_sq"]
+        settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(parameters, averages, **settings)
+
+    def _move(
+        self,
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        state: Mapping[str, list[Tensor]],
+        settings: Mapping[str, Any],
+    ) -> None:
+        beta1, beta2 = settings["betas"]
+        steps, m, v = state["step"], state["exp_avg"], state["exp_avg_sq"]
+        torch._foreach_add_(steps, 1)
+        torch._foreach_lerp_(m, grads, 1 - beta1)
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, value=1 - beta2)
+        counts = [step.item() for step in steps]
+        roots = torch._foreach_sqrt(v)
+        torch._foreach_div_(roots, [math.sqrt(1 - beta2**k) for k in counts])
+        torch._foreach_add_(roots, settings["eps"])
+        if settings["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - settings["lr"] * settings["weight_decay"])
+        rates = [-settings["lr"] / (1 - beta1**k) for k in counts]
+        torch._foreach_addcdiv_(parameters, m, roots, rates)
