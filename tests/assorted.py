@@ -16,6 +16,7 @@ from gymnasium import spaces as gym_spaces
 
 from torchbeast.core.envs.spaces import WIRE_DTYPES
 from torchbeast.core.nest_py import flatten, map_leaves
+from torchbeast.core.storages.rollout import Rollout
 
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 3), (2, 3, 4), (1, 2, 3, 2), (0,), (2, 0, 3)]
 KINDS = [(dtype, shape) for dtype in sorted(WIRE_DTYPES) for shape in SHAPES]
@@ -95,12 +96,40 @@ def __getattr__(name: str) -> Callable[[], Assorted]:
     return functools.partial(Assorted, observations[name])
 
 
+def check_rollout(rollout: Rollout) -> None:
+    """All shapes of a rollout agree, and a column is from replay in all rows or in none."""
+    shape = rollout.reward.shape
+    assert len(shape) == 2 and shape[0] > 1
+    for name in _LEADING:
+        for array in flatten(getattr(rollout, name)):
+            assert array.shape[:2] == shape, name
+    for name in _FLAT:
+        for array in flatten(getattr(rollout, name)):
+            assert array is None or array.shape == shape, name
+    for state in flatten(rollout.initial_agent_state):
+        assert state.dim() >= 2 and state.shape[1] == rollout.batch_size
+    count = int(rollout.truncated[1:].sum())
+    finals, seen = flatten(rollout.final_observation), flatten(rollout.observation)
+    assert len(finals) == len(seen) or not count
+    for final, leaf in zip(finals, seen, strict=False):
+        assert final.shape == (count, *leaf.shape[2:])
+    if rollout.replayed is not None:
+        assert (rollout.replayed == rollout.replayed[:1]).all()
+
+
+_LEADING = ("observation", "action", "extras")
+_FLAT = (
+    *("done", "episode_step", "episode_return", "truncated", "episode_end", "policy_version"),
+    *("env_index", "rollout_index", "info", "valid", "replayed"),
+)
+
+
 def assert_is_right(rollout: Any, observe: Callable[[int], Any]) -> None:
     """Every entry of the observations of a rollout of `Assorted` environments is as defined.
 
     The step of an episode is told by the counters: rewards, ends and steps travel on their own.
     """
-    rollout.check()
+    check_rollout(rollout)
     steps = np.where(rollout.done, 0, rollout.episode_step)
     _assert_equal(rollout.observation, observe, steps)
     rows, columns = rollout.truncations()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from assorted import check_rollout
 from bench import synthetic
 
 from torchbeast.core.actors.registry import make_agent
@@ -37,7 +38,7 @@ def test_a_synthetic_rollout_has_the_form_of_a_real_one(
 ) -> None:
     agent = make_agent(ActorSpec("mlp", use_lstm=use_lstm), observations, actions, 1)
     rollout = synthetic.rollout(agent, observations, 4, 3, extras=["policy_logits"])
-    rollout.check()
+    check_rollout(rollout)
     assert (rollout.unroll_length, rollout.batch_size) == (4, 3)
     specs = flatten(observations)
     for leaf, spec in zip(flatten(rollout.observation), specs, strict=True):

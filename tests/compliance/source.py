@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from assorted import check_rollout
 from background import Background, wait_for
 from source_envs import SCHEDULES, reward_of
 from torch import Tensor
@@ -146,7 +147,7 @@ class SourceCompliance:
 
     def test_every_field_has_its_dtype_and_shape(self, recording: Recording) -> None:
         for rollout in recording.rollouts:
-            rollout.check()
+            check_rollout(rollout)
             for name, expected in _expected_fields(recording.setup, recording.agent).items():
                 found = map_leaves(_spec_of, getattr(rollout, name))
                 if name == "final_observation":
@@ -390,7 +391,7 @@ class SourceCompliance:
         starts: dict[int, list[int]] = {}
         indices: dict[int, set[int]] = {}
         for rollout in rollouts:
-            rollout.check()
+            check_rollout(rollout)
             for b, column in enumerate(rollout.observation.unbind(1)):
                 number, start = column[0, :2].tolist()
                 assert rollout.rollout_index[:, b].eq(start // length).all()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from assorted import check_rollout
 from compliance.source import Running, Setup
 
 from torchbeast.core.storages.batch import Feedback
@@ -48,7 +49,7 @@ class NewColumns:
 
     def batches(self) -> Iterator[Rollout]:
         for rollout in self._source.batches():
-            rollout.check()
+            check_rollout(rollout)
             rollout.hand_back(Feedback(final_state=rollout.initial_agent_state))
             self.replayed += rollout.batch_size - self._batch_size
             yield rollout.columns(0, self._batch_size)

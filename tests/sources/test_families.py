@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from assorted import check_rollout
 from families import FAMILIES, Family, name_of
 from learners import impala
 from test_rollout_buffers import Player, columns_of
@@ -34,7 +35,7 @@ def test_environments_of_an_installed_family_can_be_acted_in_and_learnt_from(
         player = Player(env, model="auto", use_lstm=use_lstm, num_slots=1)
         player.play(0)
     rollout = columns_of(player, E, [(0, 0, E)])
-    rollout.check()
+    check_rollout(rollout)
     step = impala(player.actor, bytes_at_once=1, reward_clipping="none")
     figures = step.update(rollout).figures
     assert math.isfinite(figures["total_loss"]) and figures["grad_norm"] > 0

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from assorted import check_rollout
 from background import Background, wait_for
 from compliance.source import copy_of
 from shared_running import agent_of, joining, service_at
@@ -297,7 +298,7 @@ def test_every_batch_has_the_ratio_once_something_can_be_replayed(started: Start
     # The first episode ends in row 11, of rollout 2; it is inserted before batch 2 + 2.
     assert sizes == [B] * 4 + [B + SPARE] * 8
     for rollout in rollouts[4:]:
-        rollout.check()
+        check_rollout(rollout)
         assert rollout.replayed is not None
         assert rollout.replayed.tolist() == [[False] * B + [True] * SPARE] * (T + 1)
 

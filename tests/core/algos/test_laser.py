@@ -12,6 +12,7 @@ from typing import Any
 import learners
 import pytest
 import torch
+from assorted import check_rollout
 from implied_policy import by_definition, probabilities
 from torch import Tensor, nn
 
@@ -85,7 +86,7 @@ def make_mixed(make_rollout: Make) -> Make:
             "collected": T * (B - len(REPLAYED)),
         }
         rollout = make_rollout(T, B, **{**own, **settings})
-        rollout.check()
+        check_rollout(rollout)
         return rollout
 
     return make

@@ -13,6 +13,7 @@ import learners
 import numpy as np
 import pytest
 import torch
+from assorted import check_rollout
 from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
@@ -361,7 +362,7 @@ def test_a_recurrent_network_learns_whole_columns_from_their_initial_state(
     for minibatch in minibatches:
         metrics = algo.losses(minibatch).metrics
         assert metrics["ratio_distance"].total.item() == pytest.approx(0, abs=1e-4)
-        minibatch.check()
+        check_rollout(minibatch)
 
 
 @pytest.mark.parametrize(

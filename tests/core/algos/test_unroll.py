@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from assorted import check_rollout
 from torch import Tensor
 
 from torchbeast.core.actors.contract import ActorCritic, ModelInputs
@@ -61,7 +62,7 @@ def test_unrolling_equals_one_row_and_column_at_a_time(
     model = model_with(use_lstm)
     state = map_leaves(torch.randn_like, model.initial_state(B))
     rollout = make_rollout(T, B, truncated=places, terminated=[(5, 0), (0, 1)], state=state)
-    rollout.check()
+    check_rollout(rollout)
     result = unroll(model, rollout)
     for got, expected in zip(result[:3], one_by_one(model, rollout), strict=True):
         torch.testing.assert_close(got, expected)

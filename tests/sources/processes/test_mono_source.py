@@ -21,6 +21,7 @@ from unittest.mock import Mock
 import psutil
 import pytest
 import torch
+from assorted import check_rollout
 from background import wait_for
 from compliance.source import LATE, Running, Setup, SourceCompliance, copy_of, take
 from learners import impala
@@ -120,7 +121,7 @@ def collect(batches: itertools.chain[Rollout], columns: Columns, num_envs: int) 
     while sum(len(rollouts) >= 3 for rollouts in columns.values()) < num_envs:
         assert time.monotonic() < deadline, {n: len(found) for n, found in columns.items()}
         rollout = next(batches)
-        rollout.check()
+        check_rollout(rollout)
         numbers = rollout.env_index, rollout.rollout_index
         rows = torch.cat([rollout.observation, torch.stack(numbers, -1)], -1)
         for column in rows.unbind(1):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from assorted import check_rollout
 from source_envs import Counting, Nested, Stacked
 
 from torchbeast.core.actors.env_loop import EnvLoop
@@ -74,7 +75,7 @@ def columns_of(player: Player, size: int, pieces: list[tuple[int, int, int]]) ->
 def test_columns_keep_their_rows_from_any_slot(player: Player) -> None:
     pieces = [(0, 1, 3), (2, 0, 2), (1, 3, 1)]
     rollout = columns_of(player, 6, pieces)
-    rollout.check()
+    check_rollout(rollout)
     sources = [(slot, first + i) for slot, first, count in pieces for i in range(count)]
     for column, (slot, there) in enumerate(sources):
         arrays = player.rollouts.slots[slot]
@@ -114,7 +115,7 @@ def test_a_truncation_in_row_0_was_counted_by_the_rollout_before() -> None:
     player.play(1)
     for slot in (0, 1):
         rollout = columns_of(player, 2, [(slot, 0, 2)])
-        rollout.check()
+        check_rollout(rollout)
         rows, columns = rollout.truncations()
         assert (rows.tolist(), columns.tolist()) == ([T], [1])
         assert rollout.truncated[0, 1] == bool(slot)
@@ -188,7 +189,7 @@ def test_spare_columns_are_left_to_others(player: Player) -> None:
     rollout, wide = plain.rollout(), spare.rollout()
     assert wide.batch_size == E + 3 and wide.reward[:, E:].eq(1).all()
     mine = wide.columns(0, E)
-    mine.check()
+    check_rollout(mine)
     for name in (
         "observation",
         "truncated",

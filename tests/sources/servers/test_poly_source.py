@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from assorted import check_rollout
 from background import Background, wait_for
 from compliance.source import CASES, NUM_ROLLOUTS, Running, Setup, SourceCompliance, copy_of
 from serving import serving
@@ -148,7 +149,7 @@ class TestSpareColumns:
             for rollout in itertools.islice(running.source.batches(), NUM_ROLLOUTS):
                 for leaf in with_columns(rollout):
                     leaf[:, -SPARE:] = leaf[:, :1]
-                rollout.check()  # environment 0 is never truncated
+                check_rollout(rollout)  # environment 0 is never truncated
                 assert rollout.batch_size == CASES["counting"].batch_size + SPARE
         assert running.supervisor.failure is None
 
@@ -198,7 +199,7 @@ def test_the_info_of_a_game_is_in_the_row_of_its_final_return(spare_columns: int
     ):
         for rollout in itertools.islice(running.source.batches(), NUM_ROLLOUTS):
             here = rollout if spare_columns == 0 else without_spare(rollout)
-            here.check()
+            check_rollout(here)
             returns, lengths = here.finished_episodes()
             info = here.finished_info()
             assert sorted(info) == sorted(KEYWORDS)

@@ -35,9 +35,6 @@ from torchbeast.core.losses import both
 from torchbeast.core.nest_py import Nest, flatten, map_leaves
 from torchbeast.core.storages.batch import Feedback, even_bounds, ignore
 
-_FLAT = ("reward", "done", "episode_step", "episode_return")
-_FLAT_BESIDE = ("truncated", "episode_end", "policy_version", "env_index", "rollout_index")
-_FLAT_OPTIONAL = ("valid", "replayed")
 _NO_TENSORS = ("collected", "feeds_back", "hand_back")
 
 
@@ -257,52 +254,6 @@ class Rollout:
         ended = self.episode_end[1:].bool()
         return ended if self.online_mask is None else ended & self.online_mask
 
-    def check(self) -> None:
-        """Raises ValueError, naming field and shapes, unless all shapes agree."""
-        if self.reward.dim() != 2 or self.unroll_length < 1:
-            raise ValueError(_mismatch("reward", self.reward, ["T+1 > 1", "B"]))
-        optional = [name for name in _FLAT_OPTIONAL if getattr(self, name) is not None]
-        for name in (*_FLAT, *_FLAT_BESIDE, *optional):
-            self._check_leading(name, exact=True)
-        self._check_leading("info", exact=True)
-        for name in ("observation", "action", "extras"):
-            self._check_leading(name, exact=False)
-        self._check_agent_state()
-        self._check_final_observation()
-        self._check_replayed()
-
-    def _check_leading(self, name: str, exact: bool) -> None:
-        """Checks that leaves start with [T+1, B]; exact: and have no further dimensions."""
-        expected = self.reward.shape
-        for leaf in flatten(getattr(self, name)):
-            shape = leaf.shape if exact else leaf.shape[:2]
-            if shape != expected:
-                raise ValueError(_mismatch(name, leaf, [*expected, *([] if exact else ["..."])]))
-
-    def _check_agent_state(self) -> None:
-        for leaf in flatten(self.initial_agent_state):
-            if leaf.dim() < 2 or leaf.shape[1] != self.batch_size:
-                expected = ["layers", self.batch_size, "..."]
-                raise ValueError(_mismatch("initial_agent_state", leaf, expected))
-
-    def _check_replayed(self) -> None:
-        if self.replayed is not None and (mixed := self.replayed != self.replayed[:1]).any():
-            column = int(mixed.any(0).nonzero()[0])
-            raise ValueError(
-                f"replayed differs between the rows of column {column}: mark whole columns"
-            )
-
-    def _check_final_observation(self) -> None:
-        count = int(self.truncated[1:].sum())
-        if count and len(flatten(self.final_observation)) != len(flatten(self.observation)):
-            raise ValueError(f"{count} truncations, but the leaves of final_observation differ")
-        for leaf, seen in zip(
-            flatten(self.final_observation), flatten(self.observation), strict=False
-        ):
-            expected = [count, *seen.shape[2:]]
-            if list(leaf.shape) != expected:
-                raise ValueError(_mismatch("final_observation", leaf, expected))
-
 
 def _at(leaf: Tensor, places: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     """Returns a leaf [T+1, B, ...] at rows and columns [R, N], as [R, N, ...].
@@ -320,11 +271,6 @@ def _mapped(function: Callable[[Tensor], Tensor], parts: dict[str, Any]) -> dict
     return {
         name: None if nest is None else map_leaves(function, nest) for name, nest in parts.items()
     }
-
-
-def _mismatch(name: str, leaf: Tensor, expected: list[Any]) -> str:
-    sizes = ", ".join(str(size) for size in expected)
-    return f"{name} has shape {list(leaf.shape)}, expected [{sizes}]"
 
 
 class RolloutSpec(NamedTuple):
