@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from torchbeast.core.actors.contract import Actor, ModelInputs
 from torchbeast.core.actors.leaves import kind_of, needs_statistics
-from torchbeast.core.actors.networks import TorsoNetwork
+from torchbeast.core.actors.networks import TorsoActorCritic
 from torchbeast.core.actors.off_policy import QNet, SACNet, TD3Net
 from torchbeast.core.ambient import one_thread
 from torchbeast.core.device import computing_in
@@ -59,7 +59,7 @@ def table(found: list[Cost]) -> str:
 
 def _torsos(model: Actor) -> Iterable[nn.Module]:
     """Returns the torsos of a built-in network, one for each leaf."""
-    if isinstance(model, TorsoNetwork):
+    if isinstance(model, TorsoActorCritic):
         return model.leaf_torsos
     return model.features.torsos if isinstance(model, QNet | SACNet | TD3Net) else ()
 

@@ -148,7 +148,7 @@ def test_keyword_arguments_that_a_model_does_not_take_are_refused(
 
 @pytest.mark.parametrize("name", ACTOR_CRITICS)
 @pytest.mark.parametrize("use_lstm", [False, True])
-@pytest.mark.parametrize("hidden", [0, -3, 1.5, 64.0, "64", None, True, [64]])
+@pytest.mark.parametrize("hidden", [0, -3, 1.5, 64.0, "64", True, [64]])
 def test_a_width_that_no_layer_can_have_is_refused_by_its_name(
     name: str, use_lstm: bool, hidden: object
 ) -> None:

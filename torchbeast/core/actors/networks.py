@@ -16,13 +16,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
-from typing import TypeVar, cast
+from typing import ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from torchbeast.core.actors.contract import Actor, ActorCritic, ModelInputs, ModelOutput
+from torchbeast.core.actors.contract import ActorCritic, ModelInputs, ModelOutput
 from torchbeast.core.actors.leaves import VECTOR_SIZE, torso_for
 from torchbeast.core.actors.torsos import (
     SHALLOW_MINIMUM,
@@ -207,8 +207,8 @@ class LastAction(nn.Module):
         return features if self.table is None else features @ self.table
 
 
-class TorsoNetwork(Actor):
-    """Common base of actors with torsos: everything from the observation to what the heads see.
+class TorsoActorCritic(ActorCritic):
+    """Common base of actor-critics with torsos: everything but the torsos and the core.
 
     fc_size: number of features after the joint linear layer.
     sees_last_action: whether the last action is an input of the core.
@@ -250,10 +250,14 @@ class TorsoNetwork(Actor):
         last_action = 0 if self.last_action is None else self.last_action.num_features
         return self.fc.out_features + 1 + last_action
 
-    def _add_core(self, core: Core | None) -> int:
-        """Adds the core, or none; returns how many features the heads see."""
+    def _add_heads(self, core: Core | None) -> None:
+        """Adds the core, or none, and the last layers in the original's order, which saved
+        optimiser states rely on.
+        """
         self.core = core
-        return self._core_input_size if core is None else core.hidden_size
+        size = self._core_input_size if core is None else core.hidden_size
+        self.policy = nn.Linear(size, self.distribution.num_params)
+        self.baseline = nn.Linear(size, 1)
 
     def initial_state(self, batch_size: int) -> Nest[Tensor]:
         return () if self.core is None else initial_core_state(self.core, batch_size)
@@ -284,135 +288,100 @@ class TorsoNetwork(Actor):
             parts.append(self.last_action(inputs.last_action))
         return torch.cat(parts, -1)
 
-
-class TorsoActorCritic(TorsoNetwork, ActorCritic):
-    """Common base of the networks of this module: everything but the torsos."""
-
-    def _add_heads(self, core: Core | None) -> None:
-        """Adds the last layers in the original's order, which saved optimiser states rely on."""
-        size = self._add_core(core)
-        self.policy = nn.Linear(size, self.distribution.num_params)
-        self.baseline = nn.Linear(size, 1)
-
     def forward(self, inputs: ModelInputs, core_state: Nest[Tensor]) -> ModelOutput:
         features, core_state = self._run(inputs, core_state)
         baseline = self.baseline(features).squeeze(-1)
         return ModelOutput(self.policy(features), baseline, core_state)
 
 
-class DeepNet(TorsoActorCritic):
+class BuiltInNet(TorsoActorCritic):
+    """Common base of the networks that have names. Each declares what differs."""
+
+    over_images: ClassVar[OverImages]  # makes the torsos of images
+    smallest: ClassVar[int] = 1  # pixels a side of these
+    width: ClassVar[int]  # of the joint layer, and of the core
+    with_last_action: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        observation_space: ObservationSpace,
+        action_space: ActionSpace,
+        use_lstm: bool,
+        hidden: int | None = None,
+        core: str = "lstm",
+    ) -> None:
+        """hidden: None for the network's own width."""
+        make = type(self).over_images
+        torsos = [torso_for(leaf, make, self.smallest) for leaf in flatten(observation_space)]
+        width = self.width if hidden is None else hidden
+        super().__init__(torsos, action_space, width, self.with_last_action)
+        self._add_heads(self._make_core(core) if use_lstm else no_core(core))
+
+    def _make_core(self, kind: str) -> Core:
+        return make_core(kind, self._core_input_size, self.fc.out_features)
+
+
+class DeepNet(BuiltInNet):
     """IMPALA's ResNet, with an optional LSTM of 256 units, one layer."""
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: ActionSpace,
-        use_lstm: bool,
-        hidden: int = 256,
-        core: str = "lstm",
-    ) -> None:
-        torsos = torsos_from(observation_space, DeepTorso)
-        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
-        self._add_heads(
-            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
-        )
+    over_images = DeepTorso
+    width = 256
+    with_last_action = False
 
 
-class FixupNet(TorsoActorCritic):
-    """DeepNet with Fixup's residual blocks, with an optional LSTM of 256 units, one layer."""
+class FixupNet(DeepNet):
+    """DeepNet with Fixup's residual blocks."""
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: ActionSpace,
-        use_lstm: bool,
-        hidden: int = 256,
-        core: str = "lstm",
-    ) -> None:
-        torsos = torsos_from(observation_space, FixupTorso)
-        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=False)
-        self._add_heads(
-            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
-        )
+    over_images = FixupTorso
 
 
-class AtariNet(TorsoActorCritic):
+class AtariNet(BuiltInNet):
     """The original TorchBeast's network for Atari: three convolutions and an optional LSTM.
 
     The LSTM has two layers, as wide as its input. Every layer has PyTorch's default initialisation.
     The computation must not change, so that the original's checkpoints can be evaluated.
     """
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: ActionSpace,
-        use_lstm: bool,
-        hidden: int = 512,
-        core: str = "lstm",
-    ) -> None:
-        torsos = torsos_from(observation_space, ShallowTorso, SHALLOW_MINIMUM)
-        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
+    over_images = ShallowTorso
+    smallest = SHALLOW_MINIMUM
+    width = 512
+
+    def _make_core(self, kind: str) -> Core:
         size = self._core_input_size
-        self._add_heads(
-            make_core(core, size, size, num_layers=2, usual=True) if use_lstm else no_core(core)
-        )
+        return make_core(kind, size, size, num_layers=2, usual=True)
 
 
-class NormedAtariNet(TorsoActorCritic):
+class NormedAtariNet(BuiltInNet):
     """AtariNet with standardised images, orthogonally initialised: learns Pong in fewer steps."""
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: ActionSpace,
-        use_lstm: bool,
-        hidden: int = 512,
-        core: str = "lstm",
-    ) -> None:
-        torsos = torsos_from(observation_space, NormedShallowTorso, SHALLOW_MINIMUM)
-        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
-        size = self._core_input_size
-        self._add_heads(make_core(core, size, size, num_layers=2) if use_lstm else no_core(core))
+    over_images = NormedShallowTorso
+    smallest = SHALLOW_MINIMUM
+    width = 512
+
+    def _add_heads(self, core: Core | None) -> None:
+        super()._add_heads(core)
         orthogonal_(layer for layer in self.modules() if isinstance(layer, nn.Conv2d | nn.Linear))
         orthogonal_([self.policy], POLICY_GAIN)
         orthogonal_([self.baseline], BASELINE_GAIN)
 
+    def _make_core(self, kind: str) -> Core:
+        size = self._core_input_size
+        return make_core(kind, size, size, num_layers=2)
 
-class SmallNet(TorsoActorCritic):
+
+class SmallNet(BuiltInNet):
     """One convolution and a layer of 128, with an optional LSTM of 128 units, one layer."""
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: ActionSpace,
-        use_lstm: bool,
-        hidden: int = VECTOR_SIZE,
-        core: str = "lstm",
-    ) -> None:
-        torsos = torsos_from(observation_space, SmallTorso, SMALL_MINIMUM)
-        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
-        self._add_heads(
-            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
-        )
+    over_images = SmallTorso
+    smallest = SMALL_MINIMUM
+    width = VECTOR_SIZE
 
 
-class MLPNet(TorsoActorCritic):
+class MLPNet(BuiltInNet):
     """Two layers of 128 over flattened leaves, with an optional LSTM of 128 units, one layer."""
 
-    def __init__(
-        self,
-        observation_space: ObservationSpace,
-        action_space: ActionSpace,
-        use_lstm: bool,
-        hidden: int = VECTOR_SIZE,
-        core: str = "lstm",
-    ) -> None:
-        torsos = torsos_from(observation_space, None)
-        super().__init__(torsos, action_space, fc_size=hidden, sees_last_action=True)
-        self._add_heads(
-            make_core(core, self._core_input_size, hidden) if use_lstm else no_core(core)
-        )
+    over_images = None
+    width = VECTOR_SIZE
 
 
 def check_hidden(size: object) -> None:
@@ -422,8 +391,3 @@ def check_hidden(size: object) -> None:
             "the model's keyword argument hidden must be a whole number, at least 1, got "
             f"{json.dumps(size)}"
         )
-
-
-def torsos_from(space: ObservationSpace, over_images: OverImages, smallest: int = 1) -> list[Torso]:
-    """Returns a torso per leaf; over_images makes those of images from `smallest` pixels on."""
-    return [torso_for(leaf, over_images, smallest) for leaf in flatten(space)]
