@@ -179,25 +179,34 @@ class Categorical(ActionDistribution):
         return _leaf(action).long() - self._start
 
 
-class MultiCategorical(ActionDistribution):
-    """Independent choices, len(nvec) of them; actions are int64 [..., len(nvec)]."""
+class Joint(ActionDistribution):
+    """Independent distributions, whose actions a subclass packs into one."""
 
-    def __init__(self, nvec: Sequence[int]) -> None:
-        self._parts = [Categorical(n) for n in nvec]
-        self.nvec = tuple(nvec)
-        self.num_params = self.num_features = sum(nvec)
-        self.num_actions = math.prod(nvec)
+    def __init__(self, parts: Sequence[ActionDistribution]) -> None:
+        self._parts = parts
+        self._sizes = [part.num_params for part in parts]
+        self.num_params = sum(self._sizes)
+        self.num_features = sum(part.num_features for part in parts)
+        counts = [part.num_actions for part in parts]
+        self.num_actions = None if None in counts else math.prod(n for n in counts if n is not None)
 
-    def sample(self, params: Tensor) -> Tensor:
-        return torch.stack([part.sample(own) for part, own in self._zip(params)], -1)
+    @abstractmethod
+    def _pack(self, leaves: list[Any]) -> Nest[Tensor]:
+        """Returns the action that consists of these, one for each part."""
 
-    def mode(self, params: Tensor) -> Tensor:
-        return torch.stack([part.mode(own) for part, own in self._zip(params)], -1)
+    @abstractmethod
+    def _leaves(self, action: Nest[Tensor]) -> Sequence[Tensor]:
+        """Returns the action of each part."""
+
+    def sample(self, params: Tensor) -> Nest[Tensor]:
+        return self._pack([part.sample(own) for part, own in self._zip(params)])
+
+    def mode(self, params: Tensor) -> Nest[Tensor]:
+        return self._pack([part.mode(own) for part, own in self._zip(params)])
 
     def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        choices = _leaf(action).unbind(-1)
-        pairs = zip(self._zip(params), choices, strict=True)
-        return _sum([part.log_prob(own, choice) for (part, own), choice in pairs])
+        pairs = zip(self._zip(params), self._leaves(action), strict=True)
+        return _sum([part.log_prob(own, leaf) for (part, own), leaf in pairs])
 
     def entropy(self, params: Tensor) -> Tensor:
         return _sum([part.entropy(own) for part, own in self._zip(params)])
@@ -206,19 +215,32 @@ class MultiCategorical(ActionDistribution):
         pairs = zip(self._zip(p), self._zip(q), strict=True)
         return _sum([part.kl(own_p, own_q) for (part, own_p), (_, own_q) in pairs])
 
-    def zero_action(self, batch_shape: Sequence[int]) -> Tensor:
-        return torch.zeros((*batch_shape, len(self._parts)), dtype=torch.int64)
+    def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
+        return self._pack([part.zero_action(batch_shape) for part in self._parts])
 
     def features(self, action: Nest[Tensor]) -> Tensor:
-        choices = _leaf(action).unbind(-1)
-        parts = zip(self._parts, choices, strict=True)
-        return torch.cat([part.features(choice) for part, choice in parts], -1)
+        parts = zip(self._parts, self._leaves(action), strict=True)
+        return torch.cat([part.features(leaf) for part, leaf in parts], -1)
 
     def choices(self, params: Tensor) -> list[Tensor]:
-        return [own.log_softmax(-1) for _, own in self._zip(params)]
+        return [choice for part, own in self._zip(params) for choice in part.choices(own)]
 
-    def _zip(self, params: Tensor) -> list[tuple[Categorical, Tensor]]:
-        return list(zip(self._parts, torch.split(params, list(self.nvec), -1), strict=True))
+    def _zip(self, params: Tensor) -> list[tuple[ActionDistribution, Tensor]]:
+        return list(zip(self._parts, torch.split(params, self._sizes, -1), strict=True))
+
+
+class MultiCategorical(Joint):
+    """Independent choices, len(nvec) of them; actions are int64 [..., len(nvec)]."""
+
+    def __init__(self, nvec: Sequence[int]) -> None:
+        super().__init__([Categorical(n) for n in nvec])
+        self.nvec = tuple(nvec)
+
+    def _pack(self, leaves: list[Any]) -> Tensor:
+        return torch.stack(leaves, -1)
+
+    def _leaves(self, action: Nest[Tensor]) -> Sequence[Tensor]:
+        return _leaf(action).unbind(-1)
 
 
 class Bernoulli(ActionDistribution):
@@ -390,7 +412,7 @@ class SquashedGaussian(Gaussian):
         return self.in_box(u.tanh())
 
 
-class Product(ActionDistribution):
+class Product(Joint):
     """Independent distributions in a tuple or dict; actions are nests of that structure."""
 
     def __init__(
@@ -398,49 +420,14 @@ class Product(ActionDistribution):
         space: spaces.ActionSpace,
         over_box: Callable[[spaces.Box], ActionDistribution] | None = None,
     ) -> None:
+        super().__init__([distribution_for(part, over_box) for part in flatten(space)])
         self._space = space
-        self._parts = [distribution_for(part, over_box) for part in flatten(space)]
-        self._sizes = [part.num_params for part in self._parts]
-        self.num_params = sum(self._sizes)
-        self.num_features = sum(part.num_features for part in self._parts)
-        counts = [part.num_actions for part in self._parts]
-        self.num_actions = None if None in counts else math.prod(n for n in counts if n is not None)
 
-    def sample(self, params: Tensor) -> Nest[Tensor]:
-        return self._pack([part.sample(own) for part, own in self._zip(params)])
-
-    def mode(self, params: Tensor) -> Nest[Tensor]:
-        return self._pack([part.mode(own) for part, own in self._zip(params)])
-
-    def log_prob(self, params: Tensor, action: Nest[Tensor]) -> Tensor:
-        pairs = zip(self._zip(params), self._leaves(action), strict=True)
-        return _sum([part.log_prob(own, leaf) for (part, own), leaf in pairs])
-
-    def entropy(self, params: Tensor) -> Tensor:
-        return _sum([part.entropy(own) for part, own in self._zip(params)])
-
-    def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        pairs = zip(self._zip(p), self._zip(q), strict=True)
-        return _sum([part.kl(own_p, own_q) for (part, own_p), (_, own_q) in pairs])
-
-    def zero_action(self, batch_shape: Sequence[int]) -> Nest[Tensor]:
-        return self._pack([part.zero_action(batch_shape) for part in self._parts])
-
-    def features(self, action: Nest[Tensor]) -> Tensor:
-        parts = zip(self._parts, self._leaves(action), strict=True)
-        return torch.cat([part.features(leaf) for part, leaf in parts], -1)
-
-    def choices(self, params: Tensor) -> list[Tensor]:
-        return [choice for part, own in self._zip(params) for choice in part.choices(own)]
-
-    def _pack(self, leaves: list[Nest[Tensor]]) -> Nest[Tensor]:
+    def _pack(self, leaves: list[Any]) -> Nest[Tensor]:
         packed: Nest[Tensor] = pack_as(self._space, leaves)
         return packed
 
-    def _zip(self, params: Tensor) -> list[tuple[ActionDistribution, Tensor]]:
-        return list(zip(self._parts, torch.split(params, self._sizes, -1), strict=True))
-
-    def _leaves(self, action: Nest[Tensor]) -> list[Tensor]:
+    def _leaves(self, action: Nest[Tensor]) -> Sequence[Tensor]:
         leaves = flatten(action)
         if len(leaves) != len(self._parts):
             counts = f"{len(self._parts)} parts, the action {len(leaves)}"
