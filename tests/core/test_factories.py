@@ -98,7 +98,7 @@ def make_cartpole(limit: int = 500) -> Any:
 def test_a_misspelt_name_is_refused_at_once_with_the_names_that_there_are(
     create: Any, wrong: str, meant: str
 ) -> None:
-    with pytest.raises(TypeError, match=rf"{wrong}.*did you mean {meant}\?.* It takes .*{meant}"):
+    with pytest.raises(TypeError, match=rf"{wrong}.*did you mean {meant}.*\? It takes .*{meant}"):
         create(**{wrong: 1})
 
 

@@ -116,10 +116,10 @@ def test_selection_works_for_a_gymnasium_environment() -> None:
 @pytest.mark.parametrize(
     ("keys", "sentence"),
     [
-        (["aa"], r"observations have no 'aa' \(did you mean a\?\); --observation_keys may name "),
+        (["aa"], r"observations have no 'aa'; did you mean a\? --observation_keys may name "),
         (
             ["a", "b/gird"],
-            r"have no 'b/gird' \(did you mean b/grid\?\); --observation_keys may name",
+            r"have no 'b/gird'; did you mean b/grid\? --observation_keys may name",
         ),
         (["xyz"], r"have no 'xyz'; --observation_keys may name (mission )?a b/grid"),
         (["a/b"], r"have no 'a/b'"),

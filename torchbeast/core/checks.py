@@ -53,12 +53,18 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns the end of a message that suggests the closest known names, or an empty string."""
+    by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
+    close = get_close_matches(name.lower(), by_lower, n=3)
+    return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
+
+
 def refuse_unknown(owner: str, given: Iterable[str], accepted: Collection[str]) -> None:
     """Raises TypeError, with the names that there are, unless every given name is accepted."""
     for name in given:
         if name not in accepted:
-            close = get_close_matches(name, accepted, n=1)
-            hint = f"; did you mean {close[0]}?" if close else "."
+            hint = did_you_mean(name, accepted) or "."
             raise TypeError(f"{owner} takes no {name!r}{hint} It takes {', '.join(accepted)}")
 
 

@@ -28,12 +28,12 @@ import inspect
 import json
 import operator
 import pickle
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
+from torchbeast.core.checks import did_you_mean
 from torchbeast.errors import UsageError
 
 Precision = Literal["auto", "float32", "bfloat16"]
@@ -159,13 +159,6 @@ def import_module(module_name: str, wanted: str) -> ModuleType:
             f"{wanted}: there is no module {error.name}; install it, or start the program in its "
             "folder"
         ) from error
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Returns the end of a message that suggests the closest known names, or an empty string."""
-    by_lower = {candidate.lower(): candidate for candidate in sorted(known)}
-    close = get_close_matches(name.lower(), by_lower, n=3)
-    return f"; did you mean {' or '.join(by_lower[match] for match in close)}?" if close else ""
 
 
 def check_takes(

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from torchbeast.core.checks import did_you_mean
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
-from torchbeast.core.specs import did_you_mean
 from torchbeast.envs.spec import EnvError, EnvSpec
 
 # Thirty minutes of play at 60 frames a second, the usual limit of an episode in the literature.

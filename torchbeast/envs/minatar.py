@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 
+from torchbeast.core.checks import did_you_mean
 from torchbeast.core.envs.spaces import ArrayNest, ArraySpec, Discrete
 from torchbeast.core.envs.vec_env import VecStep, check_discrete, environment_seeds
-from torchbeast.core.specs import check_takes, did_you_mean
+from torchbeast.core.specs import check_takes
 from torchbeast.envs.spec import EnvError, EnvSpec
 
 PREFIX = "MinAtar/"

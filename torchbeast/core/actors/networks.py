@@ -297,7 +297,7 @@ class TorsoActorCritic(ActorCritic):
 class BuiltInNet(TorsoActorCritic):
     """Common base of the networks that have names. Each declares what differs."""
 
-    over_images: ClassVar[OverImages]  # makes the torsos of images
+    over_images: ClassVar[type[Torso] | None]  # makes the torsos of images
     smallest: ClassVar[int] = 1  # pixels a side of these
     width: ClassVar[int]  # of the joint layer, and of the core
     with_last_action: ClassVar[bool] = True
@@ -311,7 +311,7 @@ class BuiltInNet(TorsoActorCritic):
         core: str = "lstm",
     ) -> None:
         """hidden: None for the network's own width."""
-        make = type(self).over_images
+        make = self.over_images
         torsos = [torso_for(leaf, make, self.smallest) for leaf in flatten(observation_space)]
         width = self.width if hidden is None else hidden
         super().__init__(torsos, action_space, width, self.with_last_action)
@@ -329,10 +329,12 @@ class DeepNet(BuiltInNet):
     with_last_action = False
 
 
-class FixupNet(DeepNet):
+class FixupNet(BuiltInNet):
     """DeepNet with Fixup's residual blocks."""
 
     over_images = FixupTorso
+    width = 256
+    with_last_action = False
 
 
 class AtariNet(BuiltInNet):

@@ -35,7 +35,7 @@ from torchbeast.core.actors.networks import (
     SmallNet,
 )
 from torchbeast.core.ambient import own_settings
-from torchbeast.core.checks import names_checked, require
+from torchbeast.core.checks import did_you_mean, names_checked, require
 from torchbeast.core.distributions import ActionDistribution, distribution_for
 from torchbeast.core.envs.frame_stack import stacked_space
 from torchbeast.core.envs.spaces import (
@@ -46,7 +46,7 @@ from torchbeast.core.envs.spaces import (
     without_values,
 )
 from torchbeast.core.nest_py import flatten, map_leaves, map_leaves2
-from torchbeast.core.specs import ActorSpec, SpecError, check_takes, did_you_mean, values_in
+from torchbeast.core.specs import ActorSpec, SpecError, check_takes, values_in
 from torchbeast.errors import RunError, UsageError, what_it_raised
 
 if TYPE_CHECKING:

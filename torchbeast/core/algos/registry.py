@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchbeast.core import specs
+from torchbeast.core.checks import did_you_mean
 
 if TYPE_CHECKING:
     from torchbeast.core.algos.base import Algorithm
@@ -121,7 +122,7 @@ def config_of(name: str) -> type:
 
 def _import(name: str, path: str) -> Any:
     if ":" not in path:
-        hint = specs.did_you_mean(name, ALGOS)
+        hint = did_you_mean(name, ALGOS)
         known = ", ".join(ALGOS)
         raise specs.SpecError(f"no algorithm {name!r}: use {known}, or my_module:MyAlgo{hint}")
     try:

@@ -8,9 +8,9 @@ Selected entries keep their place: {"inventory": {"glyphs": ...}}.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from torchbeast.core.checks import did_you_mean
 from torchbeast.core.envs.contract import FinalInfo
 from torchbeast.core.envs.spaces import ActionSpace, ArrayNest, ObservationSpace
 from torchbeast.errors import UsageError
@@ -70,7 +70,7 @@ def check_keys(observation: Any, keys: Sequence[str], whose: str) -> None:
     for key in keys:
         if not select(observation, [key]):
             raise UsageError(
-                f"{whose}: its observations have no {key!r}{_hint(key, known)}; "
+                f"{whose}: its observations have no {key!r}{did_you_mean(key, known) or ';'} "
                 f"--observation_keys may name {' '.join(known)}"
             )
 
@@ -112,8 +112,3 @@ def _below(name: str, keys: Sequence[str]) -> list[str]:
     """Returns the keys relative to the entry `name`, of those that select inside it."""
     start = f"{name}/"
     return [key.removeprefix(start) for key in keys if key.startswith(start)]
-
-
-def _hint(key: str, known: Sequence[str]) -> str:
-    close = get_close_matches(key, known, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
