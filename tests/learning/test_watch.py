@@ -11,7 +11,8 @@ import pytest
 from torchbeast.learning.training import NoMoment
 from torchbeast.learning.watch import Watch
 from torchbeast.processes.supervisor import Supervisor
-from torchbeast.reporting.diagnosis import Diagnosis
+from torchbeast.reporting.diagnosis import Diagnosis, Reading
+from torchbeast.reporting.display import Progress
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -74,15 +75,14 @@ def test_a_checkpoint_that_is_due_in_a_long_update_is_tried_until_there_is_a_mom
 
 
 @pytest.mark.parametrize("live", [2, 0])
-def test_nothing_is_advised_to_a_run_that_has_no_stream_left(
-    monkeypatch: pytest.MonkeyPatch, live: int
-) -> None:
-    monkeypatch.setattr("torchbeast.learning.watch.learner_metrics", lambda _: [])
+def test_nothing_is_advised_to_a_run_that_has_no_stream_left(live: int) -> None:
     advice, display = Diagnosis("environment", "more servers help"), Mock()
+    training = Mock(updates_here=1, updates=1, progress=Progress(), figures={})
+    training.reading.return_value = Reading(0.0, {})
     watch = Watch(
-        training=Mock(updates_here=1),
+        training=training,
         source=Mock(away=list),
-        saving=Mock(),
+        saving=Mock(saved_at=0.0, failed=0),
         advise=lambda _: advice,
         title="",
         total_steps=1,

@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import io
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from torchbeast.reporting.diagnosis import Diagnosis, Shares, lost_streams
+from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, lost_streams
 from torchbeast.reporting.display import (
     Display,
     Progress,
@@ -28,19 +30,31 @@ from torchbeast.sources.contract import Away, Shortage
 BUSY = Shares(environment=0.8, inference=0.15, queueing=0.05, learning=0.38, waiting=0.62)
 
 
-def shown(step: int, **changes: Any) -> Shown:
+def shown(
+    step: int,
+    status: Mapping[str, float] | None = None,
+    total_steps: int = 100_000,
+    away: Sequence[Away] = (),
+    shares: Shares = UNKNOWN,
+    diagnosis: Diagnosis | None = None,
+    **changes: Any,
+) -> Shown:
     usual = {
         "step": step,
-        "total_steps": 100_000,
         "episodes": 3,
-        "mean_return": 0.25,
-        "loss": float("nan"),
-        "mean_length": 12.4,
-        "lag": (1.5, 4.0),
-        "learner_queue_size": 2,
-        "collectors": ("streams", 4),
+        "returns": deque([0.25]),
+        "lengths": deque([12.4]),
+        "mean_lag": 1.5,
+        "max_lag": 4.0,
     }
-    return Shown(**(usual | changes))
+    return Shown(
+        progress=Progress(**(usual | changes)),
+        total_steps=total_steps,
+        status={"learner_queue_size": 2, "live_streams": 4} | dict(status or {}),
+        away=away,
+        shares=shares,
+        diagnosis=diagnosis,
+    )
 
 
 def plain_lines(*each: tuple[float, Shown]) -> list[str]:
@@ -107,10 +121,10 @@ def test_means_are_over_as_many_episodes_as_were_asked_for() -> None:
 def test_collected_steps_are_shown_until_the_first_update() -> None:
     lines = plain_lines(
         (0, shown(0)),
-        (1, shown(0, collected=16)),
-        (2, shown(0, collected=300)),
-        (6, shown(0, collected=1200)),
-        (7, shown(640, collected=1500, loss=2.5)),
+        (1, shown(0, {"collected_steps": 16})),
+        (2, shown(0, {"collected_steps": 300})),
+        (6, shown(0, {"collected_steps": 1200})),
+        (7, shown(640, {"collected_steps": 1500}, loss=2.5)),
     )
     begins = [line.partition("  steps/s")[0] for line in lines]
     assert begins == [
@@ -124,8 +138,8 @@ def test_collected_steps_are_shown_until_the_first_update() -> None:
 def test_a_replay_is_shown_where_there_is_one() -> None:
     without, online_alone, later = plain_lines(
         (0, shown(0)),
-        (5, shown(640, replay_fill=0.004)),
-        (10, shown(1280, replay_fill=0.341, relevant_share=0.92)),
+        (5, shown(640, {"replay_fill": 0.004})),
+        (10, shown(1280, {"replay_fill": 0.341}, relevant_share=0.92)),
     )
     assert "replay" not in without
     assert "queue 2  replay 0 %, - relevant  streams 4" in online_alone
@@ -144,14 +158,14 @@ def test_a_diagnosis_is_printed_when_the_limiting_stage_changes() -> None:
 def test_no_plain_line_is_longer_than_180_columns() -> None:
     figures = shown(
         123_456_789,
+        {"learner_queue_size": 1024, "live_streams": 1000},
         total_steps=1_000_000_000,
         episodes=1_234_567,
-        mean_return=-12_345.67,
+        returns=deque([-12_345.67]),
         loss=-1_234_567.89,
-        mean_length=12_345.0,
-        lag=(123.4, 456.0),
-        learner_queue_size=1024,
-        collectors=("streams", 1000),
+        lengths=deque([12_345]),
+        mean_lag=123.4,
+        max_lag=456.0,
     )
     (first, line) = plain_lines((0, shown(100_000_000)), (3600, figures))
     assert "steps/s 6,516" in line and "lag 123.4/456" in line and len(line) <= 180
@@ -163,8 +177,8 @@ def test_lost_streams_are_reported_at_once_with_the_time_since() -> None:
     busy, loss = Diagnosis("environment", "add servers"), lost_streams(away, live=2)
     lines = plain_lines(
         (0, shown(10, diagnosis=busy)),
-        (5, shown(20, away=away, collectors=("streams", 2), diagnosis=loss)),
-        (10, shown(30, away=away, collectors=("streams", 2), diagnosis=loss)),
+        (5, shown(20, {"live_streams": 2}, away=away, diagnosis=loss)),
+        (10, shown(30, {"live_streams": 2}, away=away, diagnosis=loss)),
         (15, shown(40)),
     )
     assert [line.rpartition("  streams ")[2] for line in lines if line.startswith("steps")] == [

@@ -8,8 +8,8 @@ import math
 import re
 import socket
 import sys
+from collections import deque
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -17,9 +17,8 @@ from scraping import free_port, scraped
 
 from torchbeast import polybeast_env
 from torchbeast.errors import UsageError
-from torchbeast.reporting.display import Shown
+from torchbeast.reporting.display import Progress, Shown
 from torchbeast.reporting.metrics import (
-    LearnerFigures,
     Metric,
     Metrics,
     MetricsConfig,
@@ -30,32 +29,20 @@ from torchbeast.sources.contract import Away
 pytest.importorskip("prometheus_client")
 
 
-def figures(**changed: Any) -> LearnerFigures:
-    shown = Shown(
-        step=1200,
+def figures(updates: int = 30, **status: float) -> Shown:
+    usual = {"learner_queue_size": 3, "live_streams": 4, "collected_steps": 1500}
+    lost = {"lost_streams": 2, "restarted_streams": 1, "retired_streams": 3}
+    return Shown(
+        run="mine",
+        progress=Progress(step=1200, episodes=7, returns=deque([-0.5])),
         total_steps=9000,
-        episodes=7,
-        mean_return=-0.5,
-        loss=1.5,
-        mean_length=math.nan,
-        lag=(1.0, 2.0),
-        learner_queue_size=3,
-        collectors=("streams", 4),
+        status=usual | lost | status,
         away=[Away("unix:a", 2.0)],
-        collected=1500,
-    )
-    return LearnerFigures(
-        **{
-            "run": "mine",
-            "shown": shown,
-            "updates": 30,
-            "status": {"lost_streams": 2, "restarted_streams": 1, "retired_streams": 3},
-            "seconds": {"environment": 5.5, "learning": 1.25},
-            "row": {"entropy": 0.75, "mean_episode_return": math.nan},
-            "saved_at": 1e9,
-            "failed_saves": 1,
-            **changed,
-        }
+        updates=updates,
+        seconds={"environment": 5.5, "learning": 1.25},
+        row={"entropy": 0.75, "mean_episode_return": math.nan},
+        saved_at=1e9,
+        failed_saves=1,
     )
 
 
@@ -142,13 +129,11 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     documented = set(
         re.findall(r"`torchbeast_(\w+)", " ".join(row.split(" | ")[0] for row in rows))
     )
-    shown = dataclasses.replace(figures().shown, replay_fill=0.5)
-    streams = figures(shown=shown)
-    actors = dataclasses.replace(shown, collectors=("actors", 2))
-    mono = figures(shown=actors, status={"replaced_actors": 1})
+    actors = {"learner_queue_size": 3, "live_actors": 2, "replaced_actors": 1}
+    mono = dataclasses.replace(figures(), status=actors)
     servers = Mock(activity=dict, addresses=[], replaced=0)
     served = [
-        *learner_metrics(streams),
+        *learner_metrics(figures(replay_fill=0.5)),
         *learner_metrics(mono),
         *polybeast_env._metrics(servers, []),
     ]

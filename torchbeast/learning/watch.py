@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from torchbeast.learning.saving import CheckpointNotWritten, Saving
 from torchbeast.learning.training import NoMoment, Training
@@ -19,10 +19,10 @@ from torchbeast.reporting.diagnosis import (
     alive,
     lost_streams,
 )
-from torchbeast.reporting.display import Display, Progress, Shown
-from torchbeast.reporting.metrics import LearnerFigures, Metrics, learner_metrics
+from torchbeast.reporting.display import Display, Shown
+from torchbeast.reporting.metrics import Metrics, learner_metrics
 from torchbeast.reporting.waiting import warn
-from torchbeast.sources.contract import Away, Source
+from torchbeast.sources.contract import Source
 
 _SHOW_EVERY_S = 1.0
 _MOMENT_S = 10.0  # that a periodic checkpoint may hold up the display
@@ -68,22 +68,22 @@ class Watch:
         away = self.source.away()
         _, live = alive(status)
         advice = self.advise(shares) if live else None  # for those that play
-        diagnosis = lost_streams(away, live) or advice
-        shown = self._shown(self.training.progress, status, away, shares, diagnosis)
-        display.show(shown)
-        self.metrics.show(learner_metrics(self._figures(shown, status)))
-
-    def _figures(self, shown: Shown, status: Mapping[str, float]) -> LearnerFigures:
-        return LearnerFigures(
-            run=self.run,
-            shown=shown,
-            updates=self.training.updates,
+        shown = Shown(
+            progress=replace(self.training.progress),  # which the learner threads change meanwhile
+            total_steps=self.total_steps,
             status=status,
+            away=away,
+            shares=shares,
+            diagnosis=lost_streams(away, live) or advice,
+            run=self.run,
+            updates=self.training.updates,
             seconds=self.training.reading().seconds,
             row=self.training.figures,
             saved_at=self.saving.saved_at,
             failed_saves=self.saving.failed,
         )
+        display.show(shown)
+        self.metrics.show(learner_metrics(shown))
 
     def _save_if_possible(self) -> bool:
         """Saves; a failure is only a warning, since a full disk may have room again next time.
@@ -97,30 +97,3 @@ class Watch:
         except CheckpointNotWritten as error:
             warn(f"{error}; the run goes on")
         return True
-
-    def _shown(
-        self,
-        progress: Progress,
-        status: Mapping[str, float],
-        away: Sequence[Away],
-        shares: Shares,
-        diagnosis: Diagnosis | None,
-    ) -> Shown:
-        return Shown(
-            step=progress.step,
-            total_steps=self.total_steps,
-            episodes=progress.episodes,
-            mean_return=progress.mean_return(),
-            loss=progress.loss,
-            mean_length=progress.mean_length(),
-            lag=(progress.mean_lag, progress.max_lag),
-            learner_queue_size=int(status["learner_queue_size"]),
-            collectors=alive(status),
-            away=away,
-            retired=int(status.get("retired_streams", 0)),
-            collected=int(status.get("collected_steps", 0)),
-            replay_fill=status.get("replay_fill"),
-            relevant_share=progress.relevant_share,
-            shares=shares,
-            diagnosis=diagnosis,
-        )

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from torchbeast.core.wording import typed
-from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, percent
+from torchbeast.reporting.diagnosis import UNKNOWN, Diagnosis, Shares, alive, percent
 from torchbeast.sources.contract import Away, since
 
 _RECENT = 100  # episodes in the means, unless `keep_last` changes it
@@ -149,24 +149,25 @@ _OF_LOSSES = ("lost", "ending")  # diagnoses that are said at once
 
 @dataclass(frozen=True, kw_only=True)
 class Shown:
-    """The figures to display at one moment."""
+    """The figures of a run at one moment, for its display and its metrics."""
 
-    step: int
+    progress: Progress
     total_steps: int
-    episodes: int
-    mean_return: float  # of the last episodes; NaN: none has ended yet
-    loss: float
-    mean_length: float  # of the last episodes, in env steps; NaN: none has ended yet
-    lag: tuple[float, float]  # policy lag of the last batch, in versions: mean and maximum
-    learner_queue_size: int
-    collectors: tuple[str, int]  # kind and number of those that are alive: ("streams", 4)
+    status: Mapping[str, float]  # of the source
     away: Sequence[Away] = ()  # lost streams
-    retired: int = 0  # streams that are not tried any more
-    collected: int = 0  # env steps since the program started, learnt from or not
-    replay_fill: float | None = None  # share of the replay that is filled; None: there is none
-    relevant_share: float = math.nan  # of the replayed states of the last batch; NaN: unknown
     shares: Shares = UNKNOWN
     diagnosis: Diagnosis | None = None  # None: unknown yet
+    run: str = ""  # name of the run
+    updates: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)  # since the start, by stage
+    row: Mapping[str, float] = field(default_factory=dict)  # last row of the log
+    saved_at: float = math.nan  # Unix time of the last checkpoint of this process; NaN: none yet
+    failed_saves: int = 0
+
+    @property
+    def collected(self) -> int:
+        """Env steps since the program started, learnt from or not."""
+        return int(self.status.get("collected_steps", 0))
 
 
 class Rate:
@@ -201,10 +202,10 @@ class Display(Panel):
     def show(self, shown: Shown, now: float | None = None) -> None:
         """Updates the display; call it about once a second."""
         now = time.monotonic() if now is None else now
-        cells = _cells(shown, self._rate.add(shown.step, now))
+        cells = _cells(shown, self._rate.add(shown.progress.step, now))
         has_lines = not (self._only_warnings or self._draw(_panel(self._title, cells, shown)))
         if now - self._last_line >= _PLAIN_EVERY_S or self._began(shown):
-            self._last_line, self._step, self._collected = now, shown.step, shown.collected
+            self._last_line, self._step, self._collected = now, shown.progress.step, shown.collected
             news = self._news(shown, now)
             for line in [line_of(cells), *news] if has_lines else []:
                 self._print(line)
@@ -213,7 +214,7 @@ class Display(Panel):
         """Returns whether the first steps or the first update just came: both get a line of their
         own.
         """
-        return self._step == 0 < shown.step or self._collected == 0 < shown.collected
+        return self._step == 0 < shown.progress.step or self._collected == 0 < shown.collected
 
     def _news(self, shown: Shown, now: float) -> list[str]:
         """Returns a diagnosis that differs from the last one; a lost stream is reported at once,
@@ -222,7 +223,7 @@ class Display(Panel):
         found = shown.diagnosis
         if self._said in _OF_LOSSES and not shown.away:
             self._said = None  # the next lost stream is a new event
-            _log.info("no stream is lost any more; %d are connected", shown.collectors[1])
+            _log.info("no stream is lost any more; %d are connected", alive(shown.status)[1])
         if found is None or found.limit == self._said:
             return []
         if now - self._last_said < _SAID_EVERY_S and found.limit not in _OF_LOSSES:
@@ -235,44 +236,45 @@ class Display(Panel):
 
 def _cells(shown: Shown, rate: float) -> dict[str, str]:
     """Returns each figure as text; an unknown one is a dash."""
-    left = (shown.total_steps - shown.step) / rate if rate > 0 else math.nan
-    collectors, _ = shown.collectors
+    progress = shown.progress
+    left = (shown.total_steps - progress.step) / rate if rate > 0 else math.nan
+    collectors, live = alive(shown.status)
     return {
-        "steps": f"{shown.step:,} of {shown.total_steps:,}",
+        "steps": f"{progress.step:,} of {shown.total_steps:,}",
         **_collected(shown),
         "steps/s": f"{rate:,.0f}",
         "left": clock(left),
-        "episodes": f"{shown.episodes:,}",
-        "mean return": _number(shown.mean_return),
-        "length": _number(shown.mean_length, digits=0),
-        "loss": _number(shown.loss),
-        "lag": _lag(*shown.lag),
-        "queue": f"{shown.learner_queue_size}",
+        "episodes": f"{progress.episodes:,}",
+        "mean return": _number(progress.mean_return()),
+        "length": _number(progress.mean_length(), digits=0),
+        "loss": _number(progress.loss),
+        "lag": _lag(progress.mean_lag, progress.max_lag),
+        "queue": f"{shown.status['learner_queue_size']:.0f}",
         **_replay(shown),
-        collectors: _alive(shown),
+        collectors: _alive(shown, live),
     }
 
 
 def _collected(shown: Shown) -> dict[str, str]:
     """Returns the collected steps before the first update, when no other figure changes."""
-    waits = math.isnan(shown.loss) and shown.collected
+    waits = math.isnan(shown.progress.loss) and shown.collected
     return {"collected": f"{shown.collected:,}"} if waits else {}
 
 
 def _replay(shown: Shown) -> dict[str, str]:
     """Returns how full the replay is, and how much of what is replayed is learnt from."""
-    if shown.replay_fill is None:
+    if (fill := shown.status.get("replay_fill")) is None:
         return {}
-    return {"replay": f"{percent(shown.replay_fill)}, {percent(shown.relevant_share)} relevant"}
+    return {"replay": f"{percent(fill)}, {percent(shown.progress.relevant_share)} relevant"}
 
 
-def _alive(shown: Shown) -> str:
+def _alive(shown: Shown, live: int) -> str:
     """Returns the number alive: "4", or "2 of 4, 1 lost 12 s ago, 1 retired"."""
-    _, count = shown.collectors
+    retired = int(shown.status.get("retired_streams", 0))
     others = [f"{len(shown.away)} {since(shown.away)}"] if shown.away else []
-    others += [f"{shown.retired} retired"] if shown.retired else []
-    total = count + len(shown.away) + shown.retired
-    return ", ".join([f"{count} of {total}", *others]) if others else f"{count}"
+    others += [f"{retired} retired"] if retired else []
+    total = live + len(shown.away) + retired
+    return ", ".join([f"{live} of {total}", *others]) if others else f"{live}"
 
 
 def clock(seconds: float) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from torchbeast.core.checks import require
 from torchbeast.errors import UsageError
+from torchbeast.reporting.diagnosis import alive
 from torchbeast.reporting.display import Shown
 
 _log = logging.getLogger("torchbeast.metrics")
@@ -143,50 +144,36 @@ def _shown(config: MetricsConfig) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class LearnerFigures:
-    """The figures of a run at one moment that become metrics."""
-
-    run: str  # name of the run
-    shown: Shown
-    updates: int
-    status: Mapping[str, float]  # of the source
-    seconds: Mapping[str, float]  # of acting and learning since the start, by stage
-    row: Mapping[str, float]  # last row of the log
-    saved_at: float  # Unix time of the last checkpoint of this process; NaN: none yet
-    failed_saves: int
-
-
-def learner_metrics(figures: LearnerFigures) -> list[Metric]:
+def learner_metrics(shown: Shown) -> list[Metric]:
     """Returns the metrics of a run."""
-    return [*_progress(figures), *_workers(figures), *_checkpoints(figures), *_learning(figures)]
+    return [*_progress(shown), *_workers(shown), *_checkpoints(shown), *_learning(shown)]
 
 
-def _progress(figures: LearnerFigures) -> list[Metric]:
-    shown = figures.shown
+def _progress(shown: Shown) -> list[Metric]:
+    progress = shown.progress
     return [
-        Metric(name="run_info", help="1, for the run.", values={figures.run: 1.0}, label="xpid"),
-        _total("env_steps", "Environment steps learnt from, since the run began.", shown.step),
-        _total("updates", "Updates of the weights, since the run began.", figures.updates),
-        _total("episodes", "Episodes that have ended, since the run began.", shown.episodes),
+        Metric(name="run_info", help="1, for the run.", values={shown.run: 1.0}, label="xpid"),
+        _total("env_steps", "Environment steps learnt from, since the run began.", progress.step),
+        _total("updates", "Updates of the weights, since the run began.", shown.updates),
+        _total("episodes", "Episodes that have ended, since the run began.", progress.episodes),
         _total(
             "collected_env_steps",
             "Environment steps since the program started, learnt from or not.",
             shown.collected,
         ),
         _gauge("target_env_steps", "Environment steps to learn from in all.", shown.total_steps),
-        _gauge("mean_episode_return", "Mean return of the last episodes.", shown.mean_return),
+        _gauge("mean_episode_return", "Mean return of the last episodes.", progress.mean_return()),
         _gauge(
             "mean_episode_length",
             "Mean length of the last episodes in environment steps.",
-            shown.mean_length,
+            progress.mean_length(),
         ),
     ]
 
 
-def _workers(figures: LearnerFigures) -> list[Metric]:
-    shown, status = figures.shown, figures.status
-    kind, live = shown.collectors
+def _workers(shown: Shown) -> list[Metric]:
+    status = shown.status
+    kind, live = alive(status)
     states = {"live": float(live), "lost": float(len(shown.away))}
     if "retired_streams" in status:
         states["retired"] = float(status["retired_streams"])
@@ -195,7 +182,7 @@ def _workers(figures: LearnerFigures) -> list[Metric]:
         _gauge(
             "learner_queue_rollouts",
             "Rollouts that wait to be learnt from.",
-            shown.learner_queue_size,
+            status["learner_queue_size"],
         ),
     ]
     for name, text in (
@@ -205,42 +192,40 @@ def _workers(figures: LearnerFigures) -> list[Metric]:
     ):
         if name in status:
             found.append(_total(name, text, status[name]))
-    if shown.replay_fill is not None:
-        found.append(
-            _gauge("replay_fill_ratio", "Share of the replay that is filled.", shown.replay_fill)
-        )
+    if (fill := status.get("replay_fill")) is not None:
+        found.append(_gauge("replay_fill_ratio", "Share of the replay that is filled.", fill))
     return found
 
 
-def _checkpoints(figures: LearnerFigures) -> list[Metric]:
+def _checkpoints(shown: Shown) -> list[Metric]:
     return [
         _gauge(
             "last_checkpoint_timestamp_seconds",
             "Unix time of the last checkpoint of this process.",
-            figures.saved_at,
+            shown.saved_at,
         ),
         _total(
             "failed_checkpoints",
             "Checkpoints that could not be written, since the program started.",
-            figures.failed_saves,
+            shown.failed_saves,
         ),
     ]
 
 
-def _learning(figures: LearnerFigures) -> list[Metric]:
+def _learning(shown: Shown) -> list[Metric]:
     seconds = "Seconds of all workers and learner threads, since the program started."
     return [
         Metric(
             name="stage_seconds",
             help=seconds,
-            values=figures.seconds,
+            values=shown.seconds,
             label="stage",
             kind="counter",
         ),
         Metric(
             name="log",
             help="The figures of the last row of logs.csv.",
-            values=figures.row,
+            values=shown.row,
             label="column",
         ),
     ]
