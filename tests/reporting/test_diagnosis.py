@@ -24,13 +24,11 @@ from torchbeast.reporting.diagnosis import (
     UNKNOWN,
     Collection,
     Reading,
-    Setup,
     Shares,
     Window,
     alive,
     diagnose,
     lost_streams,
-    setup_of,
     shares,
     spent,
 )
@@ -51,19 +49,14 @@ EVEN = Shares(environment=0.6, inference=0.3, queueing=0.1, learning=0.9, waitin
 ALL = {"starved": STARVED, "policy": SLOW_POLICY, "learner": SLOW_LEARNER, "room": NO_ROOM}
 
 
-def setup(program: str = "monobeast", **changes: Any) -> Setup:
+def setup(program: str = "monobeast", **changes: Any) -> Collection:
     """Returns a setup, by default of 2 processes on 2 cores."""
-    collection = Collection(
-        program=program,
-        num_actors=changes.pop("num_actors", 8),
-        processes=None if program == "polybeast_learner" else 2,
-        fixed_lag=changes.pop("fixed_lag", None),
-    )
-    usual: dict[str, Any] = {"cores": 2, "has_gpu": False, "has_large_model": True}
-    return Setup(collection=collection, **(usual | changes))
+    usual: dict[str, Any] = {"num_actors": 8, "fixed_lag": None, "cores": 2, "model_size": 500_000}
+    processes = None if program == "polybeast_learner" else 2
+    return Collection(program=program, processes=processes, **(usual | changes))
 
 
-def said(found: Shares, to: Setup) -> str:
+def said(found: Shares, to: Collection) -> str:
     diagnosis = diagnose(found, to)
     assert diagnosis is not None
     return diagnosis.sentence
@@ -169,13 +162,13 @@ def test_a_limiting_learner_gets_recommendations_for_learning() -> None:
         "a smaller --model or a GPU helps, more workers do not"
     )
     assert "GPU" not in said(SLOW_LEARNER, setup(has_gpu=True))
-    assert "--batch_size" in said(SLOW_LEARNER, setup(has_large_model=False))
+    assert "--batch_size" in said(SLOW_LEARNER, setup(model_size=499_999))
 
 
 @pytest.mark.parametrize("found", ALL.values(), ids=ALL)
 def test_a_smaller_model_is_only_recommended_for_large_models(found: Shares) -> None:
     for program in FLAGS:
-        assert "--model" not in said(found, setup(program, has_large_model=False))
+        assert "--model" not in said(found, setup(program, model_size=499_999))
 
 
 def test_a_fixed_lag_is_named_when_actors_wait_for_it() -> None:
@@ -190,21 +183,13 @@ def test_every_diagnosis_fits_a_line_and_names_only_flags_of_the_program() -> No
             own |= {f"--{name}" for name in flatten(PolyBeastEnvFlags())}
         for found in [*ALL.values(), EVEN]:
             for cores in (1, 2, 64):
-                for gpu, large in product((False, True), repeat=2):
-                    to = setup(program, cores=cores, has_gpu=gpu, has_large_model=large)
+                for gpu, size in product((False, True), (499_999, 500_000)):
+                    to = setup(program, cores=cores, has_gpu=gpu, model_size=size)
                     sentence = said(found, to)
                     assert len(sentence) <= 160 and "\n" not in sentence
                     assert set(re.findall(r"--\w+", sentence)) <= own
                     checked += 1
     assert checked == 240
-
-
-@pytest.mark.parametrize(("parameters", "is_large"), [(499_999, False), (500_000, True)])
-def test_a_model_of_half_a_million_parameters_is_large(parameters: int, is_large: bool) -> None:
-    collection = Collection(program="polybeast", num_actors=4, processes=2, fixed_lag=None)
-    made = setup_of(collection, 6, True, parameters)
-    assert (made.cores, made.has_gpu, made.has_large_model) == (6, True, is_large)
-    assert made.has_free_cores
 
 
 def test_with_lost_streams_the_diagnosis_is_their_loss() -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -41,7 +41,7 @@ from torchbeast.learning.watch import Adviser, Watch
 from torchbeast.learning.weights import Publisher
 from torchbeast.processes.cores import available_cores
 from torchbeast.processes.memory import check_buffers, free_memory, keep_freed_memory
-from torchbeast.reporting.diagnosis import Collection, diagnose, setup_of
+from torchbeast.reporting.diagnosis import Collection, diagnose
 from torchbeast.reporting.display import Progress, next_commands, summary
 from torchbeast.reporting.log_files import LoggedRun, Logger, Logs
 from torchbeast.reporting.loggers import FILES, DisplayConfig
@@ -372,9 +372,14 @@ class LearnerRun:
     def _adviser(self, made: Assembled[Any]) -> Adviser:
         """Returns a function that names the bottleneck of this run from its time shares."""
         size = sum(parameter.numel() for parameter in made.agent.model.parameters())
-        has_gpu = made.compute.device.type == "cuda"
-        setup = setup_of(self.settings.collection, available_cores(), has_gpu, size)
-        return functools.partial(diagnose, setup=setup)
+        collection = self.settings.collection
+        facts = replace(
+            collection,
+            cores=collection.cores or available_cores(),
+            has_gpu=made.compute.device.type == "cuda",
+            model_size=size,
+        )
+        return functools.partial(diagnose, facts=facts)
 
     def _until_the_end(self, watch: Watch, training: Training, saving: Saving) -> None:
         supervisor = self.session.supervisor

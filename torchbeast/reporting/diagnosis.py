@@ -87,33 +87,20 @@ class Diagnosis(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Collection:
-    """How a program collects rollouts."""
+    """How a program collects rollouts and learns from them: the facts that advice depends on."""
 
     program: str  # monobeast, polybeast, polybeast_learner, raybeast
     num_actors: int  # number of environments
     processes: int | None  # processes of this run that step environments; None: others' servers
     fixed_lag: int | None
-    cores: int | None = None  # of all machines together; None: those of this machine
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """The facts that advice depends on."""
-
-    collection: Collection
-    cores: int
-    has_gpu: bool
-    has_large_model: bool
+    cores: int = 0  # of all machines together; 0: those of this machine
+    has_gpu: bool = False
+    model_size: int = 0  # number of parameters
 
     @property
-    def program(self) -> str:
-        """monobeast, polybeast, polybeast_learner or raybeast."""
-        return self.collection.program
-
-    @property
-    def processes(self) -> int | None:
-        """Number of processes of this run that step environments; None: others' servers."""
-        return self.collection.processes
+    def has_large_model(self) -> bool:
+        """Whether an update takes longer than its overhead."""
+        return self.model_size >= _LARGE_MODEL
 
     @property
     def acts_where_it_steps(self) -> bool:
@@ -124,16 +111,6 @@ class Setup:
     def has_free_cores(self) -> bool:
         """Whether there are more cores than processes of this run that step environments."""
         return self.processes is not None and self.processes < self.cores
-
-
-def setup_of(collection: Collection, cores: int, has_gpu: bool, model_size: int) -> Setup:
-    """Returns the facts that advice depends on; model_size: number of parameters."""
-    return Setup(
-        collection=collection,
-        cores=cores if collection.cores is None else collection.cores,
-        has_gpu=has_gpu,
-        has_large_model=model_size >= _LARGE_MODEL,
-    )
 
 
 def spent(now: Reading, before: Reading) -> dict[str, float]:
@@ -170,12 +147,12 @@ class Window:
         return shares(now, before) if now.time - before.time >= _MINIMUM_S else UNKNOWN
 
 
-def diagnose(shares: Shares, setup: Setup) -> Diagnosis | None:
+def diagnose(shares: Shares, facts: Collection) -> Diagnosis | None:
     """Names the limit of the run; None while the shares are unknown."""
     if any(map(math.isnan, shares)):
         return None
     limit = _limit(shares)
-    return Diagnosis(limit, f"{_finding(limit, shares)}: {_advice(limit, setup)}")
+    return Diagnosis(limit, f"{_finding(limit, shares)}: {_advice(limit, facts)}")
 
 
 def lost_streams(away: Sequence[Away], live: int) -> Diagnosis | None:
@@ -211,63 +188,63 @@ def _finding(limit: Limit, shares: Shares) -> str:
             return f"{idle}, workers wait for room {room}"
 
 
-def _advice(limit: Limit, setup: Setup) -> str:
+def _advice(limit: Limit, facts: Collection) -> str:
     match limit:
         case "learner":
-            return f"the learner is the limit; {_faster_learner(setup)}"
+            return f"the learner is the limit; {_faster_learner(facts)}"
         case "room":
-            return _more_room(setup)
+            return _more_room(facts)
         case "environment":
-            return _faster_environments(setup)
+            return _faster_environments(facts)
         case "inference":
-            return _faster_inference(setup)
+            return _faster_inference(facts)
         case "none":
             return "both keep pace"
 
 
-def _faster_learner(setup: Setup) -> str:
-    if not setup.has_large_model:
+def _faster_learner(facts: Collection) -> str:
+    if not facts.has_large_model:
         return "larger updates (--batch_size, --unroll_length) cost less a step"
-    return f"a smaller --model{'' if setup.has_gpu else ' or a GPU'} helps, more workers do not"
+    return f"a smaller --model{'' if facts.has_gpu else ' or a GPU'} helps, more workers do not"
 
 
-def _more_room(setup: Setup) -> str:
-    if not setup.acts_where_it_steps:
+def _more_room(facts: Collection) -> str:
+    if not facts.acts_where_it_steps:
         return "a larger --max_learner_queue_size lets them go on"
-    if setup.collection.fixed_lag is not None:
-        return f"they wait for the weights that --fixed_lag {setup.collection.fixed_lag} demands"
+    if facts.fixed_lag is not None:
+        return f"they wait for the weights that --fixed_lag {facts.fixed_lag} demands"
     return "more --num_buffers let them go on"
 
 
-def _faster_environments(setup: Setup) -> str:
-    if setup.processes is None:
+def _faster_environments(facts: Collection) -> str:
+    if facts.processes is None:
         return "more servers (polybeast_env --num_servers) help where cores are free"
-    if setup.has_free_cores:
-        return _more_processes(setup)
-    if setup.has_gpu or not setup.has_large_model:
-        return f"all {setup.cores} cores are in use; only more cores or a faster environment help"
+    if facts.has_free_cores:
+        return _more_processes(facts)
+    if facts.has_gpu or not facts.has_large_model:
+        return f"all {facts.cores} cores are in use; only more cores or a faster environment help"
     return (
-        f"they share all {setup.cores} cores with the learner, more processes do not help; "
+        f"they share all {facts.cores} cores with the learner, more processes do not help; "
         "more cores or a smaller --model do"
     )
 
 
-def _more_processes(setup: Setup) -> str:
+def _more_processes(facts: Collection) -> str:
     """Advises more processes, by the flag that limits their number."""
-    by_itself = _NUM_PROCESSES.get(setup.program, "--num_processes")
-    flag = "--num_actors" if setup.processes == setup.collection.num_actors else by_itself
-    return f"raise {flag}; {setup.processes} of {setup.cores} cores step environments"
+    by_itself = _NUM_PROCESSES.get(facts.program, "--num_processes")
+    flag = "--num_actors" if facts.processes == facts.num_actors else by_itself
+    return f"raise {flag}; {facts.processes} of {facts.cores} cores step environments"
 
 
-def _faster_inference(setup: Setup) -> str:
-    if setup.acts_where_it_steps and setup.has_free_cores:
-        return _more_processes(setup)
+def _faster_inference(facts: Collection) -> str:
+    if facts.acts_where_it_steps and facts.has_free_cores:
+        return _more_processes(facts)
     larger_batches = _LARGER_BATCHES
-    if setup.processes is None:  # a learner alone has such a flag too, which makes no environments
+    if facts.processes is None:  # a learner alone has such a flag too, which makes no environments
         larger_batches = "more polybeast_env --num_actors, for larger batches"
-    if not setup.acts_where_it_steps and setup.has_gpu:
+    if not facts.acts_where_it_steps and facts.has_gpu:
         return f"raise --num_inference_threads, or add {larger_batches}"
-    return f"add {larger_batches}{', or use a smaller --model' * setup.has_large_model}"
+    return f"add {larger_batches}{', or use a smaller --model' * facts.has_large_model}"
 
 
 def percent(share: float) -> str:
