@@ -304,36 +304,6 @@ def test_a_damaged_checkpoint_is_named_once_and_the_next_is_evaluated(
     assert said.count("is no readable checkpoint") == 1 == said.count("\n")
 
 
-@pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The checkpoints that were read."""
-    read, found = checkpoints.load, []
-
-    def noted(path: Path, needed: Sequence[str] = checkpoints.KEYS) -> dict[str, Any]:
-        found.append(path)
-        return read(path, needed)
-
-    monkeypatch.setattr(checkpoints, "load", noted)
-    return found
-
-
-@pytest.mark.parametrize("fault", [{"stats": None}, {"format": 10**6}])
-def test_a_checkpoint_of_no_use_is_read_again_only_when_it_has_changed(
-    run: Path, reads: list[Path], fault: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
-    watch = Watched()
-    save(run, 500, 1.0, **fault)
-    follow(
-        run,
-        lambda: None,
-        lambda: None,
-        lambda: (save(run, 1000, 1.0), watch.leave()),
-        watch=watch,
-    )
-    assert steps(run) == [1000] and reads == [run / "model.tar"] * 2
-    assert capsys.readouterr().err.count("waiting for the next checkpoint") == 1
-
-
 def test_a_checkpoint_that_a_disk_fails_to_give_is_read_again(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -156,20 +156,11 @@ class Follower:
         """Returns whether there is a file that was not tried."""
         return _time_of(self._path) not in (None, self._tried)
 
-    @property
-    def _may_be_better(self) -> bool:
-        """Whether the file that was tried may be readable now, without being written again."""
-        if isinstance(self._problem, checkpoints.Unreadable):
-            return True
-        faults_of_file = (checkpoints.Damaged, checkpoints.Unsuitable)
-        return self._problem is not None and not isinstance(self._problem, faults_of_file)
-
     def _look(self) -> bool:
-        """Evaluates the newest checkpoint if it is new; returns whether it was.
-
-        One that cannot be read is tried again, unless it is the file's own fault.
+        """Evaluates the newest checkpoint if it is new or could not be read before; returns whether
+        it did.
         """
-        if not self._is_new() and not self._may_be_better:
+        if not self._is_new() and self._problem is None:
             return False
         self._tried = _time_of(self._path)  # one that is replaced from here on is new again
         try:

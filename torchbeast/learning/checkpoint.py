@@ -70,10 +70,6 @@ class Unreadable(Damaged):
     """A file whose disk reports an error: mostly a bad sector, seldom one that passes."""
 
 
-class Unsuitable(UsageError):
-    """A whole file that this program cannot use: no checkpoint of a run, or of a later format."""
-
-
 def save(path: Path, checkpoint: Mapping[str, Any]) -> None:
     """Writes the checkpoint; the previous file stays until the new one is complete on the disk."""
     write_atomically(path, as_bytes(checkpoint))
@@ -90,9 +86,8 @@ def as_bytes(checkpoint: Mapping[str, Any]) -> memoryview:
 def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
     """Reads a checkpoint to the CPU.
 
-    Raises Damaged if it is none, Unsuitable if it lacks a `needed` key or is of a later format,
-    another UsageError if it is not there or may not be read, and RunError if the machine cannot
-    read it now.
+    Raises Damaged if it is none, another UsageError if it lacks a `needed` key, is of a later
+    format, is not there, or may not be read, and RunError if the machine cannot read it now.
     """
     try:
         with open(path, "rb") as file:
@@ -115,9 +110,9 @@ def load(path: Path, needed: Sequence[str] = KEYS) -> dict[str, Any]:
         raise Damaged(path, _fault(path, error)) from error
     found = checkpoint if isinstance(checkpoint, dict) else {}
     if missing := [key for key in needed if key not in found]:
-        raise Unsuitable(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
+        raise UsageError(f"{path} is no checkpoint of a run: it lacks {', '.join(missing)}")
     if found.get("format", FORMAT) > FORMAT:
-        raise Unsuitable(
+        raise UsageError(
             f"{path} has format {found['format']}, but this TorchBeast reads formats up to "
             f"{FORMAT}: use the newer TorchBeast that wrote it"
         )
