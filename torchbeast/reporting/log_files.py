@@ -169,10 +169,7 @@ class LogFiles:
         """
         self._fields_path = folder / "fields.csv"
         self._fields = read_fields(folder)
-        end_last_line(folder / "logs.csv")
-        if step is not None:
-            _drop_rows_after(folder / "logs.csv", step, self._fields)
-        last_tick, last_time = _last(folder / "logs.csv")
+        last_tick, last_time = _resumed(folder / "logs.csv", step, self._fields)
         self._tick, self._time = last_tick + 1, WallTime(at_least=last_time)
         self._logs = AppendedFile(folder / "logs.csv")
 
@@ -269,22 +266,23 @@ def _cut_after_last_newline(path: Path) -> None:
     os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
 
 
-def _drop_rows_after(path: Path, step: int, fields: list[str]) -> None:
-    if not path.exists() or "step" not in fields:
-        return
-    column = fields.index("step")
+def _resumed(path: Path, step: int | None, fields: list[str]) -> tuple[int, float]:
+    """Drops an incomplete last row, and the rows after `step`.
+
+    Returns `_tick` and `_time` of the last row that has both; -1 and 0 without any.
+    """
+    if not path.exists():
+        return -1, 0.0
+    end_last_line(path)
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    kept = [x for x in lines if x.startswith("#") or int(x.split(",")[column]) <= step]
-    if len(kept) < len(lines):
-        write_atomically(path, "".join(kept).encode())
-
-
-def _last(path: Path) -> tuple[int, float]:
-    """Returns `_tick` and `_time` of the last row that has both; -1 and 0 without any."""
-    last = -1, 0.0
-    if path.exists():
-        with open(path, newline="", encoding="utf-8") as file:
-            for row in csv.reader(file):
-                with suppress(ValueError, IndexError):  # the heading, a damaged row
-                    last = int(row[0]), float(row[1])
-    return last
+    if step is not None and "step" in fields:
+        column = fields.index("step")
+        kept = [x for x in lines if x.startswith("#") or int(x.split(",")[column]) <= step]
+        if len(kept) < len(lines):
+            write_atomically(path, "".join(kept).encode())
+        lines = kept
+    for line in reversed(lines):
+        with suppress(ValueError):  # the heading, a damaged row
+            tick, when, _ = line.split(",", 2)
+            return int(tick), float(when)
+    return -1, 0.0
