@@ -29,6 +29,7 @@ import tyro
 from torchbeast.cli.command_line import parse
 from torchbeast.errors import EXIT_DONE, UsageError, exit_code_of, refusing_paths
 from torchbeast.reporting.log_files import read_logs
+from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 
 _SMOOTHED = 20  # updates in the moving average
 _SMOOTHED_KEPT = 5  # rows in that of a kept curve, each of which is a mean over some updates
@@ -37,13 +38,9 @@ _LABEL_PARTS = 3
 
 # Flags that do not influence learning.
 _INCIDENTAL = (
-    *("seed", "xpid", "savedir", "mode", "preset"),
-    *("follow", "checkpoint", "num_episodes", "sampled", "random_start"),
+    *OF_ONE_COMMAND,
+    *("seed", "pipes_basename", "connect_timeout"),
     *("disable_checkpoint", "checkpoint_interval", "keep_checkpoints", "write_profiler_trace"),
-    "metrics_port",
-    *("pipes_basename", "connect_timeout", "replay_service"),
-    *("env_servers", "listen", "insecure", "token_file"),
-    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca"),
 )
 _SPEAK_FOR_THEMSELVES = ("program", "env", "model")
 

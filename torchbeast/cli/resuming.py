@@ -21,8 +21,8 @@ from torchbeast.cli.learner_flags import LearnerFlags, flag_of
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import NEWEST
-from torchbeast.learning.recorded import OF_ONE_COMMAND, SERVED_KWARGS, check_named
-from torchbeast.reporting.run_folder import RunConfig
+from torchbeast.learning.recorded import SERVED_KWARGS, check_named
+from torchbeast.reporting.run_folder import OF_ONE_COMMAND, RunConfig
 
 _OF_AGENT = ("algo", "model", "model_kwargs", "use_lstm")
 

@@ -11,40 +11,7 @@ from typing import Any
 from torchbeast.core.wording import typed, worded
 from torchbeast.envs.spec import EnvSpec
 from torchbeast.errors import UsageError
-
-# Flags of one command, not of a run.
-OF_ONE_COMMAND = (
-    "mode",
-    "xpid",
-    "savedir",
-    "follow",
-    "checkpoint",
-    "num_episodes",
-    "sampled",
-    "random_start",
-    "preset",
-    "suppress_logs",
-    "address",
-    "env_servers",
-    "listen",
-    "insecure",
-    "tls_ca",
-    "tls_cert",
-    "tls_key",
-    "tls_client_ca",
-    "token_file",
-    "replay_service",
-    "working_dir",
-    "dashboard",
-    "metrics_port",
-)
-
-# Those of them with which the next command reaches others, and is reached, as this one was.
-_REACHING = (
-    *("address", "env_servers", "listen", "insecure", "replay_service"),
-    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file", "metrics_port"),
-    *("working_dir", "dashboard"),
-)
+from torchbeast.reporting.run_folder import OF_ONE_COMMAND, REACHING
 
 # Recorded apart: keyword arguments of a "module:attribute", as running servers reported them.
 SERVED_KWARGS = "served_env_kwargs"
@@ -64,7 +31,7 @@ def recorded_env(env: EnvSpec, others_serve: bool) -> dict[str, Any]:
 
 def reaching_flags(recorded: Mapping[str, Any]) -> list[str]:
     """Returns the flags that are the command's and not the run's, to be given to the next one."""
-    given = {name: recorded[name] for name in _REACHING if recorded.get(name)}
+    given = {name: recorded[name] for name in REACHING if recorded.get(name)}
     words = ([f"--{k}"] if v is True else typed(f"--{k}", v) for k, v in given.items())
     return [word for flag in words for word in flag]
 

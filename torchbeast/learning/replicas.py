@@ -35,12 +35,11 @@ from torchbeast.learning import checkpoint as checkpoints
 from torchbeast.learning.config import HardwareConfig
 from torchbeast.learning.earlier_run import EarlierRun
 from torchbeast.learning.learner_run import RunSettings
-from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.learning.roll_call import JointSource, JointUpdates
 from torchbeast.processes.cores import Launch
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.reporting.metrics import MetricsConfig
-from torchbeast.reporting.run_folder import CHECKPOINT, RunConfig
+from torchbeast.reporting.run_folder import CHECKPOINT, OF_ONE_COMMAND, RunConfig
 from torchbeast.reporting.waiting import waiting_for
 from torchbeast.seeds import seed_of
 from torchbeast.sources.config import ReplayConfig, RolloutConfig

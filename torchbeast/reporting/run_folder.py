@@ -30,6 +30,19 @@ from torchbeast.reporting.output import Lock, OutLog, lock
 LOGGER_NAME = "torchbeast"
 CHECKPOINT = "model.tar"
 
+# Flags with which the next command reaches others, and is reached, as this one was.
+REACHING = (
+    *("address", "env_servers", "listen", "insecure", "replay_service"),
+    *("tls_ca", "tls_cert", "tls_key", "tls_client_ca", "token_file", "metrics_port"),
+    *("working_dir", "dashboard"),
+)
+# Flags of one command, not of a run.
+OF_ONE_COMMAND = (
+    *("mode", "xpid", "savedir", "follow", "checkpoint", "num_episodes", "sampled"),
+    *("random_start", "preset", "suppress_logs"),
+    *REACHING,
+)
+
 _log = logging.getLogger(f"{LOGGER_NAME}.run_folder")
 
 # How often, and after which pauses, a folder is found locked before another run has it: `is_in_use`

@@ -24,8 +24,8 @@ from torchbeast.core.algos.registry import FOR_REPLAY
 from torchbeast.errors import UsageError
 from torchbeast.evaluation.config import EvaluationConfig
 from torchbeast.learning.config import CheckpointConfig, HardwareConfig
-from torchbeast.learning.recorded import OF_ONE_COMMAND
 from torchbeast.reporting.loggers import DisplayConfig
+from torchbeast.reporting.run_folder import OF_ONE_COMMAND
 from torchbeast.sweep.config import ProgramName, SweepConfig
 
 FLAGS: Mapping[ProgramName, type[LearnerFlags]] = {
@@ -236,7 +236,7 @@ def name_of(settings: Mapping[str, str]) -> str:
 
 
 # Flags that a continued sweep may change: its agents remain comparable.
-_MAY_CHANGE = {"total_steps", "working_dir", *OF_ONE_COMMAND}.union(
+_MAY_CHANGE = {"total_steps", *OF_ONE_COMMAND}.union(
     field.name
     for config in (CheckpointConfig, DisplayConfig, EvaluationConfig, HardwareConfig)
     for field in dataclasses.fields(config)
