@@ -265,7 +265,19 @@ class LearnerRun:
             Metrics().served(self.settings.metrics) as metrics,
             self.training(made, source, progress, saved) as (training, saving),
         ):
-            watch = self._watch(training, source, saving, self._adviser(made), metrics)
+            watch = Watch(
+                training=training,
+                source=source,
+                saving=saving,
+                advise=self._adviser(made),
+                title=f"{self.played.env.name}, {self.settings.run.xpid}",
+                total_steps=self._total_steps,
+                rollouts_at_once=self.settings.learner.online_rollouts.batch_size * self._learners,
+                save_every_s=self.settings.checkpoints.checkpoint_interval,
+                only_warnings=self.settings.display.suppress_logs,
+                run=self.settings.run.xpid,
+                metrics=metrics,
+            )
             began, first_step = time.monotonic(), progress.step
             source.start(self.session.supervisor)
             training.start(made.compute.learner_threads)
@@ -287,8 +299,10 @@ class LearnerRun:
         also_saved: returns further entries of a checkpoint, when it is written.
         """
         saving = self._saving(made.agent, saved, also_saved)
+        folder = self.session.folder.path
+        run = LoggedRun(folder=folder, settings=self._recorded, step=progress.step)
         supervisor, step, replica = self.session.supervisor, made.optimiser_step, self._replica
-        with closing(self._logs(progress.step)) as log:
+        with closing(Logs(self.settings.loggers, run)) as log:
             components = TrainingComponents(
                 source=source,
                 optimiser_step=step if replica is None else replica.joint_updates(step, supervisor),
@@ -298,11 +312,6 @@ class LearnerRun:
                 supervisor=supervisor,
             )
             yield self._training(components, progress, saving), saving
-
-    def _logs(self, step: int) -> Logs:
-        folder = self.session.folder.path
-        run = LoggedRun(folder=folder, settings=self._recorded, step=step)
-        return Logs(self.settings.loggers, run)
 
     def _saving(
         self,
@@ -341,28 +350,6 @@ class LearnerRun:
             after_first_update=folder.become_latest if is_latest else lambda: None,
             info_keywords=self.played.env.options.info_keywords,
             learns_all=self._replica is not None,
-        )
-
-    def _watch(
-        self,
-        training: Training,
-        source: Source,
-        saving: Saving,
-        advise: Adviser,
-        metrics: Metrics,
-    ) -> Watch:
-        return Watch(
-            training=training,
-            source=source,
-            saving=saving,
-            advise=advise,
-            title=f"{self.played.env.name}, {self.settings.run.xpid}",
-            total_steps=self._total_steps,
-            rollouts_at_once=self.settings.learner.online_rollouts.batch_size * self._learners,
-            save_every_s=self.settings.checkpoints.checkpoint_interval,
-            only_warnings=self.settings.display.suppress_logs,
-            run=self.settings.run.xpid,
-            metrics=metrics,
         )
 
     @property
