@@ -25,6 +25,7 @@ from true_rows import Batch, Envs, empty_batch, fields
 
 from torchbeast.core.nest_py import flatten
 from torchbeast.core.storages.rollout_replay import RolloutReplay
+from torchbeast.core.storages.rollout_store import row_specs
 from torchbeast.errors import RunError, UsageError
 from torchbeast.processes.supervisor import Supervisor
 from torchbeast.schemes import ray_replay
@@ -36,7 +37,7 @@ from torchbeast.schemes.ray_replay import (
 )
 from torchbeast.sources.replay import OwnReplay, Replay, ReplayClosed
 from torchbeast.sources.sharing.service import Served
-from torchbeast.sources.sharing.shared_replay import Joining, SharedReplay, joining_of
+from torchbeast.sources.sharing.shared_replay import Joining, SharedReplay
 
 ray = pytest.importorskip("ray")
 
@@ -46,7 +47,16 @@ SPARE = slice(B, B + S)
 
 
 def how(name: str, capacity: int = 2000) -> Joining:
-    return joining_of(name, fields(T, 1, K), K, capacity, (B, S), seed=7)
+    return Joining(
+        name=name,
+        row=row_specs(fields(T, 1, K), 1),
+        unroll_length=T,
+        frame_stack=K,
+        capacity=capacity,
+        columns=B,
+        spare_columns=S,
+        seed=7,
+    )
 
 
 def play(envs: Envs, agent: int) -> Batch:

@@ -11,9 +11,10 @@ from typing import Any
 
 from background import Background
 
+from torchbeast.core.storages.rollout_store import row_specs
 from torchbeast.sources.sharing.client import SharedReplayClient
 from torchbeast.sources.sharing.service import Service
-from torchbeast.sources.sharing.shared_replay import Joining, joining_of
+from torchbeast.sources.sharing.shared_replay import Joining
 
 
 @contextmanager
@@ -34,8 +35,14 @@ def joining(
     specs: Mapping[str, Any], columns: int, spare: int, name: str = "a", **settings: Any
 ) -> Joining:
     """How an agent joins that inserts `columns` and reads `spare` columns at once."""
-    usual = {"frame_stack": 1, "capacity": 2000, "seed": 0} | settings
-    return joining_of(name, specs, columns=(columns, spare), **usual)
+    return Joining(
+        name=name,
+        row=row_specs(specs, 1),
+        unroll_length=specs["reward"].shape[0] - 1,
+        columns=columns,
+        spare_columns=spare,
+        **{"frame_stack": 1, "capacity": 2000, "seed": 0} | settings,
+    )
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from torchbeast.core.storages.rollout_store import (
     RolloutStore,
     bytes_per_transition,
     bytes_per_truncation,
+    row_specs,
 )
 from torchbeast.core.storages.transition_replay import Sampling, TransitionReplay, check_goals
 from torchbeast.core.wording import worded
@@ -40,7 +41,7 @@ from torchbeast.sources.free_transitions import FreeTransitions
 from torchbeast.sources.mixed import MixedSource
 from torchbeast.sources.replay import AGENT, OwnReplay, Replay
 from torchbeast.sources.sharing.client import SharedReplayClient
-from torchbeast.sources.sharing.shared_replay import Joining, joining_of
+from torchbeast.sources.sharing.shared_replay import Joining
 from torchbeast.sources.synchronous_transitions import SynchronousTransitions
 from torchbeast.sources.transitions import Schedule, TransitionSource
 
@@ -279,13 +280,15 @@ def joined_replay(
     with as_usage_error():
         each = bytes_per_transition(specs, agent.frame_stack)
         more = bytes_per_truncation(specs, agent.frame_stack)
-        joining = joining_of(
-            name,
-            specs,
-            agent.frame_stack,
-            settings.replay_size,
-            (rollouts.batch_size, config.spare_columns),
-            seed_of(seed, "replay"),
+        joining = Joining(
+            name=name,
+            row=row_specs(specs, 1),
+            unroll_length=rollouts.unroll_length,
+            frame_stack=agent.frame_stack,
+            capacity=settings.replay_size,
+            columns=rollouts.batch_size,
+            spare_columns=config.spare_columns,
+            seed=seed_of(seed, "replay"),
         )
     size = settings.replay_size
     with ExitStack() as joined:

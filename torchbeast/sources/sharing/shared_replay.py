@@ -86,30 +86,6 @@ _ALIKE = (
 )
 
 
-def joining_of(
-    name: str,
-    specs: Mapping[str, Any],
-    frame_stack: int,
-    capacity: int,
-    columns: tuple[int, int],
-    seed: int,
-) -> Joining:
-    """Returns how an agent joins whose rollouts have these specs; see `rollout_specs`.
-
-    columns: of an insertion, and that are filled at once.
-    """
-    return Joining(
-        name=name,
-        row=row_specs(specs, 1),
-        unroll_length=specs["reward"].shape[0] - 1,
-        frame_stack=frame_stack,
-        capacity=capacity,
-        columns=columns[0],
-        spare_columns=columns[1],
-        seed=seed,
-    )
-
-
 def _of(flag: str, value: int) -> str:
     return f"of {value}" if flag.startswith("a ") else str(value)
 
