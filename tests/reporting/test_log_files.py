@@ -38,9 +38,9 @@ def test_nan_is_an_empty_cell(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_appends_rows_and_continues_their_numbers(tmp_path: Path) -> None:
-    write(tmp_path, (10, {"loss": 1.0}))
-    write(tmp_path, (20, {"loss": 2.0}))
-    assert [(r["_tick"], r["step"]) for r in read_logs(tmp_path)] == [(0, 10), (1, 20)]
+    write(tmp_path, (10, {"loss": 1.0}), (20, {"loss": 2.0}))
+    write(tmp_path, (30, {"loss": 3.0}))
+    assert [(r["_tick"], r["step"]) for r in read_logs(tmp_path)] == [(0, 10), (1, 20), (2, 30)]
     assert (tmp_path / "logs.csv").read_text().count("#") == 1
 
 

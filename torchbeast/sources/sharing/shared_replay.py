@@ -45,11 +45,6 @@ class Joining:
     spare_columns: int  # that are filled at once
     seed: int  # of the replay's draws, if this agent is the first
 
-    @property
-    def fields(self) -> dict[str, Any]:
-        """A nest of ArraySpec [T+1, 1, *shape] for each field, as RolloutReplay takes them."""
-        return self.batch(1)
-
     def batch(self, columns: int) -> dict[str, Any]:
         """Returns a nest of ArraySpec [T+1, columns, *shape] for each field."""
         leading = self.unroll_length + 1, columns
@@ -72,7 +67,7 @@ class Joining:
                 mine == theirs,
                 f"the shared replay has {flag} {_of(flag, mine)}, this agent {theirs}: {_ALIKE}",
             )
-        rows, others = (described(row_specs(each.fields, 1)) for each in (self, other))
+        rows, others = (described(row_specs(each.batch(1), 1)) for each in (self, other))
         require(
             rows == others,
             f"the shared replay stores rows of {_without(rows, others)}, this agent has "
@@ -227,13 +222,12 @@ class SharedReplay:
         return int((1 - replay.facts().fill) * replay.capacity * replay.bytes_per_transition)
 
     def _made_for(self, joining: Joining) -> RolloutReplay:
-        each = bytes_per_transition(joining.fields, joining.frame_stack)
+        fields = joining.batch(1)
+        each = bytes_per_transition(fields, joining.frame_stack)
         columns = joining.columns + joining.spare_columns
-        region = columns * num_bytes(joining.fields)
+        region = columns * num_bytes(fields)
         check_memory(joining.capacity, each, region, self._free_memory())
         try:
-            return RolloutReplay(
-                joining.fields, joining.capacity, joining.frame_stack, joining.seed
-            )
+            return RolloutReplay(fields, joining.capacity, joining.frame_stack, joining.seed)
         except MemoryError as error:
             raise ValueError(f"{error}: give a smaller --replay_size") from error
