@@ -77,7 +77,7 @@ class Watch:
             diagnosis=lost_streams(away, live) or advice,
             run=self.run,
             updates=self.training.updates,
-            seconds=self.training.reading().seconds,
+            stage_seconds=self.training.reading().seconds,
             row=self.training.figures,
             saved_at=self.saving.saved_at,
             failed_saves=self.saving.failed,

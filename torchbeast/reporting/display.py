@@ -159,7 +159,7 @@ class Shown:
     diagnosis: Diagnosis | None = None  # None: unknown yet
     run: str = ""  # name of the run
     updates: int = 0
-    seconds: Mapping[str, float] = field(default_factory=dict)  # since the start, by stage
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)  # since the start
     row: Mapping[str, float] = field(default_factory=dict)  # last row of the log
     saved_at: float = math.nan  # Unix time of the last checkpoint of this process; NaN: none yet
     failed_saves: int = 0

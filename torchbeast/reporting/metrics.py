@@ -218,7 +218,7 @@ def _learning(shown: Shown) -> list[Metric]:
         Metric(
             name="stage_seconds",
             help=seconds,
-            values=shown.seconds,
+            values=shown.stage_seconds,
             label="stage",
             kind="counter",
         ),
