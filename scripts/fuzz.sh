@@ -28,9 +28,12 @@ cmake --build build/fuzz -j "${JOBS:-$(nproc)}" --target fuzz_codec fuzz_session
 cd build/fuzz
 for name in codec session; do
   mkdir -p "corpus-$name"
+  # A session ends before the door's threads do, so libFuzzer's check after each input reports what they
+  # still hold. The sanitizer's own check looks for leaks when the process ends.
+  leaks=$([ "$name" = session ] && echo 0 || echo 1)
   # An input of 64 KiB that needs more than 512 MiB, or more than 5 s, is a fault too.
   UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1 "./fuzz_$name" "corpus-$name" \
     -max_total_time="$seconds" -max_len=65536 -rss_limit_mb=1024 -malloc_limit_mb=512 -timeout=5 \
-    -print_final_stats=1 -close_fd_mask=3
+    -print_final_stats=1 -detect_leaks="$leaks" -close_fd_mask=3
 done
 echo "The fuzzers found nothing."

@@ -241,18 +241,18 @@ class DoorSessions:
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         closed, door = threading.Event(), HostDoor(self._address, self._security)
-        with self._sound_host():
+        with contextlib.ExitStack() as at_the_end:
+            at_the_end.enter_context(self._sound_host())
+            at_the_end.callback(door.close, run_has_ended=True)
             door.find(None, SOON, closed.is_set)
             game = Game([], unroll_length=2)
+            at_the_end.callback(Background(self._count, game).result)
+            at_the_end.callback(game.end)
+            at_the_end.callback(game.close)
             run = Background(door.follow, game.pool, RolloutShape(1, 1000), closed)
-            counting = Background(self._count, game)
+            at_the_end.callback(run.result)
+            at_the_end.callback(closed.set)
             yield
-            closed.set()
-            run.result()
-            game.close()
-            game.end()
-            counting.result()
-            door.close(run_has_ended=True)
 
     def session(self, rng: random.Random) -> str:
         """Plays one session; returns how it ended."""
