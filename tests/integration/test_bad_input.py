@@ -124,6 +124,7 @@ def test_an_environment_that_hangs_does_not_keep_ctrl_c_from_ending_the_run(
     workshop.assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_keeps_the_checkpoint_before_it(workshop: Workshop) -> None:
     args = [*SMALL, "--env", "environments:HugeReward", "--total_steps", "100000"]
     code, said = workshop.run("polybeast", *args)
@@ -161,11 +162,14 @@ def test_a_torn_checkpoint_is_refused_with_a_message(
     assert "no readable checkpoint" in said and "Traceback" not in said, said
 
 
-def test_a_users_own_model_is_checked_before_it_is_trained(workshop: Workshop) -> None:
+def test_a_users_own_model_is_checked_before_it_is_trained(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(workshop.folder)
     (workshop.folder / "models.py").write_text(WRONG_MODEL)
     args = ["--env", "Catch", *SMALL, "--model", "models:Wrong"]
-    code, said = workshop.run("polybeast", *args)
-    assert code == 2, said
+    assert workshop.call("polybeast", *args) == 2
+    said = capsys.readouterr().err
     assert "models:Wrong" in said and "policy_logits" in said and "Traceback" not in said, said
 
 

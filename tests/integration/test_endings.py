@@ -90,10 +90,12 @@ def test_a_run_leaves_its_files_and_nothing_else(workshop: Workshop, program: st
     ],
 )
 def test_a_signal_saves_and_the_same_command_resumes(
-    workshop: Workshop, program: str, number: signal.Signals
+    workshop: Workshop, program: str, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = catch(workshop, "a", 10**8, program=program)
     first.wait_for(LEARNING)
+    assert workshop.call(program, "--env", "Catch", "--xpid", "a", *SMALL) == 1
+    assert "another process is running in" in capsys.readouterr().err
     first.send(number)
     assert first.end(timeout=15 + BUSY_S) == 0, first.said
     assert f"Stopped by {number.name}" in first.said and "Traceback" not in first.said
@@ -172,33 +174,24 @@ def test_a_complete_run_continues_in_either_program_and_is_evaluated(
 def test_a_killed_learner_leaves_no_process_or_socket_and_its_run_resumes(
     workshop: Workshop, program: str
 ) -> None:
-    run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1", program=program)
+    """Not even a program that an environment has started is left."""
+    simulated = {"program": program, "env": "environments:Simulated"}
+    run = catch(workshop, "a", 10**8, "--checkpoint_interval", "1", **simulated)
     run.wait_for(LEARNING)
     wait_for(lambda: (workshop.run_folder("a") / "model.tar").exists())
     if program == "polybeast":
         assert workshop.servers() and workshop.sockets()
     else:
         assert len(workshop.actors()) == 2
-    run.send(signal.SIGKILL)
-    assert run.end() == -signal.SIGKILL
-    workshop.assert_nothing_is_left()
-    step = saved_step(workshop, "a")
-    again = catch(workshop, "a", step + 400, program=program)
-    resumed = again.wait_for(r"Resuming .* at step ([\d,]+)")[1]
-    assert int(resumed.replace(",", "")) == step
-    assert again.end() == 0, again.said
-
-
-@each_program("polybeast", "monobeast")
-def test_a_killed_learner_leaves_no_program_that_an_environment_has_started(
-    workshop: Workshop, program: str
-) -> None:
-    run = catch(workshop, "a", 10**8, program=program, env="environments:Simulated")
-    run.wait_for(LEARNING)
     assert len(workshop.processes("torchbeast.simulator")) >= 4
     run.send(signal.SIGKILL)
     assert run.end() == -signal.SIGKILL
     workshop.assert_nothing_is_left()
+    step = saved_step(workshop, "a")
+    again = catch(workshop, "a", step + 400, **simulated)
+    resumed = again.wait_for(r"Resuming .* at step ([\d,]+)")[1]
+    assert int(resumed.replace(",", "")) == step
+    assert again.end() == 0, again.said
 
 
 @pytest.mark.long
@@ -251,18 +244,6 @@ def test_two_simultaneous_runs_do_not_interfere(workshop: Workshop) -> None:
     for run in runs:
         assert run.end() == 0, run.said
     workshop.assert_nothing_is_left()
-
-
-def test_a_simultaneous_run_of_the_same_name_is_refused(
-    workshop: Workshop, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Its exit code is that of a job that is started again before the one before has ended."""
-    first = catch(workshop, "a", 10**8)
-    first.wait_for(LEARNING)
-    assert workshop.call("polybeast", "--env", "Catch", "--xpid", "a", *SMALL) == 1
-    assert "another process is running in" in capsys.readouterr().err
-    first.send(signal.SIGINT)
-    assert first.end() == 0, first.said
 
 
 @pytest.mark.long

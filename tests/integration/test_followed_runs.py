@@ -7,7 +7,7 @@ import signal
 
 import pytest
 import torch
-from programs import Program, Workshop, each_program
+from programs import Program, Workshop
 
 from torchbeast.reporting.log_files import read_logs
 
@@ -37,7 +37,8 @@ def best(workshop: Workshop) -> dict:
     return torch.load(workshop.run_folder("a") / "evaluation_best.tar", weights_only=True)
 
 
-@each_program("monobeast", "polybeast")
+@pytest.mark.long
+@pytest.mark.parametrize("program", ["monobeast", "polybeast"])
 def test_a_follower_begins_before_its_run_and_ends_with_it(
     workshop: Workshop, program: str
 ) -> None:

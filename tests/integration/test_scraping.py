@@ -46,38 +46,3 @@ def test_a_running_learner_serves_what_its_log_has(workshop: Workshop, program: 
     assert row["step"] == 40 * (row["_tick"] + 1), "an update is 40 steps"
     steps, updates = (found[(f"torchbeast_{name}_total",)] for name in ("env_steps", "updates"))
     assert abs(steps - 40 * updates) <= 40, "read between two updates"
-
-
-def test_environment_servers_serve_their_steps_and_streams(workshop: Workshop) -> None:
-    port = free_port()
-    servers = workshop.start(
-        *("polybeast_env", "--env", "Catch", "--num_servers", "2", "--num_actors", "4"),
-        *("--metrics_port", str(port)),
-    )
-    servers.wait_for("Serving 4 environments")
-    wait_for(lambda: len(of(port, "torchbeast_open_streams")) == 2)
-    assert sum(of(port, "torchbeast_open_streams")) == 0
-    learner = workshop.start(
-        "polybeast_learner", "--xpid", "a", "--total_steps", str(10**8), *SMALL
-    )
-    learner.wait_for(LEARNING)
-    wait_for(lambda: of(port, "torchbeast_open_streams") == [2, 2])
-    wait_for(lambda: min(of(port, "torchbeast_served_env_steps_total")) > 100)
-    steps = sum(of(port, "torchbeast_served_env_steps_total"))
-    workshop.servers()[0].kill()
-    servers.wait_for("another takes its place")
-    wait_for(lambda: of(port, "torchbeast_replaced_servers_total") == [1])
-    wait_for(lambda: of(port, "torchbeast_open_streams") == [2, 2])
-    learner.send(signal.SIGINT)
-    assert learner.end() == 0, learner.said
-    learnt = max(row["step"] for row in read_logs(workshop.run_folder("a")))
-    assert steps > 0 and learnt > 0
-    wait_for(lambda: sum(of(port, "torchbeast_open_streams")) == 0)
-    servers.send(signal.SIGINT)
-    assert servers.end() == 0, servers.said
-    workshop.assert_nothing_is_left()
-
-
-def of(port: int, name: str) -> list[float]:
-    """Returns the samples of a metric, one for each server."""
-    return [value for (found, *_), value in sorted(scraped(port).items()) if found == name]

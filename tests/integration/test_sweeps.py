@@ -15,9 +15,11 @@ def sweep(workshop: Workshop, *words: str) -> Program:
     return workshop.start("sweep", *SMALL, *words)
 
 
-def test_agents_are_trained_ranked_and_continued(workshop: Workshop) -> None:
-    words = ["--set", "entropy_cost=0.01,0.1", "--env", "Catch", "--total_steps"]
-    first = sweep(workshop, *words, "800")
+def test_agents_are_trained_and_ranked(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "entropy_cost=0.01,0.1", "--env", "Catch", "--total_steps", "800"]
+    first = sweep(workshop, *words)
     assert first.end() == 0, first.said
     folder = workshop.run_folder("a")
     rows = table(folder)
@@ -30,8 +32,16 @@ def test_agents_are_trained_ranked_and_continued(workshop: Workshop) -> None:
     for word in ("Ranking by mean return", "sweep.csv", "The curves are in", "entropy_cost"):
         assert word in first.said, first.said
     assert "Continue it" not in first.said and (folder / "sweep.png").exists()
-    again = workshop.start("sweep", "--name", "a")
-    assert again.end() == 0 and "All 2 agents are complete" in again.said, again.said
+    assert workshop.call("sweep.__main__", "--name", "a") == 0
+    assert "All 2 agents are complete" in capsys.readouterr().out
+    workshop.assert_nothing_is_left()
+
+
+@pytest.mark.long
+def test_complete_agents_go_on_to_more_steps(workshop: Workshop) -> None:
+    words = ["--set", "entropy_cost=0.01,0.1", "--env", "Catch", "--total_steps", "800"]
+    assert sweep(workshop, *words).end() == 0
+    folder = workshop.run_folder("a")
     more = workshop.start("sweep", "--name", "a", "--total_steps", "1200")
     assert more.end() == 0, more.said
     for row in table(folder):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from background import wait_for
 from programs import Workshop
+from scraping import free_port, scraped
 
 from torchbeast import polybeast_learner
 from torchbeast.learning import checkpoint as checkpoints
@@ -32,15 +33,20 @@ SMALL = [
 ]
 
 
-def test_the_learner_finds_the_servers_of_the_same_user(workshop: Workshop) -> None:
-    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "3")
-    servers.wait_for("Serving 3 environments of Catch")
+def test_the_learner_finds_the_servers_of_the_same_user_and_logs_the_numbers_that_they_send(
+    workshop: Workshop,
+) -> None:
+    words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
+    servers = workshop.start("polybeast_env", *words, "--num_servers", "3")
+    servers.wait_for("Serving 3 environments of environments:Telling")
     code, said = workshop.run("polybeast_learner", *SMALL)
     assert code == 0, said
-    assert "Found 3 environments of Catch, on 3 servers." in said
+    assert "Found 3 environments of environments:Telling, on 3 servers." in said
     recorded = workshop.meta("a")["args"]
-    assert recorded["env"] == "Catch"
+    assert recorded["env"] == "environments:Telling"
+    assert recorded["info_keywords"] == ["length", "squared"]
     assert recorded["reward_clipping"] == "none", "decided by what the servers say they serve"
+    _check_numbers(workshop.run_folder("a"))
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said
     workshop.assert_nothing_is_left()
@@ -70,16 +76,6 @@ def test_a_run_of_other_machines_says_how_it_reached_them(
     assert polybeast_learner.main(["--savedir", str(tmp_path), "--xpid", "a"]) == 2
     said = capsys.readouterr().err
     assert f"the run a learnt from other machines: add {words}, or start servers on" in said
-
-
-def test_a_learner_logs_the_numbers_that_its_servers_send(workshop: Workshop) -> None:
-    words = ["--env", "environments:Telling", "--info_keywords", "length", "squared"]
-    servers = workshop.start("polybeast_env", *words, "--num_servers", "2")
-    servers.wait_for("Serving 2 environments")
-    code, said = workshop.run("polybeast_learner", *SMALL)
-    assert code == 0, said
-    assert workshop.meta("a")["args"]["info_keywords"] == ["length", "squared"]
-    _check_numbers(workshop.run_folder("a"))
 
 
 @pytest.mark.long
@@ -161,9 +157,11 @@ def test_servers_of_another_environment_are_refused_with_a_message(workshop: Wor
     assert code == 2 and "the servers serve Catch, but --env is Memory" in said, said
 
 
-def test_absent_servers_are_reported_with_a_message(workshop: Workshop) -> None:
-    code, said = workshop.run("polybeast_learner", *SMALL, "--connect_timeout", "1")
-    assert code == 1, said
+def test_absent_servers_are_reported_with_a_message(
+    workshop: Workshop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert workshop.call("polybeast_learner", *SMALL, "--connect_timeout", "1") == 1
+    said = capsys.readouterr().err
     assert "no environment server answers at unix:" in said and "Traceback" not in said, said
 
 
@@ -179,30 +177,45 @@ def test_an_address_in_use_is_refused_and_its_server_continues(workshop: Worksho
 
 
 def test_a_server_that_dies_is_replaced_and_the_learner_continues(workshop: Workshop) -> None:
-    servers = workshop.start("polybeast_env", "--env", "Catch", "--num_servers", "4")
+    """The servers' metrics show it, too."""
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    where = ["--num_servers", "3", "--metrics_port", str(port)]
+    servers = workshop.start("polybeast_env", "--env", "Catch", *where)
     servers.wait_for("Serving")
-    args = [*SMALL, "--num_actors", "4", "--total_steps", str(10**8)]
+    wait_for(lambda: served(port, "open_streams") == [0, 0, 0])
+    args = [*SMALL, "--num_actors", "3", "--total_steps", str(10**8)]
     learner = workshop.start("polybeast_learner", *args)
     learner.wait_for(LEARNING)
-    first, second, third, last = workshop.servers()
+    wait_for(lambda: served(port, "open_streams") == [1, 1, 1])
+    wait_for(lambda: min(served(port, "served_env_steps_total")) > 100)
+    first, second, third = workshop.servers()
     second.kill()
     servers.wait_for(
         r"Warning: environment server 1 at unix:.*\.1: process \d+ was killed by SIGKILL; "
         "another takes its place"
     )
-    wait_for(lambda: last_row(workshop) == {"live_streams": 4, "lost_streams": 1})
+    wait_for(lambda: last_row(workshop) == {"live_streams": 3, "lost_streams": 1})
+    wait_for(lambda: served(port, "replaced_servers_total") == [1])
+    wait_for(lambda: served(port, "open_streams") == [1, 1, 1])
     found = workshop.servers()
-    assert len(found) == 4 and all(server in found for server in (first, third, last))
+    assert len(found) == 3 and first in found and third in found
     servers.send(signal.SIGINT)
     assert servers.end() == 0, servers.said
-    learner.wait_for(r"streams 0 of 4, 4 lost, the first \d+ s ago")
+    learner.wait_for(r"streams 0 of 3, 3 lost, the first \d+ s ago")
     learner.wait_for(
-        r"^4 of 4 streams lost, the first \d+ s ago: unix:.*; they go on when a server"
+        r"^3 of 3 streams lost, the first \d+ s ago: unix:.*; they go on when a server"
     )
     learner.send(signal.SIGINT)
     assert learner.end() == 0, learner.said
     assert "more servers" not in learner.said
     workshop.assert_nothing_is_left()
+
+
+def served(port: int, name: str) -> list[float]:
+    """Returns the samples of a metric, one for each server."""
+    found = sorted(scraped(port).items())
+    return [value for (metric, *_), value in found if metric == f"torchbeast_{name}"]
 
 
 def last_row(workshop: Workshop) -> dict[str, float]:

@@ -220,7 +220,7 @@ def test_a_step_over_the_border_of_rollouts_is_one_step(tmp_path: Path) -> None:
 # --- the axes; all of them are combined in test_combinations.py
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_a_synchronous_run_is_the_same_every_time(workers: int, tmp_path: Path) -> None:
     scheme = off_policy_of(storage=small(priority_exponent=0.6), col_remote_workers=workers)
     found = []

@@ -130,11 +130,8 @@ def running(program: str, *args: str, clock: SetClock) -> Iterator[Learner]:
         learner.close()
 
 
-@pytest.mark.parametrize("question", ["describe", "server_status"])
-def test_a_wait_for_a_server_that_is_not_there_ends_in_time(
-    clock: SetClock, address: str, question: str
-) -> None:
-    with running(ASKER, address, question, "0.5", clock=clock) as learner:
+def test_a_wait_for_a_server_that_is_not_there_ends_in_time(clock: SetClock, address: str) -> None:
+    with running(ASKER, address, "describe", "0.5", clock=clock) as learner:
         learner.waits_for("asks")
         clock.jump(-DAY)
         learner.waits_for("ended")
@@ -163,11 +160,8 @@ def test_attempts_to_connect_go_on(clock: SetClock) -> None:
                 clock.jump(-DAY)
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
-def test_a_stream_that_is_lost_meanwhile_comes_back(
-    clock: SetClock, address: str, kind: str
-) -> None:
-    at = address if kind == "unix" else f"127.0.0.1:{free_port()}"
+def test_a_stream_that_is_lost_meanwhile_comes_back(clock: SetClock) -> None:
+    at = f"127.0.0.1:{free_port()}"
     with running(LEARNER, at, clock=clock) as learner:
         with serving(Counting, at):
             learner.waits_for("plays")
