@@ -402,15 +402,7 @@ def test_a_function_of_a_notebook_reaches_the_processes(tmp_path: Path, communic
     assert all(figures["max_lag"] <= 8 for figures in found), "slots bound it"
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "",
-        pytest.param(
-            ", col_communication='asynchronous', inference='central'", marks=pytest.mark.long
-        ),
-    ],
-)
+@pytest.mark.parametrize("how", ["", ", col_communication='asynchronous', inference='central'"])
 def test_a_script_in_another_folder_brings_its_own_modules(tmp_path: Path, how: str) -> None:
     if "central" in how:
         pytest.importorskip("libtorchbeast", exc_type=ImportError)
